@@ -145,7 +145,7 @@ def _database() -> ModelDatabase:
 class _Ended(ModelDatabase):
     """Learns of an output only when it has ended."""
 
-    def record_running(self, seq: Any) -> None:
+    def record_running(self, sequences: Any) -> None:
         return
 
 

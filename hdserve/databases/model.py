@@ -7,7 +7,7 @@ names one, so that text of one tenant cannot be drafted for another.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -50,6 +50,14 @@ class _PutOff(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+
+class _Said(NamedTuple):
+    """The end of a running sequence; of its first tokens so many are known."""
+
+    seq: RequestSequence
+    text: list[int]
+    num_known: int
 
 
 class ModelDatabase:
@@ -150,6 +158,7 @@ class ModelDatabase:
         while found.table.is_reserve_low(num_new):
             self._note_change()
             found.reserve_more()
+        found.table.advance_stamp()
         self._recycled.note(namespace)
         return found
 
@@ -197,26 +206,40 @@ class ModelDatabase:
             num_counted = self._num_still_counted(put_off.namespace, put_off.counted)
             self._insert(put_off.namespace, put_off.output, num_counted)
 
-    def record_running(self, seq: RequestSequence) -> None:
-        """Count what a running sequence has said since the last time, so that others can draft it.
+    def record_running(self, sequences: Iterable[RequestSequence]) -> None:
+        """Count what running sequences have said since the last time, so that others can draft it.
 
         Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
-        for a sequence that does not share its output.
+        for sequences that do not share their output.
         """
+        said: defaultdict[str, list[_Said]] = defaultdict(list)
+        for seq in sequences:
+            new = self._said_since(seq)
+            if new is not None:
+                said[seq.namespace].append(new)
+        for namespace, texts in said.items():
+            token_ids = [token_id for each in texts for token_id in each.text]
+            parts = [(len(each.text), each.num_known) for each in texts]
+            with self._fed(namespace) as partition:
+                partition.count_parts(np.array(token_ids, np.int32), parts)
+            for each in texts:
+                state = each.seq.drafter_state
+                state[_COUNTED] = partition.number, each.seq.num_output_tokens
+
+    def _said_since(self, seq: RequestSequence) -> _Said | None:
+        """What of a running sequence is to be counted, with as much before it as counts."""
         counted = seq.drafter_state.get(_COUNTED, (0, 0))
         if not seq.speculation.is_output_shared or counted is None:
-            return
+            return None
         num_counted = self._num_still_counted(seq.namespace, counted)
         first = max(0, num_counted - MODEL_ORDERS[-1])
         text = seq.token_ids[seq.num_prompt_tokens + first :]
-        begin = num_counted - first
-        if len(text) <= begin or min(text) < 0 or max(text) > MAX_TOKEN_ID:
-            return
+        num_known = num_counted - first
+        if len(text) <= num_known or min(text) < 0 or max(text) > MAX_TOKEN_ID:
+            return None
         if first == 0:
-            text, begin = [START, *text], begin + 1
-        with self._fed(seq.namespace) as partition:
-            partition.count(np.array(text, np.int32), begin)
-        seq.drafter_state[_COUNTED] = partition.number, num_counted + len(text) - begin
+            return _Said(seq, [START, *text], num_known + 1)
+        return _Said(seq, text, num_known)
 
     def _num_still_counted(self, namespace: str, counted: tuple[int, int]) -> int:
         """How many tokens of a sequence were counted in the partition there is now."""

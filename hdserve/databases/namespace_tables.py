@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from hdserve.databases.history import (
     index_tokens,
     new_places,
 )
-from hdserve.databases.ngram import ROW_BYTES, START, Ints, Tokens, insert_tokens
+from hdserve.databases.ngram import ROW_BYTES, START, Ints, Tokens, insert_parts
 from hdserve.databases.ngram_table import NgramTable
 
 MODEL_ORDERS = (0, 1, 2, 4)
@@ -150,14 +150,23 @@ class NamespaceTables:
 
     def count(self, tokens: Tokens, begin: int) -> None:
         """Count ``tokens[begin:]``, each after what stands before it."""
-        end = len(tokens)
-        while self.table.is_reserve_low(num_new=(end - begin) * (len(self._orders) - 1)):
+        self.count_parts(tokens, [(len(tokens), begin)])
+
+    def count_parts(self, tokens: Tokens, parts: Sequence[tuple[int, int]]) -> None:
+        """Count what is new of several texts.
+
+        Args:
+            tokens: of all texts, one after the other.
+            parts: how many tokens each text has, and how many of them, the first ones, are not new.
+        """
+        num_new = sum(max(0, length - begin) for length, begin in parts)
+        while self.table.is_reserve_low(num_new * (len(self._orders) - 1)):
             self.version += 1
             self.table.reserve_more()
-        rows, size = self.table.rows, self.table.size
-        insert_tokens(rows, size, tokens, begin, end, self._orders, self.table.stamp, 0)
+        rows, size, stamp = self.table.rows, self.table.size, self.table.stamp
+        insert_parts(rows, size, tokens, np.array(parts, np.int64), self._orders, stamp, 0)
         self.table.advance_stamp()
-        self.num_tokens += max(0, end - begin)
+        self.num_tokens += num_new
 
     def _append(self, tokens: Tokens) -> None:
         first = max(0, len(tokens) - self._max_log_tokens // 2)

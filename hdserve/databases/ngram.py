@@ -404,6 +404,31 @@ def insert_tokens(
 
 
 @jit
+def insert_parts(
+    rows: Rows,
+    size: Ints,
+    tokens: Tokens,
+    parts: Ints,
+    orders: Ints,
+    stamp: int,
+    min_stamp: int,
+) -> None:
+    """Count what is new of several texts, as :func:`insert_tokens` does.
+
+    Args:
+        tokens: of all texts, one after the other.
+        parts: ``[num_texts, 2]``: how many tokens a text has, and how many of them, the first ones,
+            are not new.
+    """
+    first = 0
+    for part in range(len(parts)):
+        length, begin = parts[part, 0], parts[part, 1]
+        text = tokens[first : first + length]
+        insert_tokens(rows, size, text, begin, length, orders, stamp, min_stamp)
+        first += length
+
+
+@jit
 def num_valid(tokens: Tokens, first: int) -> int:
     """How many tokens from ``first`` on are before the first id that no token can have."""
     position = first

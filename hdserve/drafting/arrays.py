@@ -174,9 +174,7 @@ class Scratch(NamedTuple):
     node_scores: Floats
     queue: Ints
     queue_scores: Floats
-    new_tokens: Ints
     drafted: Ints
-    verified: Ints
     top_tokens: Tokens
     top_shares: Floats
 
@@ -186,9 +184,15 @@ NODE_POINTERS = NODE_PREDICTED + 2
 NODE_SIZE = NODE_POINTERS + 2 * POINTER_SIZE
 CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
 EVENT_CANDIDATE, EVENT_INPUT, EVENT_CELL = 0, 1, 2
-VERIFIED_TOKEN, VERIFIED_PARENT = range(2)
 DRAFTED_TOKEN, DRAFTED_PARENT, DRAFTED_DEPTH, DRAFTED_LEVEL = range(4)
-MAX_NEW_TOKENS = 1024
+
+STEP_DATABASES, STEP_LEARNED, STEP_LEVELS = range(3)
+STEP_NUM_NEW, STEP_NUM_LEARNED, STEP_NUM_NODES, STEP_STAMP, STEP_NUM_ADDED = range(3, 8)
+NUM_STEP_FIELDS = 8
+"""The fields of what a step decided for a request: the addresses of the tables of its handles, the
+levels it is drafted from, how many new tokens it has, from how many of them, the last ones, is
+learned, of how many nodes of its tree is kept what the model thought likely, and with which age
+mark; and how many contexts its own table has got in the end."""
 
 
 def new_vectors(num_vectors: int) -> Floats:
@@ -223,9 +227,7 @@ def new_scratch(max_nodes: int) -> Scratch:
         node_scores=np.zeros(max_nodes + 2, np.float32),
         queue=np.zeros(max_nodes + 2, np.int64),
         queue_scores=np.zeros(max_nodes + 2, np.float32),
-        new_tokens=np.zeros(MAX_NEW_TOKENS, np.int64),
         drafted=np.zeros((4, max_nodes), np.int64),
-        verified=np.zeros((2, max_nodes + 1), np.int64),
         top_tokens=np.zeros(NUM_TOP, np.int32),
         top_shares=np.zeros(NUM_TOP, np.float32),
     )

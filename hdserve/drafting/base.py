@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -66,6 +67,15 @@ class DraftResources:
     draft_from: tuple[ModelDatabase, ...] = ()
     ending_token_ids: frozenset[int] = frozenset()
     shares_output: bool = True
+
+
+class Verified(NamedTuple):
+    """A tree that was verified and what came of it, see :meth:`Drafter.observe`."""
+
+    seq: Sequence
+    tree: DraftTree
+    acceptance: Acceptance
+    forward: Forward | None
 
 
 class Drafter(ABC):
@@ -172,3 +182,17 @@ class Drafter(ABC):
             SnapshotError: it is corrupt or foreign.
         """
         return state
+
+
+class BatchDrafter(Drafter):
+    """A drafter that learns of all sequences of a step at once, because that takes less time; an
+    exception then costs what it would have learned of each."""
+
+    @abstractmethod
+    def observe_all(self, verified: Collection[Verified]) -> None:
+        """:meth:`observe` each of some sequences, none of them twice."""
+
+    def observe(
+        self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        self.observe_all([Verified(seq, tree, acceptance, forward)])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
-from hdserve.drafting.base import Drafter, Forward, Held
+from hdserve.drafting.base import BatchDrafter, Drafter, Held, Verified
 from hdserve.drafting.merging import UNCORRECTED, merge_trees
 from hdserve.drafting.states import fit_states, pack_states, unpack_states
-from hdserve.tree import Acceptance, DraftTree
+from hdserve.tree import DraftTree
 
 if TYPE_CHECKING:
     from hdserve.databases.statistics import StatisticsDatabase
@@ -102,15 +103,14 @@ class GuardedDrafters:
         _check_sources(tree, seq.speculation)
         return True
 
-    def observe(
-        self,
-        seq: core.Sequence,
-        tree: DraftTree,
-        acceptance: Acceptance,
-        forward: Forward | None,
-    ) -> None:
+    def observe(self, verified: Collection[Verified]) -> None:
+        """Tell what came of the trees of a step."""
         for drafter in self._drafters:
-            self.run(drafter.name, "observe", drafter.observe, seq, tree, acceptance, forward)
+            if isinstance(drafter, BatchDrafter):
+                self.run(drafter.name, "observe", drafter.observe_all, verified)
+                continue
+            for one in verified:
+                self.run(drafter.name, "observe", drafter.observe, *one)
 
     def finish(self, seq: core.Sequence) -> None:
         self._open.discard(seq.request_id)
@@ -187,18 +187,22 @@ def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
     Raises:
         ValueError: a node is not as :class:`DraftTree` has them.
     """
-    if tree.num_draft_tokens > tree.capacity:
-        raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
     depths = tree.depths
     columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
-    nodes = zip(*(column[1:] for column in columns), strict=True)
-    for node, (token_id, parent, depth, _, score) in enumerate(nodes, 1):
-        if not 0 <= token_id < vocab_size:
-            raise ValueError(f"token id {token_id} is not in the vocabulary")
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("not every node has a token, a parent, a depth, a source and a score")
+    if tree.num_draft_tokens > tree.capacity:
+        raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
+    if not tree.num_draft_tokens:
+        return
+    token_ids, scores = tree.token_ids[1:], tree.scores[1:]
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        raise ValueError(f"token ids {token_ids} are not all in the vocabulary")
+    if not 0.0 <= min(scores) <= max(scores) <= 1.0 or isnan(sum(scores)):
+        raise ValueError(f"scores {scores} are not all probabilities")
+    for node, (parent, depth) in enumerate(zip(tree.parents[1:], depths[1:], strict=True), 1):
         if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
             raise ValueError(f"node {node} has parent {parent} and depth {depth}")
-        if not 0.0 <= score <= 1.0:
-            raise ValueError(f"score {score} is not a probability")
 
 
 def _check_sources(tree: DraftTree, speculation: core.SpeculationParams) -> None:

@@ -9,6 +9,7 @@ the tree is grown best first (``growth``).
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,31 +20,26 @@ from pydantic import Field
 from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
-from hdserve.databases.model import ModelDatabase, TokenIds
-from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS, RecycledDatabase
+from hdserve.databases.model import ModelDatabase
+from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.arrays import (
     CONTEXT,
-    MAX_NEW_TOKENS,
     MODEL,
     NUM_LEVELS,
     OTHERS,
     RECYCLED,
     STATE_CONTEXT_STAMP,
-    STATE_NUM_TOKENS,
     STATISTICS,
-    VERIFIED_PARENT,
-    VERIFIED_TOKEN,
     new_scratch,
 )
-from hdserve.drafting.base import Drafter, DraftResources, Forward, Held
+from hdserve.drafting.base import BatchDrafter, DraftResources, Held, Verified
 from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.calibrations import Calibrations
 from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.hierarchy_request import LEVEL_SOURCES, HierarchyRequest, new_state
-from hdserve.drafting.learning import commit
-from hdserve.drafting.recycling import recycle
+from hdserve.drafting.observing import DecidedStep
 from hdserve.drafting.sources import DraftSources
 from hdserve.tree import Acceptance, DraftTree
 
@@ -102,7 +98,7 @@ class _FlatForward:
         raise NotImplementedError
 
 
-class Hierarchy(Drafter):
+class Hierarchy(BatchDrafter):
     """The default drafter.
 
     Args:
@@ -123,6 +119,7 @@ class Hierarchy(Drafter):
         self._levels = self._available_levels()
         self._calibrations = Calibrations(resources.vocab_size, self._sources.forget)
         self._contexts: set[ContextDatabase] = set()
+        self._num_top = min(NUM_TOP, resources.vocab_size)
 
     def _available_levels(self) -> int:
         resources, options = self._resources, self.options
@@ -220,9 +217,8 @@ class Hierarchy(Drafter):
         """Have ``request`` drafted for from the arrays that there are now."""
         request.connect(self._sources.of(seq.namespace), self._levels_of(seq))
 
-    def _refresh(self, request: HierarchyRequest, seq: Sequence) -> None:
-        """Follow arrays that were replaced since the last call."""
-        version = self._sources.version
+    def _refresh(self, request: HierarchyRequest, seq: Sequence, version: int) -> None:
+        """Follow arrays that were replaced, where the sources are of another version now."""
         if request.sources_version != version:
             request.sources_version = version
             if request.sources is not self._sources.of(seq.namespace):
@@ -233,7 +229,7 @@ class Hierarchy(Drafter):
         capacity = min(tree.capacity, self.options.max_nodes)
         if capacity < 1:
             return
-        self._refresh(request, seq)
+        self._refresh(request, seq, self._sources.version)
         if request.levels == 0:
             return
         scratch = self._scratch
@@ -275,7 +271,7 @@ class Hierarchy(Drafter):
         request: HierarchyRequest | None = seq.drafter_state.get(self.name)
         if request is None:
             return found
-        self._refresh(request, seq)
+        self._refresh(request, seq, self._sources.version)
         capacity = min(LOOKUP_NODES, self.options.max_nodes)
         for level, source in enumerate(LEVEL_SOURCES):
             if request.levels & (1 << level):
@@ -291,90 +287,69 @@ class Hierarchy(Drafter):
             sum(context.num_bytes for context in self._contexts) + self._pool.num_bytes,
         )
 
-    def observe(
-        self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
-    ) -> None:
-        request: HierarchyRequest = seq.drafter_state[self.name]
-        context, num_new = request.context, len(acceptance.token_ids)
-        if not context.is_complete:
-            context.continue_prompt()
-        if not context.has_room(num_new):
-            self._enlarge(request, seq, num_new)
-        self._refresh(request, seq)
-        if tree.num_draft_tokens and self.options.learning_rate:
-            request.count_tree(tree, acceptance)
-        token_ids = acceptance.token_ids
-        if num_new > NUM_LEARNED_LATER and _is_told_later(tree):
-            self._commit(request, token_ids[:-NUM_LEARNED_LATER], learning_rate=0.0)
-            token_ids = token_ids[-NUM_LEARNED_LATER:]
-        num_added = self._commit(request, token_ids, self.options.learning_rate)
-        context.num_tokens += num_new
-        if self.options.learning_rate:
-            request.calibration.count_tokens(len(token_ids))
-        if num_added > request.max_added and context.is_table_full:
-            self._enlarge(request, seq, num_new)
-        database = self._database_fed_by(seq)
-        if database is None:
-            return
-        if len(self._contexts) > 1:
-            database.record_running(seq)
-        if forward is not None and tree.capacity and self.options.recycled:
-            recycled = database.recycling(seq.namespace, len(tree) * len(RECYCLED_ORDERS))
-            self._recycle(request, seq, tree, recycled, forward, num_new)
-
-    def _database_fed_by(self, seq: Sequence) -> ModelDatabase | None:
-        """Where others may find what the model makes of ``seq``."""
-        is_shared = self._resources.shares_output and seq.speculation.is_output_shared
-        return self._resources.model_database if is_shared else None
-
-    def _recycle(
-        self,
-        request: HierarchyRequest,
-        seq: Sequence,
-        tree: DraftTree,
-        recycled: RecycledDatabase,
-        forward: Forward,
-        num_new: int,
-    ) -> None:
-        """Keep the likeliest tokens after each node of a verified tree."""
-        scratch = self._scratch
-        num_nodes = min(len(tree), scratch.verified.shape[1])
-        self._refresh(request, seq)
-        tokens, logits = forward.top_tokens(min(NUM_TOP, self._resources.vocab_size))
-        scratch.verified[VERIFIED_TOKEN, :num_nodes] = tree.token_ids[:num_nodes]
-        scratch.verified[VERIFIED_PARENT, :num_nodes] = tree.parents[:num_nodes]
-        recycle(
-            request.handles.address,
-            self._scratch_handles.address,
-            np.ascontiguousarray(tokens),
-            np.ascontiguousarray(logits),
-            int(request.state[STATE_NUM_TOKENS]) - num_new - 1,
-            num_nodes,
-            recycled.table.stamp,
+    def observe_all(self, verified: Collection[Verified]) -> None:
+        requests = [self._with_room(one) for one in verified]
+        self._reserve_recycled(verified)
+        version = self._sources.version
+        step = DecidedStep(self._num_top)
+        for request, one in zip(requests, verified, strict=True):
+            self._refresh(request, one.seq, version)
+            recycled = request.sources.recycled if self._is_recycled(one) else None
+            step.add(request, one, self._count(request, one), recycled)
+        all_added = step.learn(
+            self._scratch_handles.address, self.options.learning_rate, self.options.token_bias_rate
         )
-        recycled.table.advance_stamp()
+        for request, one, num_added in zip(requests, verified, all_added, strict=True):
+            num_new = len(one.acceptance.token_ids)
+            request.context.num_tokens += num_new
+            if num_added > request.max_added and request.context.is_table_full:
+                self._enlarge(request, one.seq, num_new)
+        database = self._resources.model_database
+        if database is not None and len(self._contexts) > 1:
+            database.record_running([one.seq for one in verified if self._is_shared(one.seq)])
 
-    def _commit(self, request: HierarchyRequest, token_ids: TokenIds, learning_rate: float) -> int:
-        """Append tokens, and learn from them unless the rate is 0.
+    def _with_room(self, one: Verified) -> HierarchyRequest:
+        """The request of a sequence, which has room for what was decided."""
+        request: HierarchyRequest = one.seq.drafter_state[self.name]
+        num_new = len(one.acceptance.token_ids)
+        if not request.context.is_complete:
+            request.context.continue_prompt()
+        if not request.context.has_room(num_new):
+            self._enlarge(request, one.seq, num_new)
+        return request
 
-        Returns:
-            Contexts that were added to the request's table so far.
-        """
-        new_tokens, num_added = self._scratch.new_tokens, 0
-        for begin in range(0, len(token_ids), MAX_NEW_TOKENS):
-            part = token_ids[begin : begin + MAX_NEW_TOKENS]
-            for index, token in enumerate(part):  # for a few faster than as a slice
-                new_tokens[index] = token
-            num_added = commit(
-                request.handles.address,
-                request.calibration.handles.address,
-                self._scratch_handles.address,
-                request.levels,
-                len(part),
-                learning_rate,
-                self.options.token_bias_rate,
-            )
-        return num_added
+    def _count(self, request: HierarchyRequest, one: Verified) -> int:
+        """Count what comes of a tree; from how many of its last tokens is to be learned."""
+        num_learned = len(one.acceptance.token_ids)
+        if num_learned > NUM_LEARNED_LATER and _is_told_later(one.tree):
+            num_learned = NUM_LEARNED_LATER
+        if self.options.learning_rate:
+            if one.tree.num_draft_tokens:
+                request.count_tree(one.tree, one.acceptance)
+            request.calibration.count_tokens(num_learned)
+        return num_learned
+
+    def _is_shared(self, seq: Sequence) -> bool:
+        """Whether others may find what the model makes of ``seq``."""
+        is_shared = self._resources.shares_output and seq.speculation.is_output_shared
+        return is_shared and self._resources.model_database is not None
+
+    def _is_recycled(self, one: Verified) -> bool:
+        """Whether is kept what the model thought likely after each node of a tree."""
+        is_read = self.options.recycled and one.forward is not None and one.tree.capacity > 0
+        return is_read and self._is_shared(one.seq)
+
+    def _reserve_recycled(self, verified: Iterable[Verified]) -> None:
+        """Let there be room for what the model thought likely, as far as there may be."""
+        num_nodes: dict[str, int] = {}
+        for one in verified:
+            if self._is_recycled(one):
+                namespace = one.seq.namespace
+                num_nodes[namespace] = num_nodes.get(namespace, 0) + len(one.tree)
+        database = self._resources.model_database
+        for namespace, number in num_nodes.items():
+            assert database is not None, "something is shared"
+            database.recycling(namespace, number * len(RECYCLED_ORDERS))
 
     def _enlarge(self, request: HierarchyRequest, seq: Sequence, num_new: int) -> None:
         """Give a request more room for ``num_new`` tokens and their contexts."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.compiled import inlined
 from hdserve.databases.history import MATCH_TOKENS, match_key, note_place
 from hdserve.databases.last_positions import note_position
-from hdserve.databases.ngram import NUM_ADDED, Ints, insert_tokens
+from hdserve.databases.ngram import Ints, insert_tokens
 from hdserve.drafting.arrays import (
     CANDIDATE_PATTERN,
     CANDIDATE_SETS,
@@ -39,7 +39,6 @@ from hdserve.drafting.arrays import (
 )
 from hdserve.drafting.candidates import expand
 from hdserve.drafting.chances import LEARNING_NEED, fill_chances, learn_chances
-from hdserve.drafting.handles import databases_of, learned_of, scratch_of
 from hdserve.drafting.known_contexts import arrive
 from hdserve.drafting.mixing import (
     confidence_after,
@@ -176,38 +175,35 @@ def append_token(databases: Databases, token: int) -> None:
     )
 
 
-@jit
+@inlined
 def commit(
-    database_handles: int,
-    learned_handles: int,
-    scratch_handles: int,
+    databases: Databases,
+    learned: Learned,
+    scratch: Scratch,
     levels: int,
-    num_new: int,
+    new_tokens: Ints,
+    num_learned: int,
     rate: float,
     bias_rate: float,
-) -> int:
-    """Learn from the first ``num_new`` of ``scratch.new_tokens``, which the model decided, and
-    append them to the request's own text.
+) -> None:
+    """Append ``new_tokens``, which the model decided, to the request's own text, and learn from the
+    last ``num_learned`` of them.
 
     Args:
         rate: step size of the mixer weights, see :func:`step_size`; nothing at all is learned where
             it is 0.
         bias_rate: step size of the biases of tokens and pairs.
-
-    Returns:
-        Contexts added to the table so far.
     """
-    databases = databases_of(database_handles)
-    learned = learned_of(learned_handles)
-    scratch = scratch_of(scratch_handles)
     state = databases.state
     pointers = state[STATE_POINTERS:]
     scratch.nodes[0, NODE_DEPTH] = 0
-    for index in range(num_new):
-        token = scratch.new_tokens[index]
-        region = region_set(index, state[STATE_CONFIDENCE])
-        place = arrive(databases, scratch, levels, 0, pointers, region, rate > 0.0)
-        if rate > 0.0:
+    first_learned = len(new_tokens) - num_learned
+    for index in range(len(new_tokens)):
+        token = new_tokens[index]
+        is_learned = rate > 0.0 and index >= first_learned
+        region = region_set(max(index - first_learned, 0), state[STATE_CONFIDENCE])
+        place = arrive(databases, scratch, levels, 0, pointers, region, is_learned)
+        if is_learned:
             num, num_events = expand(databases, learned, scratch, place, LEARNING_NEED, True)
             step = step_size(rate, levels, pointers)
             right = learn_weights(databases, learned, scratch, num, token, region, step, bias_rate)
@@ -219,4 +215,3 @@ def commit(
             state[STATE_CONFIDENCE] = confidence_after(state[STATE_CONFIDENCE], p)
         advance(databases, pointers, place.predicted, token)
         append_token(databases, token)
-    return databases.context_size[NUM_ADDED]

@@ -7,17 +7,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.compiled import jit, strictly_inlined
+from hdserve.databases.compiled import inlined, strictly_inlined
 from hdserve.databases.ngram import HASH_SEED, START, Ints, extend_hash
 from hdserve.databases.recycled import write_top
 from hdserve.drafting.arrays import (
     NUM_ORDERS,
     RECYCLED,
     STATE_OUTPUT_START,
-    VERIFIED_PARENT,
-    VERIFIED_TOKEN,
+    Databases,
+    Scratch,
 )
-from hdserve.drafting.handles import databases_of, scratch_of
 
 Logits = npt.NDArray[np.float32]
 
@@ -34,30 +33,30 @@ def _share_out(logits: Logits, node: int, shares: Logits) -> None:
         shares[index] /= total
 
 
-@jit
+@inlined
 def recycle(
-    database_handles: int,
-    scratch_handles: int,
+    databases: Databases,
+    scratch: Scratch,
+    node_tokens: Ints,
+    node_parents: Ints,
     tokens: Ints,
     logits: Logits,
     root: int,
-    num_nodes: int,
     stamp: int,
 ) -> None:
-    """Write the rows of the first ``num_nodes`` of ``scratch.verified``.
+    """Write the rows of the nodes of a tree.
 
     Contexts are of output tokens only, ``START`` before them, as those of other sequences.
 
     Args:
+        node_tokens, node_parents: the tree.
         tokens, logits: the likeliest after each node, ``[n, k]``, ``k <= NUM_TOP``.
         root: the position of node 0 in the text of the sequence.
     """
-    databases = databases_of(database_handles)
-    scratch = scratch_of(scratch_handles)
     first = databases.state[STATE_OUTPUT_START]
     top_tokens, shares = scratch.top_tokens, scratch.top_shares
     shares[tokens.shape[1] :] = np.float32(0.0)
-    for node in range(num_nodes):
+    for node in range(len(tokens)):
         for index in range(tokens.shape[1]):
             top_tokens[index] = tokens[node, index]
         _share_out(logits, node, shares)
@@ -68,8 +67,8 @@ def recycle(
                 break
             while length < order and position >= first - 1:
                 if ancestor > 0:
-                    token = scratch.verified[VERIFIED_TOKEN, ancestor]
-                    ancestor = scratch.verified[VERIFIED_PARENT, ancestor]
+                    token = node_tokens[ancestor]
+                    ancestor = node_parents[ancestor]
                 else:
                     token = np.int64(databases.tokens[position]) if position >= first else START
                     position -= 1

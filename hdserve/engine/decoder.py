@@ -172,12 +172,16 @@ class SequenceDecoder:
             grammar_end = self._grammar_ends[num_used] if self.grammar else None
             num_used += 1
             seq.token_ids.append(token_id)
-            texts.append(self._push(token_id))
-            seq.finish_reason = grammar_end or self._finish_reason(token_id)
+            may_stop = self._may_stop
+            is_ending = may_stop and token_id in self.ending_token_ids
+            texts.append(self._push(token_id, is_ending=is_ending, may_stop=may_stop))
+            seq.finish_reason = grammar_end or self._finish_reason(is_ending=is_ending)
             if seq.finish_reason is not None:
                 texts[-1] += self._finish_text()
                 break
-        used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])
+        used = acceptance
+        if num_used < len(acceptance.token_ids):
+            used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])
         drafted = [tree.sources[node] for node in acceptance.path[1 : num_used + 1]]
         plain = [Source.PLAIN] * (num_used - len(drafted))
         output = StepOutput(
@@ -203,13 +207,13 @@ class SequenceDecoder:
         has_failed = self.seq.finish_reason is FinishReason.ERROR
         return self.grammar.error if has_failed and self.grammar is not None else None
 
-    def _push(self, token_id: int) -> str:
+    def _push(self, token_id: int, *, is_ending: bool, may_stop: bool) -> str:
         if self.detokenizer is None:
             return ""
-        if self._is_ending(token_id) and not self.seq.params.include_stop_str_in_output:
+        if is_ending and not self.seq.params.include_stop_str_in_output:
             return ""
         try:
-            return self.detokenizer.push(token_id, may_stop=self._may_stop)
+            return self.detokenizer.push(token_id, may_stop=may_stop)
         except FAULTS_OF_ONE_REQUEST as error:
             raise SequenceFault from error
 
@@ -222,13 +226,10 @@ class SequenceDecoder:
             self.seq.finish_reason = FinishReason.STOP
         return text
 
-    def _finish_reason(self, token_id: int) -> FinishReason | None:
-        if self._is_ending(token_id) or (self.detokenizer and self.detokenizer.is_stopped):
+    def _finish_reason(self, *, is_ending: bool) -> FinishReason | None:
+        if is_ending or (self.detokenizer is not None and self.detokenizer.is_stopped):
             return FinishReason.STOP
         return None if self.seq.num_remaining_tokens > 0 else FinishReason.LENGTH
-
-    def _is_ending(self, token_id: int) -> bool:
-        return token_id in self.ending_token_ids and self._may_stop
 
     @property
     def _may_stop(self) -> bool:

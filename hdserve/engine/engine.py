@@ -13,7 +13,7 @@ from hdserve import core
 from hdserve.core import FinishReason, StepOutput
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.databases.statistics import StatisticsDatabase
-from hdserve.drafting.base import Held
+from hdserve.drafting.base import Held, Verified
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batched_choices import Nodes, choose_together
@@ -299,12 +299,13 @@ class Engine:
         num_decided = 0
         moves: list[tuple[int, int]] = []
         ended: list[Slot] = []
+        verified: list[Verified] = []
         chosen = self._choose_together(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
             self._undecided = seq, len(seq.token_ids)
-            output = self._decide(work, tree, outputs, moves, chosen.get(seq.request_id))
+            output = self._decide(work, tree, outputs, chosen.get(seq.request_id), moves, verified)
             if output is not None:
                 self._outputs.append(output)
                 num_decided += len(output.token_ids)
@@ -312,6 +313,7 @@ class Engine:
             if seq.finish_reason is not None:
                 ended.append(work.slot)
         self._runner.cache.keep(moves)
+        self._drafts.observe(verified)
         return num_decided, ended
 
     def _choose_together(
@@ -336,8 +338,9 @@ class Engine:
         work: Scheduled,
         tree: DraftTree | None,
         outputs: NodeOutputs | None,
-        moves: list[tuple[int, int]],
         chosen: list[int] | None,
+        moves: list[tuple[int, int]],
+        verified: list[Verified],
     ) -> StepOutput | None:
         """What to tell the request; nothing inside its prompt.
 
@@ -345,8 +348,9 @@ class Engine:
         sequence alone: with the tokens from before the step, and nothing left in the cache.
 
         Args:
-            moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
             chosen: the choices at all nodes of ``tree``, if they were made with those of others.
+            moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
+            verified: what came of ``tree`` is added to it.
         """
         seq = work.slot.seq
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
@@ -369,7 +373,7 @@ class Engine:
         if acceptance.token_ids:
             count_draft(tree, acceptance, seq.counts, self._stats.drafts)
             self._stats.num_steps_by_draft_tokens[tree.num_draft_tokens] += 1
-            self._drafts.observe(seq, tree, acceptance, outputs)
+            verified.append(Verified(seq, tree, acceptance, outputs))
         return output
 
     def _tries_again(self, work: Scheduled) -> bool:

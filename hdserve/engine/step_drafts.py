@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from operator import index
 
 from hdserve import core
+from hdserve.drafting.base import Verified
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.merging import UNCORRECTED
-from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.scheduler import Scheduled
 from hdserve.tree import Acceptance, DraftTree
 
@@ -92,12 +92,26 @@ class StepDrafts:
     def _trees(
         self, scheduled: Sequence[Scheduled], *, is_drafting: bool
     ) -> list[DraftTree | None]:
-        return [
-            self._tree(work, is_drafting=is_drafting) if work.is_choosing else None
+        trees = [
+            self._empty_tree(work, is_drafting=is_drafting) if work.is_choosing else None
             for work in scheduled
         ]
+        asked = [
+            (work.slot.seq, tree)
+            for work, tree in zip(scheduled, trees, strict=True)
+            if tree is not None and self._are_told(tree)
+        ]
+        if asked:
+            started = time.perf_counter()
+            self._catch_up([seq for seq, _ in asked])
+            self._catching_up_s = time.perf_counter() - started
+        for seq, tree in asked:
+            if tree.capacity:
+                self._drafters.propose(seq, tree, self._corrections)
+        return trees
 
-    def _tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
+    def _empty_tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
+        """A tree that is as large as it may be."""
         seq = work.slot.seq
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
@@ -105,55 +119,49 @@ class StepDrafts:
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, index(seq.speculation.max_draft_tokens))
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
-        if max_depth <= 0 or self._starts_later(seq):
+        if max_depth <= 0 or (capacity and not self._may_know(seq)):
             capacity = 0
-        tree = DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
-        if self._are_told(tree):
-            started = time.perf_counter()
-            self._catch_up(seq)
-            self._catching_up_s += time.perf_counter() - started
-        if tree.capacity:
-            self._drafters.propose(seq, tree, self._corrections)
-        return tree
+        return DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
 
-    def _starts_later(self, seq: core.Sequence) -> bool:
-        """Whether drafters have begun with enough texts in this step, which they make longer."""
-        return (
-            self._num_started_tokens >= self._max_started_tokens
-            and not self._drafters.has_started(seq)
-            and not self._drafters.needs_hidden
-        )
+    def _may_know(self, seq: core.Sequence) -> bool:
+        """Whether drafters know ``seq`` or may begin with it: they begin with a number of texts in
+        one step, which they make longer."""
+        if self._drafters.has_started(seq) or self._drafters.needs_hidden:
+            return True
+        if self._num_started_tokens >= self._max_started_tokens:
+            return False
+        self._num_started_tokens += len(seq.speculation.prediction) + len(seq.token_ids)
+        return True
 
     def _are_told(self, tree: DraftTree) -> bool:
         """Whether drafters are to know the text now."""
         return tree.capacity > 0 or self._drafters.needs_hidden
 
-    def _catch_up(self, seq: core.Sequence) -> None:
-        """Let drafters know the text, whose last tokens may have been decoded without them."""
-        number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
-        if not self._drafters.has_started(seq):
-            self._num_started_tokens += len(seq.speculation.prediction) + len(seq.token_ids)
-            self._drafters.start(seq)
-            return
-        if not number:
-            return
-        root, *token_ids = seq.token_ids[-number - 1 :]
-        num_drafted = number - 1
-        tree = DraftTree(root, num_drafted)
-        sources = [core.Source.PLAIN] * num_drafted
-        tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
-        self._drafters.observe(seq, tree, Acceptance(range(number), token_ids), None)
+    def _catch_up(self, sequences: Sequence[core.Sequence]) -> None:
+        """Let drafters know the texts, whose last tokens may have been decoded without them."""
+        behind: list[Verified] = []
+        for seq in sequences:
+            number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
+            if not self._drafters.has_started(seq):
+                self._drafters.start(seq)
+            elif number:
+                behind.append(_told_later(seq, number))
+        if behind:
+            self._drafters.observe(behind)
 
-    def observe(
-        self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, outputs: NodeOutputs
-    ) -> None:
-        """Tell budget and drafters what came of a tree of this step."""
-        if not self._are_told(tree):  # it has no drafts
-            seq.num_unobserved_tokens += len(acceptance.token_ids)
-            return
-        if self._budget is not None:
-            self._budget.observe(tree, acceptance)
-        self._drafters.observe(seq, tree, acceptance, outputs if self.are_read else None)
+    def observe(self, verified: Sequence[Verified]) -> None:
+        """Tell budget and drafters what came of the trees of this step."""
+        told: list[Verified] = []
+        are_read = self.are_read
+        for one in verified:
+            if not self._are_told(one.tree):  # it has no drafts
+                one.seq.num_unobserved_tokens += len(one.acceptance.token_ids)
+                continue
+            if self._budget is not None:
+                self._budget.observe(one.tree, one.acceptance)
+            told.append(one if are_read else one._replace(forward=None))
+        if told:
+            self._drafters.observe(told)
 
     def took(self, step_s: float, forward_s: float) -> float:
         """Note how long the step took, and its forward.
@@ -165,3 +173,13 @@ class StepDrafts:
         if self._budget is not None:
             self._budget.took(own_s, forward_s, self._catching_up_s)
         return own_s
+
+
+def _told_later(seq: core.Sequence, number: int) -> Verified:
+    """The last ``number`` tokens of ``seq`` as drafters are told of them that were not asked."""
+    root, *token_ids = seq.token_ids[-number - 1 :]
+    num_drafted = number - 1
+    tree = DraftTree(root, num_drafted)
+    sources = [core.Source.PLAIN] * num_drafted
+    tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
+    return Verified(seq, tree, Acceptance(range(number), token_ids), None)

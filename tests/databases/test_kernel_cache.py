@@ -19,7 +19,7 @@ from hdserve.databases.kernel_cache import (
     KernelCache,
     sources_digest,
 )
-from hdserve.drafting import growth, learning, recycling
+from hdserve.drafting import growth, observing
 from hdserve.engine.kernels import attention
 from hdserve.engine.kernels.registers import HAS_AVX512
 
@@ -114,7 +114,7 @@ def test_any_change_changes_the_digest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [ngram.insert_tokens, growth.grow_tree, learning.commit, recycling.recycle, attention.attend],
+    [ngram.insert_tokens, growth.grow_tree, observing.observe_step, attention.attend],
 )
 def test_entry_points_are_kept_under_the_digest(function: Any) -> None:
     """What serves is loaded from a cache that knows about all modules."""

@@ -302,11 +302,11 @@ def test_running_output_counts_as_if_it_had_come_at_once(
     for step in steps:
         seq.token_ids += output[done : done + step]
         done += step
-        parts.record_running(seq)
-        parts.record_running(seq)
+        parts.record_running([seq])
+        parts.record_running([seq])
     seq.token_ids += output[done:]
     parts.record(seq)
-    parts.record_running(seq)
+    parts.record_running([seq])
     first, second = whole.partition("default"), parts.partition("default")
     assert first is not None
     assert second is not None
@@ -321,7 +321,7 @@ def test_running_output_is_there_for_others_at_once() -> None:
     seq = _sequence([7, 8, 9], [])
     for number, token in enumerate((4, 5, 6), start=1):
         seq.token_ids.append(token)
-        database.record_running(seq)
+        database.record_running([seq])
         assert database.num_tokens == number
     assert _next(database, "default", [4, 5]) == [6]
 
@@ -331,7 +331,7 @@ def test_an_answer_that_goes_on_after_a_flush_is_counted_whole() -> None:
     database, whole = ModelDatabase(1 << 20), ModelDatabase(1 << 20)
     database.insert("default", [8, 9])
     seq = _sequence([7], [1, 2, 3, 4])
-    database.record_running(seq)
+    database.record_running([seq])
     database.clear("default")
     database.insert("default", [8, 9])
     seq.token_ids += [5, 6]
@@ -348,7 +348,7 @@ def test_an_answer_that_goes_on_after_a_flush_is_counted_whole() -> None:
 
 def test_running_output_that_is_not_shared_stays_out() -> None:
     database = ModelDatabase()
-    database.record_running(_sequence([1], [2, 3], is_output_shared=False))
+    database.record_running([_sequence([1], [2, 3], is_output_shared=False)])
     assert database.num_tokens == 0
 
 

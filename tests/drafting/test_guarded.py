@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
 from hdserve.core import SamplingParams, Sequence, Source, SpeculationParams
-from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.base import BatchDrafter, Drafter, Forward, Verified
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.states import pack_states
 from hdserve.tree import Acceptance, DraftTree
@@ -112,7 +112,8 @@ def make_sequence() -> Sequence:
 
 
 def observe(drafters: GuardedDrafters) -> None:
-    drafters.observe(make_sequence(), DraftTree(4, 0), Acceptance([0], [5]), None)
+    tree = DraftTree(4, 0)
+    drafters.observe([Verified(make_sequence(), tree, Acceptance([0], [5]), None)])
 
 
 @pytest.mark.parametrize("name", ODDITIES)
@@ -169,6 +170,42 @@ def test_only_what_the_request_allows_drafts() -> None:
     drafters.propose(Sequence("a", [3, 4], SamplingParams(), speculation), tree)
     assert tree.sources == [Source.PLAIN, Source.CONTEXT]
     assert drafters.num_failures == {("junk", "propose"): 1}
+
+
+class TogetherDrafter(BatchDrafter):
+    """Learns of two sequences at once, and fails with more."""
+
+    name = "together"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        tree.add_path([9], Source.OTHER)
+
+    def observe_all(self, verified: Collection[Verified]) -> None:
+        if len(verified) > 2:
+            raise RuntimeError("observe")
+        self.told.append("+".join(one.seq.request_id for one in verified))
+
+
+def test_drafters_may_learn_of_all_sequences_at_once() -> None:
+    """Whoever does is told of all of a step, others of one after the other; where the first fails,
+    which counts once, the others are still told."""
+    together, alone = TogetherDrafter(), PathDrafter(7)
+    drafters = GuardedDrafters([together, alone], VOCAB_SIZE)
+    acceptance = Acceptance([0], [5])
+    verified = [
+        Verified(Sequence(name, [3, 4], SamplingParams()), DraftTree(4, 0), acceptance, None)
+        for name in "abc"
+    ]
+    drafters.observe(verified[:2])
+    together.observe(*verified[2])
+    assert together.told == ["a+b", "c"]
+    assert alone.calls == ["observe"] * 2
+    drafters.observe(verified)
+    assert alone.calls == ["observe"] * 5
+    assert drafters.num_failures == {("together", "observe"): 1}
 
 
 def test_every_method_may_raise() -> None:
@@ -301,7 +338,7 @@ def test_each_call_is_counted_from_the_start() -> None:
     drafters.use_statistics(None)
     drafters.start(seq)
     drafters.propose(seq, tree)
-    drafters.observe(seq, tree, Acceptance((0,), (3,)), None)
+    drafters.observe([Verified(seq, tree, Acceptance((0,), (3,)), None)])
     drafters.lookup_times_s(seq)
     drafters.held()
     drafters.states("a")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hdserve.bench.replay import verify_recorded
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
-from hdserve.drafting.base import DraftResources
+from hdserve.drafting.base import DraftResources, Verified
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.growth import EXPANSION_BOUND
 from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
@@ -587,3 +588,55 @@ def test_what_running_requests_hold_is_known() -> None:
         drafter.finish(seq)
     assert drafter.held().num_entries == 0
     assert drafter.held().num_bytes > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    outputs=st.lists(SMALL_TEXTS, min_size=2, max_size=4),
+    size=st.integers(1, 9),
+    namespaces=st.lists(st.sampled_from(["one", "two"]), min_size=4, max_size=4),
+)
+def test_sequences_learn_together_as_one_by_one(
+    outputs: list[list[int]], size: int, namespaces: list[str]
+) -> None:
+    """Of their own text and of what is learned from it; and others find the same of theirs."""
+
+    def answers(*, is_together: bool) -> tuple[list[DraftTree], ModelDatabase]:
+        database = ModelDatabase(1 << 22)
+        resources = DraftResources(VOCAB_SIZE, database)
+        drafter = Hierarchy(resources, HierarchyOptions(model=False, recycled=False))
+        running = []
+        for number, (output, namespace) in enumerate(zip(outputs, namespaces, strict=False)):
+            seq = make_sequence([1, 2, 3, number], namespace=namespace)
+            seq.request_id = str(number)
+            drafter.start(seq)
+            running.append((seq, output))
+        trees = []
+        while running:
+            verified = []
+            for seq, output in running:
+                tree = propose(drafter, seq, size)
+                acceptance = verify_recorded(tree, output[seq.num_output_tokens :])
+                seq.token_ids += acceptance.token_ids
+                verified.append(Verified(seq, tree, acceptance, None))
+                trees.append(tree)
+            if is_together:
+                drafter.observe_all(verified)
+            else:
+                for one in verified:
+                    drafter.observe(*one)
+            running = [pair for pair in running if pair[0].num_output_tokens < len(pair[1])]
+        return trees, database
+
+    together, found = answers(is_together=True)
+    alone, wanted = answers(is_together=False)
+    assert [(tree.token_ids, tree.scores) for tree in together] == [
+        (tree.token_ids, tree.scores) for tree in alone
+    ]
+    for namespace in ("one", "two"):
+        parts = found.partition(namespace), wanted.partition(namespace)
+        if parts[0] is None or parts[1] is None:
+            assert parts == (None, None)
+            continue
+        assert np.array_equal(parts[0].table.rows, parts[1].table.rows)
+        assert parts[0].num_tokens == parts[1].num_tokens

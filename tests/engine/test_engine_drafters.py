@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import count
 from typing import Any, SupportsIndex
 
@@ -11,7 +12,7 @@ import torch
 
 from hdserve import core
 from hdserve.core import FinishReason, SpeculationParams
-from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.base import BatchDrafter, Drafter, Forward, Verified
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
 from hdserve.tree import Acceptance, DraftTree
@@ -118,6 +119,35 @@ class TellingDrafter(Drafter):
         self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
     ) -> None:
         self.told.append((len(seq.token_ids), tree, acceptance))
+
+
+class TogetherDrafter(BatchDrafter):
+    """Drafts nothing and keeps what it is told of each step."""
+
+    name = "together"
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, int]] = []
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        pass
+
+    def observe_all(self, verified: Collection[Verified]) -> None:
+        self.told.append({one.seq.request_id: len(one.acceptance.token_ids) for one in verified})
+
+
+def test_drafters_are_told_of_a_step_at_once() -> None:
+    """Of all its sequences together, as long as there is something to draft for them."""
+    drafter = TogetherDrafter()
+    lengths = {"a": 2, "b": 4, "c": 4}
+    run(
+        make([drafter]),
+        [
+            make_sequence(name, make_prompt(5), **GREEDY, max_tokens=n)
+            for name, n in lengths.items()
+        ],
+    )
+    assert drafter.told == [dict.fromkeys("abc", 1)] + [dict.fromkeys("bc", 1)] * 2
 
 
 class Pauses(DraftBudget):
