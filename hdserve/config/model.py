@@ -122,7 +122,7 @@ class EngineConfig(StrictModel):
     """Whether a row's result may not depend on what else is in a forward, so that drafted output
     equals plain output in every bit; ``auto``: where that costs at most 3 % in decoding and in
     chunks of prompts of 64 and 256 tokens, as on CPUs with products of bfloat16 once a model is
-    compiled.  Where no shape of forwards gives it, ``true`` says so in the log alone;
+    compiled.  Where no shape of forwards gives it, with ``true`` the model does not start;
     ``is_exact`` of ``GET /v1/models/{name}`` tells."""
 
     compile: bool | Literal["auto"] = "auto"

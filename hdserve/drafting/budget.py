@@ -100,17 +100,20 @@ class DraftBudget:
         self._cost = cost
         self._experiences.clear()
 
-    def rests(self, num_sequences: int) -> bool:
-        """Whether there is nothing to do in this step, nor to learn from it; if so, nothing else is
-        to be asked of it."""
+    def skip_step(self, num_sequences: int) -> bool:
+        """Let a step go by in which there is nothing to do, nor to learn from it.
+
+        Returns:
+            Whether this is one; else it has to :meth:`begin_step`.
+        """
         self._last = None
         experience = self._experiences.get(num_sequences.bit_length())
-        return experience is not None and experience.patience.rests()
+        return experience is not None and experience.patience.skip_step()
 
-    def wants_drafts(self, num_sequences: int) -> bool:
-        """Whether to look for drafts in this step; to be asked once per step."""
+    def begin_step(self, num_sequences: int) -> bool:
+        """Begin a step, and say whether to look for drafts in it."""
         self._last = None
-        return num_sequences > 0 and self._experience_with(num_sequences).patience.is_looking()
+        return num_sequences > 0 and self._experience_with(num_sequences).patience.begin_step()
 
     def wants_times(self, num_sequences: int) -> bool:
         """Whether to :meth:`trim` the trees of this step even if none of them has drafts, so that

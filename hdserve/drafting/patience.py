@@ -86,7 +86,7 @@ class Patience:
         num_sequences: of a step.
 
     Attributes:
-        was_looking: what :meth:`is_looking` said last.
+        was_looking: what :meth:`begin_step` said last.
         was_cautious: whether that look may be at a part of the sequences.
         num_steps_since: how many steps without a look came before it.
     """
@@ -112,8 +112,8 @@ class Patience:
         """What the plain steps after the last look took more than others."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
-    def is_looking(self) -> bool:
-        """Whether to look in this step; to be asked once per step."""
+    def begin_step(self) -> bool:
+        """Begin a step, and say whether to look in it."""
         is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
         self.num_steps_since = 0 if self.was_looking else self._num_steps_in_a_row
@@ -125,9 +125,12 @@ class Patience:
                 times.plain_s.clear()
         return is_looking
 
-    def rests(self) -> bool:
-        """Whether this step is of the middle of a pause, so that it neither looks nor is timed;
-        if it is, :meth:`is_looking` is not to be asked."""
+    def skip_step(self) -> bool:
+        """Let a step of the middle of a pause go by, which neither looks nor is timed.
+
+        Returns:
+            Whether this is one; else it has to :meth:`begin_step`.
+        """
         is_settling = self.was_looking or self._num_steps_in_a_row < _NUM_SETTLING_STEPS
         if is_settling or self._num_steps_to_skip <= _NUM_TIMED_STEPS:
             return False

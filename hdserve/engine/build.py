@@ -61,7 +61,8 @@ def build_engine(
             what that costs; ``None`` is as the configuration says.
 
     Raises:
-        ConfigError: the KV cache is too small, or does not fit into memory, or forwards beside it.
+        ConfigError: the KV cache is too small, or does not fit into memory, or forwards beside it;
+            or answers are to be exact and cannot be.
         UnsupportedModel: the model gives other results in packed forwards.
     """
     drafting = config.drafting
@@ -137,7 +138,7 @@ def _prepare(
         max_rows: of the largest forward.
 
     Raises:
-        ConfigError: a GPU has no memory for that one.
+        ConfigError: a GPU has no memory for that one, or answers are to be exact and cannot be.
         UnsupportedModel: it gives other results in packed forwards.
     """
     if compiled is not None and runner.needs_hidden:

@@ -19,6 +19,7 @@ from hdserve.engine.linear_layers import multiply_row_by_row
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import Shapes, exact_candidates
 from hdserve.engine.trial_text import trial_text
+from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     to nothing.
 
     Says in the log which of them hold.
+
+    Raises:
+        ConfigError: exact ones are wanted, and there are none.
     """
     if exact is False:
         return runner.shapes
@@ -58,12 +62,12 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
             logger.info("exact: forwards run at %s rows", counts)
             return found
     if exact is True:
-        logger.warning(
-            "not exact: no row counts up to %d that fit into the KV cache give equal results here",
-            max_rows,
+        raise ConfigError(
+            f"answers cannot be exact: no row counts up to {max_rows} that fit into the KV cache "
+            "give equal results here; with engine.exact: auto drafted and plain output may differ "
+            "by rounding in rare near-ties"
         )
-    else:
-        logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
+    logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
     return runner.shapes
 
 

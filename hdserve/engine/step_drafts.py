@@ -70,9 +70,9 @@ class StepDrafts:
         if budget is None:
             return self._trees(scheduled, is_drafting=True)
         choosing = [work for work in scheduled if work.is_choosing]
-        if budget.rests(len(choosing)):
+        if budget.skip_step(len(choosing)):
             return self._trees(scheduled, is_drafting=False)
-        is_drafting = budget.wants_drafts(len(choosing))
+        is_drafting = budget.begin_step(len(choosing))
         if not (is_drafting or budget.wants_times(len(choosing))):
             return self._trees(scheduled, is_drafting=False)
         num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)

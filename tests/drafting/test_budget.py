@@ -92,7 +92,7 @@ def test_what_need_not_be_proposed_would_be_cut(
         for index in range(40):
             path = [0, 1] if index < num_accepted else [0]
             budget.observe(make_tree([0.5], Source.MODEL), Acceptance(path, [0] * len(path)))
-        budget.wants_drafts(len(scores))
+        budget.begin_step(len(scores))
         budget.trim([DraftTree(0, 0) for _ in scores])
         budget.took((1.0 + looking) * float(cost(len(scores))), 0.0)
         for number in (0, 4, 2) * 5:
@@ -126,7 +126,7 @@ def test_the_choice_counts_what_drafts_turn_out_to_take(token_s: float, is_forwa
     there: the forward takes longer than it was timed, or what comes after it does."""
     budget = make_budget(ForwardCost({1: 1.0, 2: 1.05}))
     for step in range(300):
-        tree = make_tree([0.99] * (step % 7 if budget.wants_drafts(1) else 0))
+        tree = make_tree([0.99] * (step % 7 if budget.begin_step(1) else 0))
         budget.trim([tree])
         drafting_s = token_s * tree.num_draft_tokens
         forward_s = 1.0 + 0.05 * tree.num_draft_tokens + drafting_s * is_forward
@@ -146,7 +146,7 @@ def take_steps(budget: DraftBudget, num_steps: int, token_s: float) -> int:
     ``token_s`` beside the forward.  Returns how many drafts were kept."""
     num_kept = 0
     for step in range(num_steps):
-        tree = make_tree([0.99] * (step % 7 if budget.wants_drafts(1) else 0))
+        tree = make_tree([0.99] * (step % 7 if budget.begin_step(1) else 0))
         budget.trim([tree])
         forward_s = 1.0 + 0.05 * tree.num_draft_tokens
         budget.took(forward_s + token_s * tree.num_draft_tokens, forward_s)
@@ -177,7 +177,7 @@ def test_what_prompts_take_beside_forwards_is_no_property_of_drafts() -> None:
     for _ in range(60):
         take_steps(budget, 7, token_s=0.01)
         for _ in range(3):
-            tree = make_tree([0.99] * 6) if budget.wants_drafts(1) else make_tree([])
+            tree = make_tree([0.99] * 6) if budget.begin_step(1) else make_tree([])
             budget.trim([tree], num_other_rows=1)
             budget.took(1.0 + 0.3 + 5.0, 1.0 + 0.3)
     tree = make_tree([0.9, 0.5, 0.35, 0.25, 0.18, 0.12])
@@ -240,7 +240,7 @@ def test_the_likelier_tree_gets_the_rows() -> None:
 def test_nothing_to_cut() -> None:
     """No trees, and trees without drafts, are left alone."""
     budget = make_budget(LINEAR)
-    assert not budget.wants_drafts(0)
+    assert not budget.begin_step(0)
     budget.trim([])
     budget.took(1.0, 1.0)
     tree = DraftTree(3, 5)

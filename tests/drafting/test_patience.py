@@ -25,7 +25,7 @@ def steps_with_drafts(
     first_look_s: float = 0.0,
     settling_s: float = 0.0,
     scores: Sequence[Sequence[float]] = ((0.5,),),
-    rests: bool = True,
+    skips: bool = True,
 ) -> list[int]:
     """In which of ``num_steps`` steps of one sequence, with forwards of a second, drafts are looked
     for.
@@ -36,13 +36,13 @@ def steps_with_drafts(
         first_look_s: what a look after a pause takes more.
         settling_s: what each of the first eight steps after a look takes more.
         scores: what looks find, one after the other and then again.
-        rests: whether the budget is first asked if there is anything to do, as in the engine.
+        skips: whether the budget is first asked if there is anything to do, as in the engine.
     """
     found: list[int] = []
     for step in range(num_steps):
-        if rests and budget.rests(1):
+        if skips and budget.skip_step(1):
             budget.took(1.0, 1.0)
-        elif budget.wants_drafts(1):
+        elif budget.begin_step(1):
             more_s = 0.0 if found and found[-1] == step - 1 else first_look_s
             budget.trim([make_tree(list(scores[len(found) % len(scores)]))])
             budget.took(1.0 + looking_s + more_s, 1.0, catching_up_s)
@@ -65,7 +65,7 @@ def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
     assert pauses[compared] == 12, "what plain steps take is found out first"
     assert pauses[first : first + 7] == [1, 2, 4, 8, 16, 20, 20]
     assert first > compared + 1, "one step proves nothing"
-    assert all(budget.wants_drafts(2) for _ in range(10))
+    assert all(budget.begin_step(2) for _ in range(10))
 
 
 @pytest.mark.parametrize("looking_s", [0.55, 0.6, 1.0, 2.0])
@@ -87,7 +87,7 @@ def test_of_a_pause_only_the_ends_are_timed() -> None:
     expected = steps_with_drafts(timed, 3000, looking_s=2.0)
     looked, asked = list[int](), list[int]()
     for step in range(3000):
-        is_looking = budget.wants_drafts(1)
+        is_looking = budget.begin_step(1)
         if is_looking:
             looked.append(step)
         elif not budget.wants_times(1):
@@ -117,14 +117,14 @@ def test_resting_in_the_middle_of_a_pause_changes_nothing(
             looking_s,
             settling_s=settling_s,
             scores=[(0.5,), (0.9, 0.8), (0.1,)],
-            rests=rests,
+            skips=skips,
         )
-        for rests in (False, True)
+        for skips in (False, True)
     ]
     assert looked[0] == looked[1]
     budget = make_budget(FREE)
     steps_with_drafts(budget, 2000, looking_s=1.5)
-    assert sum(budget.rests(1) for _ in range(20)) > 0
+    assert sum(budget.skip_step(1) for _ in range(20)) > 0
 
 
 def test_what_drafters_catch_up_with_is_part_of_a_look() -> None:
@@ -176,7 +176,7 @@ def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
     """Time, not luck, decides: drafts that may come later are not missed."""
     budget = make_budget(FREE)
     for _ in range(50):
-        assert budget.wants_drafts(1)
+        assert budget.begin_step(1)
         budget.trim([make_tree([])])
         budget.took(1.0, 1.0)
 
@@ -185,13 +185,13 @@ def test_a_plain_step_is_what_it_takes_among_others() -> None:
     """The first ones after steps with drafts take longer, which is no reason to look for drafts."""
     patience = Patience(1.0, 1)
     for gain_s in [*[1.0] * 40, -1.0]:
-        assert patience.is_looking()
+        assert patience.begin_step()
         patience.took(3.0, catching_up_s=0.0, beside_prompts=False)
         patience.weigh(gain_s, as_plain_s=1.0)
     for seconds in (1.65, 1.34, 1.26, 1.15, 1.0, 0.95, 0.9, 0.8, 0.75, 0.76, 0.77, 0.76):
-        assert not patience.is_looking()
+        assert not patience.begin_step()
         patience.took(seconds, catching_up_s=0.0, beside_prompts=False)
-    assert patience.is_looking()
+    assert patience.begin_step()
     assert patience.plain_s == 0.76
 
 
@@ -244,7 +244,7 @@ def test_one_long_step_is_no_reason_to_pause() -> None:
     """What has nothing to do with drafts, such as other work of the machine, does not count."""
     budget = make_budget(FREE)
     for step in range(200):
-        assert budget.wants_drafts(1)
+        assert budget.begin_step(1)
         budget.trim([make_tree([0.5])])
         budget.took(100.0 if step % 7 == 3 else 1.2, 1.0)
 
@@ -267,7 +267,7 @@ def test_the_longest_pause_is_one_of_steps_or_of_time() -> None:
     for step_s in (1.0, 0.001, 0.0005):
         budget, looked = make_budget(ForwardCost({1: step_s, 2: 2 * step_s})), list[int]()
         for step in range(5000):
-            is_looking = budget.wants_drafts(1)
+            is_looking = budget.begin_step(1)
             looked += [step] if is_looking else []
             budget.trim([make_tree([0.1] if is_looking else [])])
             budget.took((4.0 if is_looking else 1.0) * step_s, step_s)
@@ -279,7 +279,7 @@ def test_a_long_forward_with_a_prompt_is_no_reason_to_pause() -> None:
     """What a chunk of a prompt takes is not the price of drafting."""
     budget = make_budget(FREE)
     for _ in range(100):
-        assert budget.wants_drafts(1)
+        assert budget.begin_step(1)
         budget.trim([make_tree([0.5])], 40)
         budget.took(50.0, 49.8)
 
@@ -289,7 +289,7 @@ def test_looking_pauses_beside_prompts_too() -> None:
     budget = make_budget(FREE)
     num_looks = 0
     for _ in range(1000):
-        is_looking = budget.wants_drafts(1)
+        is_looking = budget.begin_step(1)
         num_looks += is_looking
         budget.trim([make_tree([0.5] if is_looking else [])], 40)
         budget.took(50.0 + 0.8 * is_looking, 50.0)
@@ -313,6 +313,6 @@ def test_a_long_context_is_no_reason_to_pause() -> None:
     cost = BatchCost({1: FREE}, column_cost=ForwardCost({1: 0.01, 2: 0.01}))
     budget = DraftBudget(cost)
     for _ in range(100):
-        assert budget.wants_drafts(1)
+        assert budget.begin_step(1)
         budget.trim([make_tree([0.5])], num_columns=500)
         budget.took(6.1, 6.0)

@@ -158,7 +158,7 @@ class Pauses(DraftBudget):
         self._steps = count(-first)
         self._period = period
 
-    def wants_drafts(self, num_sequences: int) -> bool:
+    def begin_step(self, num_sequences: int) -> bool:
         step = next(self._steps)
         return step >= 0 and step % self._period == 0
 

@@ -22,6 +22,7 @@ from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import exact_candidates
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
+from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.models import VOCAB_SIZE, make_model
 
@@ -112,12 +113,10 @@ def test_counts_that_do_not_fit_are_left_out() -> None:
     assert set(found.row_counts) <= {count for count in everything.row_counts if count <= 96}
 
 
-def test_a_cache_without_room_to_try_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing fits: forwards stay as they are, and the log does not blame the machine alone."""
-    runner = make_runner(32)
-    with caplog.at_level(logging.WARNING):
-        assert choose_shapes(runner, 64, exact=True) is runner.shapes
-    assert "that fit into the KV cache" in caplog.text
+def test_a_cache_without_room_to_try_is_said() -> None:
+    """Nothing fits, which does not blame the machine alone."""
+    with pytest.raises(ConfigError, match="that fit into the KV cache"):
+        choose_shapes(make_runner(32), 64, exact=True)
 
 
 def _depends_on_rows(
@@ -135,11 +134,15 @@ def test_a_model_whose_rows_are_never_equal_is_not_called_exact(
     module.model.norm.register_forward_hook(_depends_on_rows)
     model = prepare_model(module, EngineConfig())
     runner = ModelRunner(model, KVCache(model.kv_shape, 1024, model.dtype, model.device))
-    with caplog.at_level(logging.INFO):
-        assert choose_shapes(runner, 64, exact=exact) is runner.shapes
+    if exact is True:
+        with pytest.raises(ConfigError, match="answers cannot be exact"):
+            choose_shapes(runner, 64, exact)
+    else:
+        with caplog.at_level(logging.INFO):
+            assert choose_shapes(runner, 64, exact) is runner.shapes
+        assert "not exact" in caplog.text
     assert runner.cache.usage == 0.0
     assert not runner.shapes.is_exact
-    assert "not exact" in caplog.text
 
 
 def test_what_auto_chooses_holds(monkeypatch: pytest.MonkeyPatch) -> None:
