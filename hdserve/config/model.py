@@ -162,6 +162,11 @@ class AutoscalingPolicy(StrictModel):
     """What a class is made with."""
 
 
+_TARGET_SHARE = 0.75
+"""The share of its slots that a replica of a model that scales should have in use.  With Ray Serve's
+own default of 2 requests each, replicas would be added that the first ones have room for."""
+
+
 class AutoscalingConfig(StrictModel):
     """Ray Serve's ``autoscaling_config``, in place of ``num_replicas``; without it nothing
     scales."""
@@ -175,9 +180,9 @@ class AutoscalingConfig(StrictModel):
     initial_replicas: int | None = Field(default=None, ge=0)
     """How many there are at first; default: ``min_replicas``."""
 
-    target_ongoing_requests: float = Field(default=2.0, gt=0)
-    """Requests per replica: with more there are more replicas, with fewer fewer.  The default is
-    Ray Serve's; about three quarters of ``engine.max_num_sequences`` keeps replicas busy."""
+    target_ongoing_requests: float | None = Field(default=None, gt=0)
+    """Requests per replica: with more there are more replicas, with fewer fewer; default: three
+    quarters of ``engine.max_num_sequences``."""
 
     upscale_delay_s: float = Field(default=30.0, ge=0)
     """How long there must be too few replicas."""
@@ -273,6 +278,15 @@ class ModelConfig(StrictModel):
 
     resources: dict[str, Annotated[Reserved, Field(strict=True)]] = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
+
+    @property
+    def autoscaling_options(self) -> dict[str, Any] | None:
+        """Ray Serve's ``autoscaling_config``; ``None`` where the model does not scale."""
+        if self.autoscaling is None:
+            return None
+        default = _TARGET_SHARE * self.engine.max_num_sequences
+        chosen = self.autoscaling.model_dump(exclude_none=True)
+        return {"target_ongoing_requests": default, **chosen}
 
     @property
     def first_num_replicas(self) -> int:

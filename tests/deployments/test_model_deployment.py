@@ -64,7 +64,8 @@ NOT_OFFERED = {"metrics_interval_s"} | {
 
 
 def test_autoscaling_is_that_of_ray_serve() -> None:
-    """Every field it documents with its default, and the values it is given."""
+    """Every field it documents with its default, and the values it is given; as many requests are
+    aimed at as keep a replica's slots busy."""
     fields = RayAutoscalingConfig.model_fields
     assert AutoscalingConfig.model_fields.keys() == fields.keys() - NOT_OFFERED
     plain = RayAutoscalingConfig(**AutoscalingConfig().model_dump(exclude_none=True))
@@ -73,7 +74,9 @@ def test_autoscaling_is_that_of_ray_serve() -> None:
     found = deployment(autoscaling=chosen, engine={"max_num_sequences": 4, "max_num_queued": 6})
     assert found._deployment_config.max_queued_requests == 90
     scaled = found._deployment_config.autoscaling_config
-    assert scaled == RayAutoscalingConfig(**chosen)
+    assert scaled == RayAutoscalingConfig(**chosen, target_ongoing_requests=3.0)
+    asked = deployment(autoscaling={**chosen, "target_ongoing_requests": 7.5})
+    assert asked._deployment_config.autoscaling_config.target_ongoing_requests == 7.5
 
 
 def test_requests_of_a_conversation_prefer_a_replica_where_it_pays() -> None:
