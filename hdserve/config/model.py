@@ -163,8 +163,8 @@ class AutoscalingPolicy(StrictModel):
 
 
 _TARGET_SHARE = 0.75
-"""The share of its slots that a replica of a model that scales should have in use.  With Ray Serve's
-own default of 2 requests each, replicas would be added that the first ones have room for."""
+"""The share of its slots that a replica of a model that scales should have in use.  Ray Serve's own
+default, 2 requests each, would add replicas for what the first ones have room for."""
 
 
 class AutoscalingConfig(StrictModel):
