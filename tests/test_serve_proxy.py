@@ -129,6 +129,18 @@ def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path) -> None:
             request.recv(1)
 
 
+def test_the_documentation_has_what_is_set() -> None:
+    """For those who start Ray Serve themselves."""
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {})
+    if CHOICE not in variables:
+        pytest.skip("HAProxy is not there")
+    text = Path("docs/tuning.md").read_text()
+    retry_on = variables["RAY_SERVE_HAPROXY_RETRY_ON"].replace("\n", "\\n")
+    stop = variables["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]
+    assert f"`RAY_SERVE_HAPROXY_RETRY_ON=$'{retry_on}'`" in text
+    assert f"`RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S={stop}`" in text
+
+
 @contextmanager
 def haproxy(path: Path, retry_on: str, gateway_port: int) -> Iterator[int]:
     """The port of an HAProxy that is configured by a file at ``path``."""
