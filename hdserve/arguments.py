@@ -93,8 +93,10 @@ def check_speculation(speculation: object) -> None:
     """
     if not isinstance(speculation, SpeculationParams | None):
         raise InvalidRequest("one SpeculationParams holds for all prompts", "speculation")
+    prediction = speculation.prediction if speculation else ()
     try:
-        for token in speculation.prediction if speculation else ():
+        len(prediction)  # which what can be read only once has not
+        for token in prediction:
             index(token)
     except TypeError as error:
         reason = "prediction is the token ids of a text, not the text"

@@ -109,7 +109,7 @@ def test_parameters_that_are_none_are_refused_by_name(llm: LLM) -> None:
 
 def test_a_prediction_is_token_ids(llm: LLM) -> None:
     """A text, which the API over HTTP takes, would draft nothing and fill the log."""
-    wrong: list[Any] = ["a text", ("a", "text"), None, 5]
+    wrong: list[Any] = ["a text", ("a", "text"), None, 5, iter([5])]
     for prediction in wrong:
         with pytest.raises(InvalidRequest, match="not the text") as caught:
             llm.generate([[5]], None, SpeculationParams(prediction=prediction))

@@ -212,17 +212,18 @@ class ModelDatabase:
         Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
         for sequences that do not share their output.
         """
-        said: defaultdict[str, list[_Said]] = defaultdict(list)
+        by_namespace: defaultdict[str, list[RequestSequence]] = defaultdict(list)
         for seq in sequences:
-            new = self._said_since(seq)
-            if new is not None:
-                said[seq.namespace].append(new)
-        for namespace, texts in said.items():
-            token_ids = [token_id for each in texts for token_id in each.text]
-            parts = [(len(each.text), each.num_known) for each in texts]
+            by_namespace[seq.namespace].append(seq)
+        for namespace, members in by_namespace.items():
+            said = [new for new in map(self._said_since, members) if new is not None]
+            if not said:
+                continue
+            token_ids = [token_id for each in said for token_id in each.text]
+            parts = [(len(each.text), each.num_known) for each in said]
             with self._fed(namespace) as partition:
-                partition.count_parts(np.array(token_ids, np.int32), parts)
-            for each in texts:
+                partition.count(np.array(token_ids, np.int32), parts)
+            for each in said:
                 state = each.seq.drafter_state
                 state[_COUNTED] = partition.number, each.seq.num_output_tokens
 

@@ -144,15 +144,11 @@ class NamespaceTables:
         Args:
             num_counted: tokens after ``START`` that :meth:`count` was given before.
         """
-        self.count(tokens, 1 + num_counted)
+        self.count(tokens, [(len(tokens), 1 + num_counted)])
         self._append(tokens)
         self.num_texts += 1
 
-    def count(self, tokens: Tokens, begin: int) -> None:
-        """Count ``tokens[begin:]``, each after what stands before it."""
-        self.count_parts(tokens, [(len(tokens), begin)])
-
-    def count_parts(self, tokens: Tokens, parts: Sequence[tuple[int, int]]) -> None:
+    def count(self, tokens: Tokens, parts: Sequence[tuple[int, int]]) -> None:
         """Count what is new of several texts.
 
         Args:

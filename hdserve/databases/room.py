@@ -80,12 +80,13 @@ class Room(Generic[PartT]):
         Args:
             make: makes a part that may take so many bytes.
         """
-        part = self._parts.pop(namespace, None)
+        part = self._parts.get(namespace)
         if part is None:
             part = make(self.max_bytes)
             self._on_change()
         elif part.max_bytes < self.max_bytes:
             self._let_grow(namespace, part)
+        self._parts.pop(namespace, None)
         self._parts[namespace] = part
         return part
 
@@ -110,9 +111,11 @@ class Room(Generic[PartT]):
                 self.drop(next(iter(self._parts)))
 
     def _shrink(self, namespace: str) -> None:
-        """Have a part give up what there is too much, as far as it can."""
+        """Have the largest part give up what there is too much, but not more than makes it as large
+        as the next."""
         part, size = self._parts[namespace], self._sizes[namespace]
-        less = max(self.num_bytes - self.max_bytes, size // STEP)
+        next_size = max((self._sizes[name] for name in self._sizes if name != namespace), default=0)
+        less = max(min(self.num_bytes - self.max_bytes, size - next_size), size // STEP)
         self.num_given_up += part.limit(max(MIN_PART_BYTES, size - less))
         self._on_change()
         self._sizes[namespace] = part.num_bytes

@@ -9,7 +9,7 @@ the tree is grown best first (``growth``).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -220,9 +220,9 @@ class Hierarchy(BatchDrafter):
     def _refresh(self, request: HierarchyRequest, seq: Sequence, version: int) -> None:
         """Follow arrays that were replaced, where the sources are of another version now."""
         if request.sources_version != version:
-            request.sources_version = version
             if request.sources is not self._sources.of(seq.namespace):
                 self._connect(request, seq)
+            request.sources_version = version
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         request: HierarchyRequest = seq.drafter_state[self.name]
@@ -288,25 +288,34 @@ class Hierarchy(BatchDrafter):
         )
 
     def observe_all(self, verified: Collection[Verified]) -> None:
+        known = [one for one in verified if self.name in one.seq.drafter_state]
+        recycled = [one for one in known if self._is_recycled(one)]
+        try:
+            self._reserve_recycled(recycled)
+        finally:  # what was decided is appended to each text, whatever there is no memory for
+            self._learn(known, {one.seq.request_id for one in recycled})
+        database = self._resources.model_database
+        if database is not None and len(self._contexts) > 1:
+            database.record_running([one.seq for one in known if self._is_shared(one.seq)])
+
+    def _learn(self, verified: Collection[Verified], recycled: Set[str]) -> None:
+        """Append to the texts of requests and learn from what is new, and of some requests keep
+        what the model thought likely."""
         requests = [self._with_room(one) for one in verified]
-        self._reserve_recycled(verified)
         version = self._sources.version
         step = DecidedStep(self._num_top)
         for request, one in zip(requests, verified, strict=True):
             self._refresh(request, one.seq, version)
-            recycled = request.sources.recycled if self._is_recycled(one) else None
-            step.add(request, one, self._count(request, one), recycled)
+            kept = request.sources.recycled if one.seq.request_id in recycled else None
+            step.add(request, one, self._count(request, one), kept)
         all_added = step.learn(
             self._scratch_handles.address, self.options.learning_rate, self.options.token_bias_rate
         )
+        for request, one in zip(requests, verified, strict=True):
+            request.context.num_tokens += len(one.acceptance.token_ids)
         for request, one, num_added in zip(requests, verified, all_added, strict=True):
-            num_new = len(one.acceptance.token_ids)
-            request.context.num_tokens += num_new
             if num_added > request.max_added and request.context.is_table_full:
-                self._enlarge(request, one.seq, num_new)
-        database = self._resources.model_database
-        if database is not None and len(self._contexts) > 1:
-            database.record_running([one.seq for one in verified if self._is_shared(one.seq)])
+                self._enlarge(request, one.seq, len(one.acceptance.token_ids))
 
     def _with_room(self, one: Verified) -> HierarchyRequest:
         """The request of a sequence, which has room for what was decided."""
@@ -339,13 +348,12 @@ class Hierarchy(BatchDrafter):
         is_read = self.options.recycled and one.forward is not None and one.tree.capacity > 0
         return is_read and self._is_shared(one.seq)
 
-    def _reserve_recycled(self, verified: Iterable[Verified]) -> None:
+    def _reserve_recycled(self, recycled: Iterable[Verified]) -> None:
         """Let there be room for what the model thought likely, as far as there may be."""
         num_nodes: dict[str, int] = {}
-        for one in verified:
-            if self._is_recycled(one):
-                namespace = one.seq.namespace
-                num_nodes[namespace] = num_nodes.get(namespace, 0) + len(one.tree)
+        for one in recycled:
+            namespace = one.seq.namespace
+            num_nodes[namespace] = num_nodes.get(namespace, 0) + len(one.tree)
         database = self._resources.model_database
         for namespace, number in num_nodes.items():
             assert database is not None, "something is shared"

@@ -59,13 +59,9 @@ class HierarchyRequest:
 
     def connect(self, sources: NamespaceSources, levels: int) -> None:
         """Have compiled code find the arrays of the request and those of ``sources``."""
-        self.sources, self.levels = sources, levels
-        self.level_sources = frozenset(
-            source for level, source in enumerate(LEVEL_SOURCES) if levels & (1 << level)
-        )
         context = self.context
-        self.handles = sources.handles.copy()
-        self.handles.replace_own(
+        handles = sources.handles.copy()
+        handles.replace_own(
             context.tokens,
             context.places,
             context.table.rows,
@@ -73,7 +69,13 @@ class HierarchyRequest:
             self.state,
             context.last_positions,
         )
+        self.handles = handles
         self.max_added = len(context.table.rows) // BUCKET_ROWS * ROWS_PER_BUCKET
+        self.levels = levels
+        self.level_sources = frozenset(
+            source for level, source in enumerate(LEVEL_SOURCES) if levels & (1 << level)
+        )
+        self.sources = sources  # last: who has them is connected
 
     def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what scores were worth: those of the nodes from this request's levels, but for 1,

@@ -124,10 +124,10 @@ class DraftSources:
         version = self.version
         if version == self._known_version:
             return
-        self._known_version = version
         for namespace, known in list(self._known.items()):
             if not known.are(self._partitions(namespace)):
                 del self._known[namespace]
+        self._known_version = version
 
     def _partitions(self, namespace: str) -> _Partitions:
         database = self._resources.model_database

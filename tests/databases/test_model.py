@@ -346,6 +346,22 @@ def test_an_answer_that_goes_on_after_a_flush_is_counted_whole() -> None:
     assert np.array_equal(found.log, wanted.log)
 
 
+def test_running_output_counts_whole_where_its_namespace_was_dropped() -> None:
+    """What another namespace displaced in the same call is none of what was counted."""
+    database = ModelDatabase(1 << 15)
+    seq = _sequence([7], list(range(100, 120)))
+    seq.namespace = "dropped"
+    database.record_running([seq])
+    others = [_sequence([7], list(range(200, 300))) for _ in range(12)]
+    for number, other in enumerate(others):
+        other.namespace = f"other {number}"
+    seq.token_ids += range(120, 124)
+    database.record_running([*others, seq])
+    partition = database.partition("dropped")
+    assert partition is not None
+    assert partition.num_tokens == 24
+
+
 def test_running_output_that_is_not_shared_stays_out() -> None:
     database = ModelDatabase()
     database.record_running([_sequence([1], [2, 3], is_output_shared=False)])

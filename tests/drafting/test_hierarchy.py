@@ -15,6 +15,7 @@ from hdserve.bench.replay import verify_recorded
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
+from hdserve.databases.recycled import RecycledDatabase
 from hdserve.drafting.base import DraftResources, Verified
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.growth import EXPANSION_BOUND
@@ -640,3 +641,44 @@ def test_sequences_learn_together_as_one_by_one(
             continue
         assert np.array_equal(parts[0].table.rows, parts[1].table.rows)
         assert parts[0].num_tokens == parts[1].num_tokens
+
+
+class ExhaustedDatabase(ModelDatabase):
+    """Has no memory for what the model thought likely."""
+
+    def recycling(self, namespace: str, num_new: int) -> RecycledDatabase:
+        raise MemoryError
+
+
+class FlatForward:
+    """A forward that finds the first tokens likely after every node of a tree."""
+
+    def __init__(self, tree: DraftTree) -> None:
+        self._num_nodes = len(tree)
+
+    def top_tokens(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        shape = self._num_nodes, k
+        return np.tile(np.arange(k), (self._num_nodes, 1)), np.zeros(shape, np.float32)
+
+    def hidden(self, node: int) -> object:
+        raise NotImplementedError
+
+
+def test_texts_stay_whole_where_memory_is_short() -> None:
+    """Neither a sequence that the drafter could not begin with, nor rows for which there is no
+    room, cost others what was decided: the next drafts would be for another place."""
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE, ExhaustedDatabase(1 << 22)))
+    known, other = make_sequence([1, *PHRASE]), make_sequence([2, 3])
+    known.request_id = "known"
+    drafter.start(known)
+    for token in PHRASE[:4]:
+        tree = propose(drafter, known)
+        forward = FlatForward(tree)
+        for seq in (known, other):
+            seq.token_ids.append(token)
+        acceptance = Acceptance((0,), (token,))
+        unknown = Verified(other, DraftTree(3, 0), acceptance, None)
+        with pytest.raises(MemoryError):
+            drafter.observe_all([unknown, Verified(known, tree, acceptance, forward)])
+    assert paths(propose(drafter, known, 3))[0] == PHRASE[4:7]
+    drafter.finish(other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,3 +70,29 @@ def test_an_interrupted_text_changes_the_version(monkeypatch: pytest.MonkeyPatch
             database.insert("a", [token * 7919 % 5003 for token in range(5000)])
     assert sources.version > version
     assert sources.of("a") is not known
+
+
+@pytest.mark.parametrize("num_looked_up", [0, 1, 2])
+def test_an_interrupted_look_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, num_looked_up: int
+) -> None:
+    """Arrays that were replaced are not taken for those there are because somebody began to see."""
+    database = ModelDatabase(1 << 22)
+    for name in NAMESPACES:
+        database.insert(name, range(16))
+    sources = DraftSources(DraftResources(vocab_size=64, model_database=database))
+    known = {name: sources.of(name) for name in NAMESPACES}
+    for name in NAMESPACES:
+        database.insert(name, [token * 7919 % 5003 for token in range(5000)])
+    look_up, calls = database.partition, count()
+
+    def interrupt(namespace: str) -> NamespaceTables | None:
+        if next(calls) == num_looked_up:
+            raise KeyboardInterrupt
+        return look_up(namespace)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "partition", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _ = [sources.of(name) for name in NAMESPACES]
+    assert all(sources.of(name) is not known[name] for name in NAMESPACES)

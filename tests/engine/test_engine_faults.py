@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -117,8 +117,10 @@ def test_such_drafts_change_no_long_prompt_beside_them() -> None:
     assert [seq.token_ids for seq in sequences] == wanted
 
 
-@pytest.mark.parametrize(("exact", "poison"), [(False, 7), (True, 13)])
-def test_what_is_tried_at_the_start_leaves_no_such_rows(exact: bool, poison: int) -> None:
+@pytest.mark.parametrize(("exact", "poison"), [(False, 7), ("auto", 13)])
+def test_what_is_tried_at_the_start_leaves_no_such_rows(
+    exact: bool | Literal["auto"], poison: int
+) -> None:
     """Trees and contexts that hold a token of which the model makes no numbers go through it before
     the first request."""
     model = make_model()
