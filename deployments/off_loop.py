@@ -13,7 +13,7 @@ _MAX_INLINE_SIZE = 4096
 """Work on more bytes of a request, or more characters or tokens of a text, runs in a thread.  To
 make the tokens of 1 MB takes seconds, in which no stream would go on."""
 
-_MAX_SHARED_SIZE = 1 << 18
+MAX_SHARED_SIZE = 1 << 18
 """Work on more is done one after the other: a few requests of 4 MB would take every thread for
 seconds, and smaller ones would wait."""
 
@@ -35,7 +35,7 @@ class OffLoop:
 
     async def __call__(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Return the result of ``function``, see :func:`off_loop`."""
-        if size <= _MAX_SHARED_SIZE:
+        if size <= MAX_SHARED_SIZE:
             return await off_loop(size, function, *arguments)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._one_large, function, *arguments)

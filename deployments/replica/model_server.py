@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ray import serve
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Observations, Report
-from deployments.off_loop import OffLoop
+from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
 from deployments.parsers.reasoning_parsers import REASONING_PARSERS
 from deployments.parsers.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
 from deployments.replica.reasoning_reader import ReasoningReaders
@@ -34,6 +34,7 @@ from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.engine.processors import default_num_threads
 from hdserve.engine.request_check import check_token_ids
+from hdserve.errors import Overloaded
 
 if TYPE_CHECKING:
     from hdserve.engine.async_engine import AsyncEngine
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 120.0
+_COMPILING_SHARE = 4
+"""Requests that wait for a new grammar may be one part in this many of those that may be open: each
+takes seconds at most, one after the other, in which others are answered."""
+
+_MAX_LARGE_TEXTS = 16
+"""Half of the places of calls that generate nothing; by the others a replica says how it is."""
+
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
@@ -89,7 +97,9 @@ class ModelServer:
         self._requests = RequestMetrics(observations)
         self._metrics = self._start_metrics(observations)
         self._off_loop = OffLoop()
-        self._sequence_builder = SequenceBuilder(self._host, self._off_loop)
+        max_num_compiling = max(1, self._config.engine.max_num_open // _COMPILING_SHARE)
+        self._sequence_builder = SequenceBuilder(self._host, self._off_loop, max_num_compiling)
+        self._num_large_texts = 0
         parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
         self._records = self._record_streams()
@@ -156,10 +166,10 @@ class ModelServer:
                     yield records
 
     async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
-        self._engine.check_room(request.num_prompts, request.num_choices)
-        request = self._reasoning.prepared(request)
         with self._tracing.generation(request, self._config.name) as trace:
-            sequences = await self._sequence_builder.build_off_loop(request)
+            with self._engine.room(request.num_prompts, request.num_choices):
+                request = self._reasoning.prepared(request)
+                sequences = await self._sequence_builder.build_off_loop(request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
             async with aclosing(self._records.stream(request, sequences, trace)) as found:
@@ -168,14 +178,24 @@ class ModelServer:
 
     @tells_faults
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token ids of a text.
+
+        Raises:
+            Overloaded: too many large texts wait already.
+        """
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
-        return await self._off_loop(len(text), encode, text)
+        with self._text(len(text)):
+            return await self._off_loop(len(text), encode, text)
 
     @tells_faults
     async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
-        """Return the token ids of a conversation that came in a body of so many bytes."""
-        return await self._off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
+        """Return the token ids of a conversation that came in a body of so many bytes.
+
+        Raises:
+            Overloaded: too many large texts wait already.
+        """
+        with self._text(num_body_bytes):
+            return await self._off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:
@@ -183,9 +203,23 @@ class ModelServer:
 
         Raises:
             InvalidRequest: an id is not in the vocabulary.
+            Overloaded: too many large texts wait already.
         """
         check_token_ids(param, token_ids, self._model.vocab_size)
-        return await self._off_loop(len(token_ids), self._tokenizer.decode, token_ids)
+        with self._text(len(token_ids)):
+            return await self._off_loop(len(token_ids), self._tokenizer.decode, token_ids)
+
+    @contextmanager
+    def _text(self, size: int) -> Iterator[None]:
+        """Take a place for a text of this size; large ones are read one after the other."""
+        is_large = size > MAX_SHARED_SIZE
+        if is_large and self._num_large_texts >= _MAX_LARGE_TEXTS:
+            raise Overloaded
+        self._num_large_texts += is_large
+        try:
+            yield
+        finally:
+            self._num_large_texts -= is_large
 
     async def describe(self) -> ModelInfo:
         """Say what this replica is, has and does."""

@@ -13,7 +13,7 @@ from deployments.off_loop import OffLoop
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.engine.text_beginning import TextBeginning, encode_beginning
-from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.errors import InvalidRequest, Overloaded, Unsupported
 
 if TYPE_CHECKING:
     from hdserve.engine.grammar import GrammarState
@@ -27,10 +27,16 @@ some 8 MB of JSON, which hold up a gateway for some 0.3 s."""
 
 
 class SequenceBuilder:
-    """Builds what the engine of ``host`` decodes; thread-safe, as tokenizers and grammars are."""
+    """Builds what the engine of ``host`` decodes; thread-safe, as tokenizers and grammars are.
 
-    def __init__(self, host: ModelHost, off_loop: OffLoop) -> None:
+    Args:
+        max_num_compiling: most requests with a new grammar at a time.
+    """
+
+    def __init__(self, host: ModelHost, off_loop: OffLoop, max_num_compiling: int = 64) -> None:
         self._host = host
+        self._max_num_compiling = max_num_compiling
+        self._num_compiling = 0
         self._tokenizer = host.tokenizer
         self._compiler = ThreadPoolExecutor(1, "hdserve-grammars")
         self._off_loop = off_loop
@@ -40,12 +46,25 @@ class SequenceBuilder:
 
         Of a grammar no size says so; a new one is compiled in a thread for this alone, so that
         prompts and grammars that are known wait for none.
+
+        Raises:
+            Overloaded: too many requests wait for a new grammar.
+            InvalidRequest, PromptTooLong: see :meth:`build`.
         """
         grammar = request.sampling.get("grammar")
         if grammar is not None and not self._host.grammars.is_known(grammar):
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._compiler, self._grammar_state, grammar, request)
+            await self._compile(grammar, request)
         return await self._off_loop(request.num_body_bytes, self.build, request)
+
+    async def _compile(self, grammar: str, request: GenerationRequest) -> None:
+        if self._num_compiling >= self._max_num_compiling:
+            raise Overloaded("too many requests bring a new grammar; try again later")
+        loop = asyncio.get_running_loop()
+        self._num_compiling += 1
+        try:
+            await loop.run_in_executor(self._compiler, self._grammar_state, grammar, request)
+        finally:
+            self._num_compiling -= 1
 
     def build(self, request: GenerationRequest) -> list[Sequence]:
         """Build one sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.

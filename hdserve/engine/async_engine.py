@@ -8,9 +8,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from hdserve.core import Sequence, StepOutput
@@ -89,7 +89,7 @@ class AsyncEngine:
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._waiters: dict[str, _Waiter] = {}
         self._asked: set[Future[Any]] = set()
-        self._num_open = 0
+        self._num_open = self._num_made_ready = 0
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._busy_since_s: float | None = None
@@ -112,17 +112,26 @@ class AsyncEngine:
         """Sequences that have not ended."""
         return self._num_open
 
-    def check_room(self, num_prompts: int, num_choices: int) -> None:
-        """Whether sequences for so many choices of each prompt may be open, too, now; before work
-        is done for them.
+    @contextmanager
+    def room(self, num_prompts: int, num_choices: int) -> Iterator[None]:
+        """Keep places for sequences of so many choices of each prompt while they are made ready.
+        To be left before they are decoded.
 
         Raises:
-            Overloaded: too many sequences are open.
+            Overloaded: too many sequences are open or made ready.
             InvalidRequest: so many may never be.
         """
         check_num_sequences(num_prompts, num_choices, self._max_num_open)
-        if self._num_open + num_prompts * num_choices > self._max_num_open:
-            raise Overloaded
+        number = num_prompts * num_choices
+        with self._lock:
+            if self._num_open + self._num_made_ready + number > self._max_num_open:
+                raise Overloaded
+            self._num_made_ready += number
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_made_ready -= number
 
     def check(self, max_silence_s: float) -> None:
         """Raise ``EngineStopped`` if the engine has failed, was closed, or has something to do but

@@ -12,6 +12,7 @@ import pytest
 
 from hdserve import core
 from hdserve.core import MAX_INTEGER, FinishReason, SamplingParams, StepOutput
+from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.kernels.draw import draw_token
 from hdserve.errors import (
     HdserveError,
@@ -109,9 +110,14 @@ def test_a_request_that_never_starts_is_no_request() -> None:
     run_async(test)
 
 
+def keep_room(engine: AsyncEngine, num_prompts: int, num_choices: int) -> None:
+    with engine.room(num_prompts, num_choices):
+        pass
+
+
 def test_overload_is_refused_at_once(gate: GateDrafter) -> None:
-    """One more than may be open is refused; those that are open finish, and their places are
-    free again."""
+    """One more than may be open or made ready is refused; those that are open finish, and their
+    places are free again."""
 
     async def test() -> None:
         async with started(lambda: make(gate), max_num_open=2) as engine:
@@ -125,16 +131,20 @@ def test_overload_is_refused_at_once(gate: GateDrafter) -> None:
                 await collect(engine, make_sequence("c", make_prompt(5)))
             assert engine.num_open == 2
             with pytest.raises(Overloaded):
-                engine.check_room(1, 1)
+                keep_room(engine, 1, 1)
             for num_prompts, num_choices, param in ((3, 1, "prompt"), (1, 3, "n"), (2, 2, "n")):
                 with pytest.raises(InvalidRequest, match="at most 2 answers") as caught:
-                    engine.check_room(num_prompts, num_choices)
+                    keep_room(engine, num_prompts, num_choices)
                 assert caught.value.param == param
             gate.gate.set()
             for outputs in await asyncio.gather(*tasks):
                 assert outputs[-1].finish_reason is FinishReason.LENGTH
             assert len(await collect(engine, make_sequence("c", make_prompt(5)))) > 0
-            engine.check_room(1, 2)
+            with engine.room(1, 1):
+                keep_room(engine, 1, 1)
+                with pytest.raises(Overloaded):
+                    keep_room(engine, 1, 2)
+            keep_room(engine, 1, 2)
 
     run_async(test)
 

@@ -18,7 +18,7 @@ from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.core import Sequence
 from hdserve.engine.host import ModelHost
-from hdserve.errors import InvalidRequest, PromptTooLong, Unsupported
+from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong, Unsupported
 from tests.engines import make_engine, run
 
 CHAT = ({"role": "user", "content": "hi"},)
@@ -241,6 +241,45 @@ def test_who_knows_a_grammar_waits_for_no_other_one(
         assert not any(task.done() for task in new)
         may_compile.set()
         assert len(await asyncio.gather(*new)) == num_new
+
+    asyncio.run(test())
+
+
+def test_some_requests_wait_for_new_grammars_and_no_more(
+    host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those that bring ones that take long would have the places of all others.  A place is
+    free again however its request ends."""
+    may_compile = threading.Event()
+    compile_once = host.grammars._compile
+
+    def compile_later(text: str) -> object:
+        assert may_compile.wait(30)
+        return compile_once(text)
+
+    monkeypatch.setattr(host.grammars, "_compile", compile_later)
+    builder = SequenceBuilder(host, OffLoop(), max_num_compiling=3)
+
+    def request(text: str) -> GenerationRequest:
+        return GenerationRequest("r", prompts=((5, 6),), sampling={"grammar": grammar.regex(text)})
+
+    async def test() -> None:
+        texts = ("of few 1", "of few 2", "of few (", "of few 3")
+        first, *waiting = [
+            asyncio.create_task(builder.build_off_loop(request(text))) for text in texts[:3]
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="a new grammar"):
+            await builder.build_off_loop(request(texts[3]))
+        first.cancel()
+        await asyncio.wait([first])
+        waiting.append(asyncio.create_task(builder.build_off_loop(request(texts[3]))))
+        await asyncio.sleep(0)
+        may_compile.set()
+        good, wrong, last = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(wrong, InvalidRequest)
+        assert [len(found) for found in (good, last) if isinstance(found, list)] == [1, 1]
+        assert len(await builder.build_off_loop(request("of few 4"))) == 1
 
     asyncio.run(test())
 
