@@ -41,6 +41,7 @@ from hdserve.errors import (
     ModelNotFound,
     Overloaded,
     RequestTimeout,
+    ShuttingDown,
 )
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ class Gateway:
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
         self._metrics_poll: MetricsPoll | None = None
+        self._is_closed = False
+        self._num_answering = 0
 
     def __del__(self) -> None:
         """End what runs beside the requests; Ray Serve calls it once the last request has ended."""
@@ -133,6 +136,27 @@ class Gateway:
         """Return the deadline of a request that arrives now."""
         return Deadline(self.config.gateway.request_timeout_s)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing new is begun with."""
+        return self._is_closed
+
+    async def close(self) -> None:
+        """Begin with nothing new from now on: the application is about to be taken away."""
+        self._is_closed = True
+
+    async def num_answering(self) -> int:
+        """Return how many answers have begun and not ended."""
+        return self._num_answering
+
+    def _check_open(self) -> None:
+        """
+        Raises:
+            ShuttingDown: nothing new is begun with.
+        """
+        if self._is_closed:
+            raise ShuttingDown("the server is shutting down; ask again when it is back")
+
     async def generate(
         self, model: str, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
@@ -146,7 +170,20 @@ class Gateway:
         Raises:
             HdserveError: as the model server raised it, or that there is none.
             RequestTimeout: the time is over.
+            ShuttingDown: nothing new is begun with.
         """
+        self._check_open()
+        self._num_answering += 1
+        try:
+            async with aclosing(self._generate(model, request, deadline)) as found:
+                async for records in found:
+                    yield records
+        finally:
+            self._num_answering -= 1
+
+    async def _generate(
+        self, model: str, request: GenerationRequest, deadline: Deadline
+    ) -> AsyncGenerator[Records, None]:
         config, num_sequences = self.model(model), request.num_sequences
         max_num_open = config.engine.max_num_open
         check_num_sequences(request.num_prompts, request.num_choices, max_num_open)
@@ -298,6 +335,7 @@ class Gateway:
         return info
 
     async def _ask(self, model: str, method: str, *arguments: Any) -> Any:
+        self._check_open()
         return await self._servers.call(self.model(model).name, method, *arguments)
 
     async def _ask_all(self, model: str, method: str) -> list[Any]:

@@ -1,13 +1,14 @@
 """What ``hdserve serve`` runs, in a process of its own.
 
 Ray Serve's ``serve run``, but for the end: it kills its HTTP proxies first, and with them every
-answer that has begun, and whatever else is served on the cluster.  Here the application is taken
-away first, which its processes take as any other removal: what they have begun to answer they end,
-and nothing new reaches them.  What others serve is left alone.
+answer that has begun, and whatever else is served on the cluster.  Here gateways are told to begin
+with nothing new, which they answer with 503, and when they have answered all they had begun with
+the application is taken away.  What others serve is left alone.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -23,14 +24,22 @@ from ray.serve._private.common import DeploymentStatus
 from ray.serve.context import _get_global_client
 from ray.serve.schema import APIType, ApplicationStatus, ServeDeploySchema
 
-from hdserve.config.deployed import APPLICATION, OWN_CLUSTER, read_deployed_config
+from hdserve.config.deployed import (
+    APPLICATION,
+    GATEWAY_DEPLOYMENT,
+    OWN_CLUSTER,
+    read_deployed_config,
+)
 from hdserve.doctor.finding import Verdict
 from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.1
 _BUILD_POLL_S = 1.0
 _IDLE_S = 1.0
+_ANSWER_TIMEOUT_S = 10.0
 
 _NAMESPACE = "serve"
 _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
@@ -187,13 +196,32 @@ def _take_away(*, with_serve: bool) -> None:
 
 
 def _drain(timeout_s: float) -> None:
-    """Take the application away, and wait until its processes have ended."""
+    """Have what was begun answered, take the application away, and wait until its processes have
+    ended."""
     deadline_s = time.monotonic() + timeout_s
     if _status() not in _ANSWERING:
         return
+    _close_gateways(deadline_s)
     serve.delete(APPLICATION, _blocking=False)
     while _status() is not None and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
+
+
+def _close_gateways(deadline_s: float) -> None:
+    """Have gateways begin with nothing new, and wait until they have answered all they had begun
+    with.  Taken away while a request comes, they would wait for a replica that never does."""
+    try:
+        gateways = serve.get_deployment_handle(GATEWAY_DEPLOYMENT, APPLICATION)
+        _ask_all(gateways, "close")
+        while time.monotonic() < deadline_s and any(_ask_all(gateways, "num_answering")):
+            time.sleep(_POLL_S)
+    except Exception as error:  # of Ray, any: they are gone, or do not answer
+        logger.warning("the gateways were not told that the server ends: %s", error)
+
+
+def _ask_all(handle: Any, method: str) -> list[Any]:
+    answers: list[Any] = handle.broadcast(method).results(timeout_s=_ANSWER_TIMEOUT_S)
+    return answers
 
 
 def _status() -> ApplicationStatus | None:

@@ -8,6 +8,7 @@
     ├── UnsupportedModel          the model cannot be served; raised while it loads
     ├── EngineStopped       503   the engine has failed or was closed
     │   └── EngineGone            it had done so before this request came
+    ├── ShuttingDown        503   the server is ending
     ├── RequestTimeout      504   the answer took longer than the configuration allows
     └── RequestError              this one request cannot be answered
         ├── InvalidRequest  400   a parameter is wrong
@@ -82,6 +83,13 @@ class EngineGone(EngineStopped):
     """The engine had stopped before the request came, so that another replica can begin with it."""
 
     code = "engine_gone"
+
+
+class ShuttingDown(HdserveError):
+    """The server is ending, and begins with nothing new."""
+
+    status = 503
+    code = "shutting_down"
 
 
 class RequestTimeout(HdserveError):

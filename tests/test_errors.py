@@ -19,6 +19,7 @@ STATUSES = {
     "UnsupportedModel": 500,
     "EngineStopped": 503,
     "EngineGone": 503,
+    "ShuttingDown": 503,
     "RequestTimeout": 504,
     "RequestError": 500,
     "InvalidRequest": 400,

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
@@ -425,6 +426,39 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
         wait_until_gone(mark)
     assert "ending: what is being answered may take 50 s more" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_who_asks_while_it_ends_is_answered(tmp_path: Path) -> None:
+    """That it ends, as long as there is a gateway; nobody waits for a replica that never comes, and
+    the end for nobody.  What had begun before is answered."""
+    log = tmp_path / "log"
+    with serving(tmp_path, log) as (process, mark, client), ThreadPoolExecutor(64) as pool:
+        long = pool.submit(
+            client.completions.create,
+            model="m",
+            prompt="Go on",
+            max_tokens=1900,
+            n=4,
+            extra_body={"ignore_eos": True},
+        )
+        time.sleep(0.2)
+        asked = []
+        while process.poll() is None:
+            if len(asked) == 20:
+                process.send_signal(signal.SIGINT)
+            asked.append(pool.submit(answer_of, client, {}))
+            time.sleep(0.05)
+        assert process.returncode == 128 + signal.SIGINT
+        assert len(long.result().choices) == 4
+        answers = [each.result() for each in asked if each.exception() is None]
+        wait_until_gone(mark)
+    gone = [each.exception() for each in asked if each.exception() is not None]
+    assert all(isinstance(error, httpx.TransportError) for error in gone)
+    assert {answer.status_code for answer in answers} <= {200, 404, 503}
+    refused = [answer.json() for answer in answers if answer.status_code == 503]
+    assert "shutting_down" in {body["error"]["code"] for body in refused}
 
 
 @pytest.mark.ray

@@ -18,10 +18,12 @@ _READY_TIMEOUT_S = 2.0
 def add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
     """Add the routes for whoever runs the server."""
 
-    @api.get("/health")
-    async def health() -> dict[str, str]:
-        """Whether the gateway lives."""
-        return {"status": "ok"}
+    @api.get("/health", responses={503: {"description": "The server is shutting down"}})
+    async def health() -> JSONResponse:
+        """Whether the gateway lives, and answers."""
+        if gateway.is_closed:
+            return JSONResponse({"status": "shutting down"}, status_code=503)
+        return JSONResponse({"status": "ok"})
 
     @api.get("/ready", responses={503: {"description": "A model is not ready"}})
     async def ready() -> JSONResponse:
