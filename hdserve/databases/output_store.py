@@ -66,7 +66,8 @@ class OutputStore:
 
     Not thread-safe; another process that opens the same directory may only read, until the first
     one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.  So it
-    does where nothing can be written when it is opened, as soon as something can.
+    does where nothing can be written when it is opened, as soon as something can.  Of several that
+    wait one takes over so; another is then overtaken, and has to be opened anew.
 
     Args:
         directory: of this database alone; it is made.
@@ -79,6 +80,9 @@ class OutputStore:
         epochs: ids of the earlier openings whose version numbers are still valid.
         generation: the number of this opening, from 1.
         is_writable: whether this process holds the lock, and could write when it took it.
+        is_overtaken: whether another process that waited has written since this one was opened:
+            its numbers may be ours, so nothing is written here any more.  Close this store, and go
+            on with another one and another log, to which what came since is added.
         num_failures: writes that failed.
         num_refused: files that could not be used, or not be read.
 
@@ -103,6 +107,10 @@ class OutputStore:
         self._namespaces: dict[str, NamespaceFiles] = {}
         self._incomplete: set[str] = set()
         """Names of directories in which something is missing or was set aside."""
+        self._flushed_versions: dict[str, int] = {}
+        """What was flushed of each namespace on the disk, as it was read last."""
+        self._flushed_here: set[str] = set()
+        self.is_overtaken = False
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
         self._generation_file = GenerationFile(directory, key)
@@ -134,6 +142,8 @@ class OutputStore:
             reason = "is in use by another process, as an application that serves it"
             if self._failure:
                 reason = f"cannot be written: {self._failure}"
+            elif self.is_overtaken:
+                reason = "was written by another process meanwhile, and is to be opened anew"
             raise DatabaseError(f"{self.directory} {reason}")
 
     def restore(self, log: OutputLog) -> None:
@@ -180,6 +190,14 @@ class OutputStore:
         before, or outputs were missing between others."""
         return directory_name(namespace) in self._incomplete
 
+    def has_flushed(self, namespace: str) -> bool:
+        """Whether ``namespace`` was flushed since this was opened, by this process."""
+        return namespace in self._flushed_here
+
+    def knows_newer_flush(self, namespace: str, than: OutputStore) -> bool:
+        """Whether ``namespace`` was flushed on the disk after ``than`` had read it last."""
+        return self._flushed_versions.get(namespace, 0) > than._flushed_versions.get(namespace, 0)
+
     def append(self, namespace: str, appended: Appended) -> None:
         """Keep what was just appended to the log."""
         if not self.is_writable:
@@ -221,6 +239,10 @@ class OutputStore:
 
     def flush_later(self, namespace: str) -> NamespaceFiles:
         """Have the next ``sync`` delete what stands before the flushed version."""
+        self._flushed_here.add(namespace)
+        return self._flush_files(namespace)
+
+    def _flush_files(self, namespace: str) -> NamespaceFiles:
         files = self._files(namespace)
         files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
         return files
@@ -267,22 +289,20 @@ class OutputStore:
     def _take_over(self, log: OutputLog) -> bool:
         """Write from now on, if the process that did has ended.
 
-        Not if another one that waited has done so in between: its numbers would be ours.  What the
-        predecessor flushed since it was read here is flushed here, too, with all that has come
-        since: of what is in memory, nothing says what was meant.
+        Not if another one that waited has done so in between: its numbers may be ours.
         """
         if not self._may_take_over:
             return False
-        flushed: list[str] = []
         try:
             self._make_directory()
             self._failure = None
             if not self._acquire(0.0):
                 return False
-            generation, epochs = self._read_generation()
-            self._may_take_over = generation < self.generation
-            if self._may_take_over:
-                flushed += self._flushed_meanwhile(log)
+            generation, epochs = self._newest_generation()
+            if generation >= self.generation:
+                self._give_way()
+            else:
+                self._take_flushes(log)
                 self._write_generation(epochs)
                 self.is_writable = True
         except OSError as error:
@@ -291,9 +311,6 @@ class OutputStore:
             self._lock.release()
             return False
         logger.info("%s is free, and written from now on", self.directory)
-        for namespace in flushed:
-            log.flush(namespace)
-            self.flush_later(namespace)
         for namespace in log.namespaces():
             files = self._files(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
@@ -302,12 +319,18 @@ class OutputStore:
             files.is_synced = False
         return True
 
+    def _give_way(self) -> None:
+        if not self.is_overtaken:
+            logger.warning(
+                "%s was written by another process that waited, so it has to be opened anew",
+                self.directory,
+            )
+        self.is_overtaken = True
+
     def _open_generation(self) -> tuple[int, tuple[str, ...]]:
         """Number this opening and remember its epoch."""
-        generation, epochs = self._read_generation()
-        versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
-        highest = max([*versions, *([] if generation else self._flushed_versions())], default=0)
-        self.generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
+        generation, epochs = self._newest_generation()
+        self.generation = generation + 1
         if self._may_take_over and not self.is_writable:
             self.generation += _NUM_LEFT_FREE
         if self.is_writable:
@@ -319,15 +342,25 @@ class OutputStore:
                 self._lock.release()
         return self.generation, epochs
 
-    def _flushed_versions(self) -> Iterator[int]:
-        """The versions at which namespaces were flushed; new outputs must have higher ones."""
-        return (flushed_version for _, flushed_version in self._flushes())
+    def _newest_generation(self) -> tuple[int, tuple[str, ...]]:
+        """The number and the epochs of the last opening that could write, as ``generation`` or the
+        files of outputs say."""
+        generation, epochs = self._read_generation()
+        versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
+        flushed = [] if generation else [version for _, version in self._flushes()]
+        highest = max([*versions, *flushed], default=0)
+        return max(generation, highest // VERSIONS_PER_GENERATION), epochs
 
-    def _flushed_meanwhile(self, log: OutputLog) -> Iterator[str]:
-        """Namespaces of which more was flushed on the disk than ``log`` knows of."""
+    def _take_flushes(self, log: OutputLog) -> None:
+        """Flush here what the process that writes, or did, has flushed since it was read last.
+
+        All that has come since goes, too: of what is in memory, nothing says what was meant.
+        """
         for namespace, flushed_version in self._flushes():
-            if flushed_version > log.peek(namespace).flushed_version:
-                yield namespace
+            if flushed_version > self._flushed_versions.get(namespace, 0):
+                self._flushed_versions[namespace] = flushed_version
+                log.flush(namespace)
+                self._flush_files(namespace)
 
     def _flushes(self) -> Iterator[tuple[str, int]]:
         for path in self.directory.glob("*/state"):
@@ -439,6 +472,7 @@ class OutputStore:
             self._set_aside(path, error)
             return 0
         self._files(namespace)
+        self._flushed_versions[namespace] = state.flushed_version
         partition = log.partition(namespace)
         partition.flushed_version = state.flushed_version
         partition.restore_evicted(state.evicted)

@@ -304,6 +304,43 @@ def test_a_disk_that_cannot_be_read_at_the_start_is_taken_when_it_can(config, ca
     assert len(changes["flushed"].segment) == 0
 
 
+@pytest.mark.parametrize("ends_at_once", [False, True])
+def test_the_last_of_three_in_a_row_keeps_what_all_have_taken(config, ends_at_once):
+    """As the clusters of two upgrades that overlap; what one of them forgot does not come back."""
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3))
+    with ThreadPoolExecutor(2) as threads:
+        second, third = threads.map(lambda _: ModelDatabaseActor(KEY, config), range(2))
+    reader = Reader(third, "r", "n")
+    for number, actor in enumerate([second, third], start=1):
+        for namespace in ("n", "of-second", "of-third"):
+            actor.publish(message(number, 3, namespace=namespace))
+    third.publish(Publish("w", calibrations={"n": b"state"}).encode(KEY))
+    with pytest.raises(DatabaseError):
+        third.flush("of-third")
+    third.publish(message(3, 3, namespace="of-third"))
+    assert reader.read() == [0, 2]
+    first.close()
+    assert second.snapshot_now()
+    second.flush("of-second")
+    second.publish(message(4, 3, namespace="of-second"))
+    assert not third.snapshot_now()
+    second.close()
+    if ends_at_once:
+        third.close()
+    else:
+        assert third.snapshot_now()
+        assert reader.poll().is_reset
+        assert not reader.poll().is_unwritten
+        third.publish(message(5, 3))
+    last = restarted(third, config)
+    changes = Reader(last, "s", "n", "of-second", "of-third").poll().changes
+    found = {name: change.segment.sequence_numbers.tolist() for name, change in changes.items()}
+    later = [] if ends_at_once else [5]
+    assert found == {"n": [0, 1, 2, *later], "of-second": [4], "of-third": [3]}
+    assert changes["n"].calibration == b"state"
+
+
 def test_a_directory_that_cannot_be_listed_at_the_start_is_taken_when_it_can(config, monkeypatch):
     scan = os.scandir
 

@@ -234,8 +234,33 @@ def test_what_is_in_the_way_is_said_as_it_is_now(tmp_path):
     first.store.close()
 
 
-def test_of_two_successors_one_writes(tmp_path):
-    """Its files are left alone by the other, whose numbers are the same."""
+def test_of_two_successors_one_writes_and_the_other_is_opened_anew(tmp_path, caplog):
+    """The numbers of both are the same, and no file of the one is touched by the other."""
+    first = Database(tmp_path)
+    second, third = Database(tmp_path), Database(tmp_path)
+    first.append("n", 1)
+    second.append("n", 2)
+    third.append("n", 3)
+    first.store.close()
+    assert second.sync()
+    assert not third.sync()
+    assert not third.store.is_overtaken
+    second.store.close()
+    before = {path: path.read_bytes() for path in first.files("")}
+    assert not third.sync()
+    assert third.store.is_overtaken
+    assert "was written by another process that waited" in caplog.text
+    with pytest.raises(DatabaseError, match="to be opened anew"):
+        third.store.check_writable()
+    assert {path: path.read_bytes() for path in first.files("")} == before
+    third = third.restart()
+    assert third.store.generation > second.store.generation
+    third.append("n", 3)
+    assert third.restart().numbers("n") == [1, 2, 3]
+
+
+def test_a_successor_is_overtaken_though_the_number_of_who_did_it_is_lost(tmp_path):
+    """The files that it wrote tell of it."""
     first = Database(tmp_path)
     second, third = Database(tmp_path), Database(tmp_path)
     second.append("n", 2)
@@ -243,8 +268,10 @@ def test_of_two_successors_one_writes(tmp_path):
     first.store.close()
     assert second.sync()
     second.store.close()
+    (tmp_path / "generation").unlink()
     assert not third.sync()
-    assert Database(tmp_path).numbers("n") == [2]
+    assert third.store.is_overtaken
+    assert third.restart().numbers("n") == [2]
 
 
 def test_a_flush_that_could_not_reach_the_disk_is_made_good(tmp_path):
