@@ -153,6 +153,8 @@ class ModelDatabaseActor:
         mirror has not heard of it and gives back what it holds; then it has to be flushed again.
 
         Raises:
+            DatabaseInUse: it is forgotten here, but another process, as the actor of another
+                cluster, has it, and its files.
             DatabaseError: it is forgotten, but files of it could not be deleted; that is tried
                 again.
         """

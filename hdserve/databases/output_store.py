@@ -23,7 +23,7 @@ logs are left where they are, for the next start, and without the others nothing
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from uuid import uuid4
@@ -48,7 +48,7 @@ from hdserve.databases.output_files import (
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.partition import Appended
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError, SnapshotError
+from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ class OutputStore:
     Not thread-safe; another process that opens the same directory may only read, until the first
     one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.  So it
     does where nothing can be written when it is opened, as soon as something can.  Of several that
-    wait one takes over so; another is then overtaken, and has to be opened anew.
+    wait one takes over so; another is then overtaken, and has to be opened anew.  Until then each
+    ``sync`` flushes what the one that writes has flushed.
 
     Args:
         directory: of this database alone; it is made.
@@ -136,15 +137,21 @@ class OutputStore:
     def check_writable(self) -> None:
         """
         Raises:
-            DatabaseError: another process writes here, or nothing can be written.
+            DatabaseInUse: another process writes here.
+            DatabaseError: nothing can be written.
         """
-        if not self.is_writable:
-            reason = "is in use by another process, as an application that serves it"
-            if self._failure:
-                reason = f"cannot be written: {self._failure}"
-            elif self.is_overtaken:
-                reason = "was written by another process meanwhile, and is to be opened anew"
-            raise DatabaseError(f"{self.directory} {reason}")
+        if self.is_writable:
+            return
+        if self._failure:
+            raise DatabaseError(f"{self.directory} cannot be written: {self._failure}")
+        if self.is_overtaken:
+            raise DatabaseError(
+                f"{self.directory} was written by another process meanwhile, and is to be opened "
+                "anew"
+            )
+        raise DatabaseInUse(
+            f"{self.directory} is in use by another process, as an application that serves it"
+        )
 
     def restore(self, log: OutputLog) -> None:
         """Fill the empty ``log``; what cannot be used is logged, set aside and left out.
@@ -228,10 +235,17 @@ class OutputStore:
         Call it after ``log.flush``.
 
         Raises:
+            DatabaseInUse: another process writes here; they are deleted when that has ended.
             DatabaseError: they could not be deleted; each ``sync`` tries again.
         """
         files = self.flush_later(namespace)
-        self.check_writable()
+        try:
+            self.check_writable()
+        except DatabaseInUse as error:
+            raise DatabaseInUse(
+                f"{namespace} is forgotten here, but not by the other process: {error.message}; "
+                "what that has is deleted when it has ended. Send this to it, too, or again then"
+            ) from error
         try:
             self._sync_namespace(namespace, log, _NO_LOCK)
         except OSError as error:
@@ -254,6 +268,8 @@ class OutputStore:
             lock: what guards ``log`` and this object; not held while the disk is waited for, so
                 appends go on.  Nothing else may sync or flush meanwhile.
         """
+        if not self.is_writable and not self._follow(log, lock):
+            return False
         with lock:
             if not self.is_writable and not self._take_over(log):
                 return False
@@ -286,13 +302,25 @@ class OutputStore:
             return False
         return True
 
+    def _follow(self, log: OutputLog, lock: AbstractContextManager[object]) -> bool:
+        """Take the flushes of the process that writes; whether they could be read."""
+        if not self._may_take_over:
+            return False
+        try:
+            flushes = list(self._flushes())
+        except OSError as error:
+            with lock:
+                self._count_failure(error)
+            return False
+        with lock:
+            self._take_flushes(flushes, log)
+        return True
+
     def _take_over(self, log: OutputLog) -> bool:
         """Write from now on, if the process that did has ended.
 
         Not if another one that waited has done so in between: its numbers may be ours.
         """
-        if not self._may_take_over:
-            return False
         try:
             self._make_directory()
             self._failure = None
@@ -302,7 +330,7 @@ class OutputStore:
             if generation >= self.generation:
                 self._give_way()
             else:
-                self._take_flushes(log)
+                self._take_flushes(self._flushes(), log)
                 self._write_generation(epochs)
                 self.is_writable = True
         except OSError as error:
@@ -351,12 +379,12 @@ class OutputStore:
         highest = max([*versions, *flushed], default=0)
         return max(generation, highest // VERSIONS_PER_GENERATION), epochs
 
-    def _take_flushes(self, log: OutputLog) -> None:
+    def _take_flushes(self, flushes: Iterable[tuple[str, int]], log: OutputLog) -> None:
         """Flush here what the process that writes, or did, has flushed since it was read last.
 
         All that has come since goes, too: of what is in memory, nothing says what was meant.
         """
-        for namespace, flushed_version in self._flushes():
+        for namespace, flushed_version in flushes:
             if flushed_version > self._flushed_versions.get(namespace, 0):
                 self._flushed_versions[namespace] = flushed_version
                 log.flush(namespace)

@@ -15,8 +15,8 @@ from hdserve.databases import output_log, snapshot
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
-from hdserve.errors import DatabaseError
-from tests.databases.stored import KEY, Database, run_program
+from hdserve.errors import DatabaseError, DatabaseInUse
+from tests.databases.stored import KEY, Database, run_program, unreadable
 
 
 def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
@@ -218,6 +218,58 @@ def test_what_was_flushed_while_a_successor_waited_stays_flushed(tmp_path):
     second = second.restart()
     assert (second.numbers("n"), sorted(second.numbers("m"))) == ([3], [7, 8])
     assert second.log.partition("n").flushed_version > flushed_version
+
+
+def test_a_successor_that_waits_forgets_what_is_flushed(tmp_path):
+    """Once, with its next sync; what comes after that stays, though it had flushed it, too."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    first.append("m", 7)
+    second = Database(tmp_path)
+    second.log.flush("n")
+    with pytest.raises(DatabaseInUse, match="n is forgotten here, but not by the other process"):
+        second.store.flush("n", second.log)
+    second.append("n", 2)
+    assert not second.sync()
+    assert second.numbers("n") == [2]
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    assert not second.sync()
+    assert (second.numbers("n"), second.numbers("m")) == ([], [7])
+    second.append("n", 3)
+    assert not second.sync()
+    first.store.close()
+    assert second.sync()
+    second = second.restart()
+    assert (second.numbers("n"), second.numbers("m")) == ([3], [7])
+
+
+def test_what_a_successor_flushed_outlives_what_its_predecessor_flushed_later(tmp_path):
+    """Nothing in its memory from before either comes back."""
+    first = Database(tmp_path)
+    second = Database(tmp_path)
+    second.log.flush("n")
+    second.append("n", 2)
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    first.store.close()
+    assert second.sync()
+    assert second.restart().numbers("n") == []
+
+
+def test_a_flush_that_cannot_be_read_is_taken_when_it_can(tmp_path):
+    """Until then nothing is written, and that counts as a failure."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    second = Database(tmp_path)
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    first.store.close()
+    with unreadable("state"):
+        assert not second.sync()
+    assert (second.numbers("n"), second.store.num_failures) == ([1], 1)
+    assert second.sync()
+    assert second.numbers("n") == []
 
 
 def test_what_is_in_the_way_is_said_as_it_is_now(tmp_path):
