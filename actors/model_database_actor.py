@@ -153,6 +153,8 @@ class ModelDatabaseActor:
         mirror has not heard of it and gives back what it holds; then it has to be flushed again.
 
         Raises:
+            DatabaseInUse: it is forgotten here, but another process, as the actor of another
+                cluster, has it, and its files.
             DatabaseError: it is forgotten, but files of it could not be deleted; that is tried
                 again.
         """
@@ -199,6 +201,9 @@ class ModelDatabaseActor:
             if self._store is None:
                 return False
             is_complete = self._store.sync(self._log, self._lock)
+            if self._store.is_overtaken and self._config.snapshot_dir is not None:
+                self._open_store(self._config.snapshot_dir)
+                is_complete = self._store.sync(self._log, self._lock)
             self._is_unwritten = not is_complete
             return is_complete
 
@@ -234,6 +239,7 @@ class ModelDatabaseActor:
 
     def close(self) -> None:
         """Write everything and let go of the directory."""
+        self.snapshot_now()
         with self._sync_lock, self._lock:
             if self._store:
                 self._store.sync(self._log)
@@ -248,8 +254,9 @@ class ModelDatabaseActor:
         )
 
     def _open_store(self, root: Path) -> None:
-        """Go on from what is on the disk, with what came before it could be read after that; then
-        readers begin anew, as after a restart.
+        """Go on from what is on the disk, with what came before it could be read after that, or
+        before it was written by another process that waited; then readers begin anew, as after a
+        restart.
 
         While it cannot be read the database is in memory alone.
         """
@@ -261,11 +268,14 @@ class ModelDatabaseActor:
             self._open_failure = str(error)
             return
         with self._lock:
-            earlier, self._log = self._log, log
+            before, earlier = self._store, self._log
+            self._log = log
             self._store, self._epoch, self._open_failure = store, store.epoch, ""
             self._is_unwritten = not store.is_writable
             for name in earlier.namespaces():
-                self._take_earlier(name, earlier.partition(name), store)
+                self._take_earlier(name, earlier.partition(name), before)
+        if before:
+            before.close()
 
     def _restored(self, root: Path) -> tuple[OutputStore, OutputLog]:
         """
@@ -286,13 +296,21 @@ class ModelDatabaseActor:
                 logger.warning("%s is left as it is: %s", other, what_to_do)
         return store, log
 
-    def _take_earlier(self, namespace: str, earlier: Partition, store: OutputStore) -> None:
-        """Take what came of ``namespace`` while the disk could not be read."""
-        if earlier.flushed_version:
+    def _take_earlier(self, namespace: str, earlier: Partition, before: OutputStore | None) -> None:
+        """Take what came of ``namespace`` while the disk could not be read, or since ``before`` was
+        opened; nothing where it was flushed on the disk meanwhile, as nothing says what came first.
+        """
+        first_version = before.first_version if before else 0
+        is_flushed = before.has_flushed(namespace) if before else earlier.flushed_version > 0
+        if is_flushed:
             self._log.flush(namespace)
-            store.flush_later(namespace)
-        for _, segment in earlier.segments():
-            self._append({namespace: segment})
+            if self._store:
+                self._store.flush_later(namespace)
+        if before and self._store and self._store.knows_newer_flush(namespace, before):
+            return
+        for version, segment in earlier.segments():
+            if version >= first_version:
+                self._append({namespace: segment})
         if earlier.calibration:
             self._take_calibration(namespace, earlier.calibration)
 

@@ -4,7 +4,8 @@
     ├── ConfigError               the configuration is wrong; raised before anything starts
     ├── DatabaseError             a draft database cannot be used
     │   ├── SnapshotError         a file or message is corrupt, foreign or too new
-    │   └── DatabaseGone    503   it does not answer; try again
+    │   ├── DatabaseGone    503   it does not answer; try again
+    │   └── DatabaseInUse   503   another process writes it; try again when that has ended
     ├── UnsupportedModel          the model cannot be served; raised while it loads
     ├── EngineStopped       503   the engine has failed or was closed
     │   └── EngineGone            it had done so before this request came
@@ -64,6 +65,13 @@ class DatabaseGone(DatabaseError):
 
     status = 503
     code = "database_gone"
+
+
+class DatabaseInUse(DatabaseError):
+    """Another process writes the files of a database; this one can when that has ended."""
+
+    status = 503
+    code = "database_in_use"
 
 
 class UnsupportedModel(HdserveError):

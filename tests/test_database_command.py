@@ -113,6 +113,18 @@ def test_nothing_is_written_beside_the_databases_of_shards(tmp_path: Path, promp
     assert not databases_root(root).exists()
 
 
+def test_what_no_longer_grows_is_not_exported(tmp_path: Path) -> None:
+    """From before the namespaces were shared out: a backup of it would pass for one of today."""
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    root, shard, copy = tmp_path / "databases", tmp_path / "databases/shard-1-of-2", tmp_path / "a"
+    run("import", str(archive), str(root))
+    run("import", str(archive), str(shard))
+    with pytest.raises(DatabaseError, match=r"\(shard-1-of-2\).* nothing more: .*/MODEL/export"):
+        run("export", str(root), str(copy))
+    assert not copy.exists()
+    assert run("export", str(shard), str(copy))["num_outputs"] == 4
+
+
 def test_outputs_of_another_tokenizer(tmp_path: Path) -> None:
     """Where the model is named whose database is there, they are refused: it would not draft from
     them.  Where a model of the same name had another tokenizer, both databases are shown."""

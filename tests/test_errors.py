@@ -16,6 +16,7 @@ STATUSES = {
     "DatabaseError": 500,
     "SnapshotError": 500,
     "DatabaseGone": 503,
+    "DatabaseInUse": 503,
     "UnsupportedModel": 500,
     "EngineStopped": 503,
     "EngineGone": 503,

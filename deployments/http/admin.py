@@ -39,7 +39,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong"},
     403: {"description": "The key is not that of the administrator"},
     404: {"description": "No such model, database or namespace"},
-    503: {"description": "The database, or every replica of the model, does not answer"},
+    503: {"description": "The database, or every replica, does not answer, or it is in use"},
 }
 
 _BODY_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -32,7 +32,7 @@ from hdserve.databases.output_store import OutputStore
 from hdserve.databases.partition import Partition
 from hdserve.databases.segment import Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.databases.stored import UNBOUNDED, check_unsharded, open_to_read
+from hdserve.databases.stored import UNBOUNDED, check_current, check_unsharded, open_to_read
 from hdserve.errors import DatabaseError, SnapshotError
 from hdserve.journal import SUFFIX
 
@@ -62,7 +62,7 @@ def export_database(
 
     Raises:
         DatabaseError: the database cannot be read, or the archive not written; another export
-            writes it.
+            writes it; or ``root`` is one of shards, beside which the database no longer grows.
     """
     lock = FileLock(f"{archive}.lock")
     try:
@@ -79,6 +79,7 @@ def export_database(
 
 def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> int:
     _, log = open_to_read(root, key)
+    check_current(root)
     total = sum(log.partition(name).num_outputs for name in log.namespaces())
     partial = archive.with_name(f"{archive.name}{SUFFIX}")
     try:

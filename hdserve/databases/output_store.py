@@ -23,7 +23,7 @@ logs are left where they are, for the next start, and without the others nothing
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from uuid import uuid4
@@ -48,7 +48,7 @@ from hdserve.databases.output_files import (
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.partition import Appended
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError, SnapshotError
+from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,9 @@ class OutputStore:
 
     Not thread-safe; another process that opens the same directory may only read, until the first
     one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.  So it
-    does where nothing can be written when it is opened, as soon as something can.
+    does where nothing can be written when it is opened, as soon as something can.  Of several that
+    wait one takes over so; another is then overtaken, and has to be opened anew.  Until then each
+    ``sync`` flushes what the one that writes has flushed.
 
     Args:
         directory: of this database alone; it is made.
@@ -79,6 +81,9 @@ class OutputStore:
         epochs: ids of the earlier openings whose version numbers are still valid.
         generation: the number of this opening, from 1.
         is_writable: whether this process holds the lock, and could write when it took it.
+        is_overtaken: whether another process that waited has written since this one was opened:
+            its numbers may be ours, so nothing is written here any more.  Close this store, and go
+            on with another one and another log, to which what came since is added.
         num_failures: writes that failed.
         num_refused: files that could not be used, or not be read.
 
@@ -103,6 +108,10 @@ class OutputStore:
         self._namespaces: dict[str, NamespaceFiles] = {}
         self._incomplete: set[str] = set()
         """Names of directories in which something is missing or was set aside."""
+        self._flushed_versions: dict[str, int] = {}
+        """What was flushed of each namespace on the disk, as it was read last."""
+        self._flushed_here: set[str] = set()
+        self.is_overtaken = False
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
         self._generation_file = GenerationFile(directory, key)
@@ -128,13 +137,21 @@ class OutputStore:
     def check_writable(self) -> None:
         """
         Raises:
-            DatabaseError: another process writes here, or nothing can be written.
+            DatabaseInUse: another process writes here.
+            DatabaseError: nothing can be written.
         """
-        if not self.is_writable:
-            reason = "is in use by another process, as an application that serves it"
-            if self._failure:
-                reason = f"cannot be written: {self._failure}"
-            raise DatabaseError(f"{self.directory} {reason}")
+        if self.is_writable:
+            return
+        if self._failure:
+            raise DatabaseError(f"{self.directory} cannot be written: {self._failure}")
+        if self.is_overtaken:
+            raise DatabaseError(
+                f"{self.directory} was written by another process meanwhile, and is to be opened "
+                "anew"
+            )
+        raise DatabaseInUse(
+            f"{self.directory} is in use by another process, as an application that serves it"
+        )
 
     def restore(self, log: OutputLog) -> None:
         """Fill the empty ``log``; what cannot be used is logged, set aside and left out.
@@ -180,6 +197,14 @@ class OutputStore:
         before, or outputs were missing between others."""
         return directory_name(namespace) in self._incomplete
 
+    def has_flushed(self, namespace: str) -> bool:
+        """Whether ``namespace`` was flushed since this was opened, by this process."""
+        return namespace in self._flushed_here
+
+    def knows_newer_flush(self, namespace: str, than: OutputStore) -> bool:
+        """Whether ``namespace`` was flushed on the disk after ``than`` had read it last."""
+        return self._flushed_versions.get(namespace, 0) > than._flushed_versions.get(namespace, 0)
+
     def append(self, namespace: str, appended: Appended) -> None:
         """Keep what was just appended to the log."""
         if not self.is_writable:
@@ -210,10 +235,17 @@ class OutputStore:
         Call it after ``log.flush``.
 
         Raises:
+            DatabaseInUse: another process writes here; they are deleted when that has ended.
             DatabaseError: they could not be deleted; each ``sync`` tries again.
         """
         files = self.flush_later(namespace)
-        self.check_writable()
+        try:
+            self.check_writable()
+        except DatabaseInUse as error:
+            raise DatabaseInUse(
+                f"{namespace} is forgotten here, but not by the other process: {error.message}; "
+                "what that has is deleted when it has ended. Send this to it, too, or again then"
+            ) from error
         try:
             self._sync_namespace(namespace, log, _NO_LOCK)
         except OSError as error:
@@ -221,6 +253,10 @@ class OutputStore:
 
     def flush_later(self, namespace: str) -> NamespaceFiles:
         """Have the next ``sync`` delete what stands before the flushed version."""
+        self._flushed_here.add(namespace)
+        return self._flush_files(namespace)
+
+    def _flush_files(self, namespace: str) -> NamespaceFiles:
         files = self._files(namespace)
         files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
         return files
@@ -232,6 +268,8 @@ class OutputStore:
             lock: what guards ``log`` and this object; not held while the disk is waited for, so
                 appends go on.  Nothing else may sync or flush meanwhile.
         """
+        if not self.is_writable and not self._follow(log, lock):
+            return False
         with lock:
             if not self.is_writable and not self._take_over(log):
                 return False
@@ -264,25 +302,35 @@ class OutputStore:
             return False
         return True
 
+    def _follow(self, log: OutputLog, lock: AbstractContextManager[object]) -> bool:
+        """Take the flushes of the process that writes; whether they could be read."""
+        if not self._may_take_over:
+            return False
+        try:
+            flushes = list(self._flushes())
+        except OSError as error:
+            with lock:
+                self._count_failure(error)
+            return False
+        with lock:
+            self._take_flushes(flushes, log)
+        return True
+
     def _take_over(self, log: OutputLog) -> bool:
         """Write from now on, if the process that did has ended.
 
-        Not if another one that waited has done so in between: its numbers would be ours.  What the
-        predecessor flushed since it was read here is flushed here, too, with all that has come
-        since: of what is in memory, nothing says what was meant.
+        Not if another one that waited has done so in between: its numbers may be ours.
         """
-        if not self._may_take_over:
-            return False
-        flushed: list[str] = []
         try:
             self._make_directory()
             self._failure = None
             if not self._acquire(0.0):
                 return False
-            generation, epochs = self._read_generation()
-            self._may_take_over = generation < self.generation
-            if self._may_take_over:
-                flushed += self._flushed_meanwhile(log)
+            generation, epochs = self._newest_generation()
+            if generation >= self.generation:
+                self._give_way()
+            else:
+                self._take_flushes(self._flushes(), log)
                 self._write_generation(epochs)
                 self.is_writable = True
         except OSError as error:
@@ -291,9 +339,6 @@ class OutputStore:
             self._lock.release()
             return False
         logger.info("%s is free, and written from now on", self.directory)
-        for namespace in flushed:
-            log.flush(namespace)
-            self.flush_later(namespace)
         for namespace in log.namespaces():
             files = self._files(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
@@ -302,12 +347,18 @@ class OutputStore:
             files.is_synced = False
         return True
 
+    def _give_way(self) -> None:
+        if not self.is_overtaken:
+            logger.warning(
+                "%s was written by another process that waited, so it has to be opened anew",
+                self.directory,
+            )
+        self.is_overtaken = True
+
     def _open_generation(self) -> tuple[int, tuple[str, ...]]:
         """Number this opening and remember its epoch."""
-        generation, epochs = self._read_generation()
-        versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
-        highest = max([*versions, *([] if generation else self._flushed_versions())], default=0)
-        self.generation = max(generation, highest // VERSIONS_PER_GENERATION) + 1
+        generation, epochs = self._newest_generation()
+        self.generation = generation + 1
         if self._may_take_over and not self.is_writable:
             self.generation += _NUM_LEFT_FREE
         if self.is_writable:
@@ -319,15 +370,25 @@ class OutputStore:
                 self._lock.release()
         return self.generation, epochs
 
-    def _flushed_versions(self) -> Iterator[int]:
-        """The versions at which namespaces were flushed; new outputs must have higher ones."""
-        return (flushed_version for _, flushed_version in self._flushes())
+    def _newest_generation(self) -> tuple[int, tuple[str, ...]]:
+        """The number and the epochs of the last opening that could write, as ``generation`` or the
+        files of outputs say."""
+        generation, epochs = self._read_generation()
+        versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
+        flushed = [] if generation else [version for _, version in self._flushes()]
+        highest = max([*versions, *flushed], default=0)
+        return max(generation, highest // VERSIONS_PER_GENERATION), epochs
 
-    def _flushed_meanwhile(self, log: OutputLog) -> Iterator[str]:
-        """Namespaces of which more was flushed on the disk than ``log`` knows of."""
-        for namespace, flushed_version in self._flushes():
-            if flushed_version > log.peek(namespace).flushed_version:
-                yield namespace
+    def _take_flushes(self, flushes: Iterable[tuple[str, int]], log: OutputLog) -> None:
+        """Flush here what the process that writes, or did, has flushed since it was read last.
+
+        All that has come since goes, too: of what is in memory, nothing says what was meant.
+        """
+        for namespace, flushed_version in flushes:
+            if flushed_version > self._flushed_versions.get(namespace, 0):
+                self._flushed_versions[namespace] = flushed_version
+                log.flush(namespace)
+                self._flush_files(namespace)
 
     def _flushes(self) -> Iterator[tuple[str, int]]:
         for path in self.directory.glob("*/state"):
@@ -439,6 +500,7 @@ class OutputStore:
             self._set_aside(path, error)
             return 0
         self._files(namespace)
+        self._flushed_versions[namespace] = state.flushed_version
         partition = log.partition(namespace)
         partition.flushed_version = state.flushed_version
         partition.restore_evicted(state.evicted)

@@ -101,6 +101,21 @@ def check_unsharded(root: Path) -> None:
         )
 
 
+def check_current(root: Path) -> None:
+    """
+    Raises:
+        DatabaseError: the databases below ``root`` are those of shards: what stands beside them is
+            from before, and no longer grows.
+    """
+    for path in shard_directories(root)[:1]:
+        raise DatabaseError(
+            f"{root} holds databases of shards ({path.name}), beside which a server writes nothing "
+            "more: export from these directories, or have the server do so (GET "
+            "/v1/speculation/databases/MODEL/export), or move them away if "
+            "model_database.num_shards is 1 now"
+        )
+
+
 def _key_of(generation: Path) -> DatabaseKey:
     """The key of a database, as ``generation`` says, or another of its files where that is damaged.
 

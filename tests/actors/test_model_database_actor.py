@@ -18,7 +18,7 @@ from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import CHUNK_BYTES, MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError, SnapshotError
+from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
 from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
 from tests.databases.stored import unreadable
 
@@ -302,6 +302,70 @@ def test_a_disk_that_cannot_be_read_at_the_start_is_taken_when_it_can(config, ca
     assert changes["n"].segment.sequence_numbers.tolist() == [0, 1, 2]
     assert changes["n"].calibration == b"state"
     assert len(changes["flushed"].segment) == 0
+
+
+def test_what_one_cluster_forgets_is_forgotten_by_another_that_waits(config):
+    """In its replicas, too, with its next snapshot."""
+    first = ModelDatabaseActor(KEY, config)
+    for namespace in ("n", "m"):
+        first.publish(message(0, 3, namespace=namespace))
+    second = ModelDatabaseActor(KEY, config)
+    second.publish(message(1, 3))
+    reader = Reader(second, "r", "n", "m")
+    assert len(reader.read()) == 3
+    first.flush("n")
+    assert not second.snapshot_now()
+    changes = reader.poll().changes
+    assert changes["n"].is_flushed
+    assert "m" not in changes
+    second.publish(message(2, 3))
+    assert (reader.read(), Reader(second, "s", "n").read()) == ([2], [2])
+    first.close()
+    assert second.snapshot_now()
+    assert Reader(restarted(second, config), "r", "n", "m").read() in ([0, 2], [2, 0])
+
+
+@pytest.mark.parametrize("ends_at_once", [False, True])
+def test_the_last_of_three_in_a_row_keeps_what_all_have_taken(config, ends_at_once):
+    """As the clusters of two upgrades that overlap; what one of them forgot does not come back."""
+    first = ModelDatabaseActor(KEY, config)
+    first.publish(message(0, 3))
+    with ThreadPoolExecutor(2) as threads:
+        second, third = threads.map(lambda _: ModelDatabaseActor(KEY, config), range(2))
+    reader = Reader(third, "r", "n")
+    for number, actor in enumerate([second, third], start=1):
+        for namespace in ("n", "of-second", "of-third"):
+            actor.publish(message(number, 3, namespace=namespace))
+    third.publish(Publish("w", calibrations={"n": b"state"}).encode(KEY))
+    with pytest.raises(DatabaseInUse):
+        third.flush("of-third")
+    third.publish(message(3, 3, namespace="of-third"))
+    assert reader.read() == [0, 2]
+    third.publish(message(6, 3, namespace="of-first"))
+    first.flush("of-first")
+    assert not third.snapshot_now()
+    first.close()
+    assert second.snapshot_now()
+    second.flush("of-second")
+    for namespace in ("of-first", "of-second"):
+        second.publish(message(4, 3, namespace=namespace))
+    assert not third.snapshot_now()
+    third.publish(message(7, 3, namespace="of-first"))
+    second.close()
+    if ends_at_once:
+        third.close()
+    else:
+        assert third.snapshot_now()
+        assert reader.poll().is_reset
+        assert not reader.poll().is_unwritten
+        third.publish(message(5, 3))
+    last = restarted(third, config)
+    changes = Reader(last, "s", "n", "of-first", "of-second", "of-third").poll().changes
+    found = {name: change.segment.sequence_numbers.tolist() for name, change in changes.items()}
+    later = [] if ends_at_once else [5]
+    forgotten = {"of-first": [4, 7], "of-second": [4], "of-third": [3]}
+    assert found == {"n": [0, 1, 2, *later], **forgotten}
+    assert changes["n"].calibration == b"state"
 
 
 def test_a_directory_that_cannot_be_listed_at_the_start_is_taken_when_it_can(config, monkeypatch):

@@ -15,8 +15,8 @@ from hdserve.databases import output_log, snapshot
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
-from hdserve.errors import DatabaseError
-from tests.databases.stored import KEY, Database, run_program
+from hdserve.errors import DatabaseError, DatabaseInUse
+from tests.databases.stored import KEY, Database, run_program, unreadable
 
 
 def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
@@ -220,6 +220,58 @@ def test_what_was_flushed_while_a_successor_waited_stays_flushed(tmp_path):
     assert second.log.partition("n").flushed_version > flushed_version
 
 
+def test_a_successor_that_waits_forgets_what_is_flushed(tmp_path):
+    """Once, with its next sync; what comes after that stays, though it had flushed it, too."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    first.append("m", 7)
+    second = Database(tmp_path)
+    second.log.flush("n")
+    with pytest.raises(DatabaseInUse, match="n is forgotten here, but not by the other process"):
+        second.store.flush("n", second.log)
+    second.append("n", 2)
+    assert not second.sync()
+    assert second.numbers("n") == [2]
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    assert not second.sync()
+    assert (second.numbers("n"), second.numbers("m")) == ([], [7])
+    second.append("n", 3)
+    assert not second.sync()
+    first.store.close()
+    assert second.sync()
+    second = second.restart()
+    assert (second.numbers("n"), second.numbers("m")) == ([3], [7])
+
+
+def test_what_a_successor_flushed_outlives_what_its_predecessor_flushed_later(tmp_path):
+    """Nothing in its memory from before either comes back."""
+    first = Database(tmp_path)
+    second = Database(tmp_path)
+    second.log.flush("n")
+    second.append("n", 2)
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    first.store.close()
+    assert second.sync()
+    assert second.restart().numbers("n") == []
+
+
+def test_a_flush_that_cannot_be_read_is_taken_when_it_can(tmp_path):
+    """Until then nothing is written, and that counts as a failure."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    second = Database(tmp_path)
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    first.store.close()
+    with unreadable("state"):
+        assert not second.sync()
+    assert (second.numbers("n"), second.store.num_failures) == ([1], 1)
+    assert second.sync()
+    assert second.numbers("n") == []
+
+
 def test_what_is_in_the_way_is_said_as_it_is_now(tmp_path):
     obstacle = tmp_path / "file"
     obstacle.write_text("")
@@ -234,8 +286,33 @@ def test_what_is_in_the_way_is_said_as_it_is_now(tmp_path):
     first.store.close()
 
 
-def test_of_two_successors_one_writes(tmp_path):
-    """Its files are left alone by the other, whose numbers are the same."""
+def test_of_two_successors_one_writes_and_the_other_is_opened_anew(tmp_path, caplog):
+    """The numbers of both are the same, and no file of the one is touched by the other."""
+    first = Database(tmp_path)
+    second, third = Database(tmp_path), Database(tmp_path)
+    first.append("n", 1)
+    second.append("n", 2)
+    third.append("n", 3)
+    first.store.close()
+    assert second.sync()
+    assert not third.sync()
+    assert not third.store.is_overtaken
+    second.store.close()
+    before = {path: path.read_bytes() for path in first.files("")}
+    assert not third.sync()
+    assert third.store.is_overtaken
+    assert "was written by another process that waited" in caplog.text
+    with pytest.raises(DatabaseError, match="to be opened anew"):
+        third.store.check_writable()
+    assert {path: path.read_bytes() for path in first.files("")} == before
+    third = third.restart()
+    assert third.store.generation > second.store.generation
+    third.append("n", 3)
+    assert third.restart().numbers("n") == [1, 2, 3]
+
+
+def test_a_successor_is_overtaken_though_the_number_of_who_did_it_is_lost(tmp_path):
+    """The files that it wrote tell of it."""
     first = Database(tmp_path)
     second, third = Database(tmp_path), Database(tmp_path)
     second.append("n", 2)
@@ -243,8 +320,10 @@ def test_of_two_successors_one_writes(tmp_path):
     first.store.close()
     assert second.sync()
     second.store.close()
+    (tmp_path / "generation").unlink()
     assert not third.sync()
-    assert Database(tmp_path).numbers("n") == [2]
+    assert third.store.is_overtaken
+    assert third.restart().numbers("n") == [2]
 
 
 def test_a_flush_that_could_not_reach_the_disk_is_made_good(tmp_path):

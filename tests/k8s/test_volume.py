@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,6 +16,8 @@ from typer.main import get_command
 
 from hdserve.cli.commands import app as hdserve_app
 from hdserve.config import ModelConfig
+from hdserve.databases.snapshot import DatabaseKey
+from tests.databases.test_archive import fill
 from tests.k8s.manifests import (
     HELPERS,
     OVERLAYS,
@@ -104,7 +108,8 @@ def test_a_volume_of_another_user_is_told(is_made: bool, place: Path) -> None:
 
 
 def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
-    """To a volume of its own; archives of today stay."""
+    """To a volume of its own, as often as it is asked for; archives of today stay, and nothing of
+    those of two weeks ago."""
     pod = helper("backup")
     (container,) = pod["containers"]
     script = container["command"][-1]
@@ -115,15 +120,23 @@ def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
     assert (found["root"], found["model"]) == (directory, served_model("gpu").name)
     with pytest.raises(AssertionError, match="is not on the volume"):
         place_on_volume(pod, str(found["archive"]))
-    places = {"hdserve database export": "echo", "/backup": str(tmp_path)}
+    fill(tmp_path / "database", DatabaseKey(str(found["model"]), "f" * 32)).close()
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    for name in ("new.hdb", "old.hdb", "old.hdb.unfinished"):
+        (backup / name).touch()
+        os.utime(backup / name, (0, 0) if name.startswith("old") else None)
+    places = {str(directory): str(tmp_path / "database"), "/backup": str(backup)}
     for old, new in places.items():
         script = script.replace(old, new)
-    (tmp_path / "new.hdb").touch()
-    (tmp_path / "old.hdb").touch()
-    os.utime(tmp_path / "old.hdb", (0, 0))
-    shown = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True)
-    assert re.search(rf" {tmp_path}/qwen2.5-7b-\d{{4}}-\d\d-\d\d\.hdb ", shown.stdout)
-    assert [path.name for path in tmp_path.iterdir()] == ["new.hdb"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for _ in range(2):
+        subprocess.run(["bash", "-ec", script], check=True, env={**os.environ, "PATH": path})
+        time.sleep(1.0)
+    first, second, last = sorted(path.name for path in backup.iterdir())
+    assert first == "new.hdb"
+    for name in (second, last):
+        assert re.fullmatch(r"qwen2\.5-7b-\d{4}-\d\d-\d\dT\d{6}\.hdb", name)
 
 
 def test_all_pods_are_one_user() -> None:
