@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """The pauses between tries; together they are longer than a replica takes to end after its engine
-has failed."""
+has failed (``MAX_LEAVING_S`` of :mod:`deployments.replica.model_server`)."""
 
 _UNLIMITED = -1
 _RETRY_AFTER_S = 1.0
