@@ -171,8 +171,9 @@ class Gateway:
                     pause_s = next(pauses_s, -1.0)
                     if pause_s < 0 or has_begun:
                         raise
-                except RequestTimeout:
-                    self.http_metrics.timed_out(name)
+                except (RequestTimeout, GeneratorExit):
+                    if deadline.is_over:
+                        self.http_metrics.timed_out(name)
                     raise
             request = replace(request, session_id="")
             await asyncio.sleep(min(pause_s, deadline.remaining_s))
