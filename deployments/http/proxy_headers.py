@@ -18,6 +18,8 @@ from ray.serve._private.constants import (
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.http.early_limit import EarlyLimit
+
 
 def _spelled(name: bytes) -> bytes:
     """Return what Ray Serve, and proxies before it, take for the same name."""
@@ -39,7 +41,7 @@ _REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
 def middlewares() -> list[Middleware]:
     """Return the middlewares of Ray Serve's processes, which call it when their environment says so
     (:data:`hdserve.config.deployed.PROXY_VARIABLES`)."""
-    return [Middleware(ProxyHeaders)]
+    return [Middleware(EarlyLimit), Middleware(ProxyHeaders)]
 
 
 class ProxyHeaders:
