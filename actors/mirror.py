@@ -40,6 +40,9 @@ NAMESPACE_IDLE_S = 3600.0
 MAX_FOLLOWED_NAMESPACES = 4096
 _RESTART_S = 1.0
 
+CLOSING_S = 1.0
+"""How long what is under way may take to end, besides what is left to be published."""
+
 _CATCH_UP_SHARE = 8
 """A new replica asks for one part in this many of the text that a namespace may have in the actor.
 A token takes 180 bytes in the index of the replica and four in the text, so that is still several
@@ -194,13 +197,14 @@ class Mirror:
         return own.wait_for(poll, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish what is queued, for at most ``timeout_s``, and end."""
+        """Publish what is queued, for at most ``timeout_s``, and end; all that takes at most
+        ``CLOSING_S`` more."""
         if not self._thread.is_alive():
             self._loop.close()
             return
         self._drain_s = timeout_s
         self._wake(self._is_closing)
-        self._thread.join(timeout_s + 1.0)
+        self._thread.join(timeout_s + CLOSING_S)
 
     def stats(self) -> MirrorStats:
         """What was published and received so far, and how far behind it is."""

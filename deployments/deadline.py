@@ -56,6 +56,10 @@ class Deadline:
         except TimeoutError as error:
             raise self.error from error
 
+    def limit(self, grace_s: float) -> asyncio.Timeout:
+        """Return a block that is cancelled, with ``TimeoutError``, ``grace_s`` after then."""
+        return asyncio.timeout_at(None if self._at_s is None else self._at_s + grace_s)
+
     @contextmanager
     def ending(self, cancel: Callable[[], None]) -> Iterator[None]:
         """Have ``cancel`` called then, if the block is still open: one timer, whatever happens in

@@ -25,6 +25,7 @@ from deployments.model_servers import ModelServers
 from deployments.parsers.template_parsers import AUTO
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import TOOL_PARSERS
+from deployments.readiness import Readiness
 from deployments.refusals import Refusals
 from deployments.replica.statistics_state import StatisticsState
 from deployments.runtime import actor_options
@@ -37,7 +38,6 @@ from hdserve.engine.request_check import check_num_sequences
 from hdserve.errors import (
     EngineGone,
     EngineStopped,
-    HdserveError,
     ModelNotFound,
     Overloaded,
     RequestTimeout,
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """The pauses between tries; together they are longer than a replica takes to end after its engine
-has failed."""
+has failed (``MAX_LEAVING_S`` of :mod:`deployments.replica.model_server`)."""
 
 _UNLIMITED = -1
 _RETRY_AFTER_S = 1.0
@@ -93,6 +93,7 @@ class Gateway:
         self._servers = ModelServers(handles)
         self._refusals = Refusals()
         self._infos = ModelInfos(self._describe)
+        self._readiness = Readiness(self.describe)
         self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
@@ -207,8 +208,9 @@ class Gateway:
                     pause_s = next(pauses_s, -1.0)
                     if pause_s < 0 or has_begun:
                         raise
-                except RequestTimeout:
-                    self.http_metrics.timed_out(name)
+                except (RequestTimeout, GeneratorExit):
+                    if deadline.is_over:
+                        self.http_metrics.timed_out(name)
                     raise
             request = replace(request, session_id="")
             await asyncio.sleep(min(pause_s, deadline.remaining_s))
@@ -298,18 +300,11 @@ class Gateway:
         name = self.model(model).name
         await self._servers.call_all(name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
-    async def unready_models(self, timeout_s: float) -> list[str]:
-        """Return the models of which no replica answers, but for those that may have none."""
-
-        async def is_ready(name: str) -> bool:
-            try:
-                await asyncio.wait_for(self.describe(name), timeout_s)
-            except (HdserveError, TimeoutError):
-                return False
-            return True
-
+    async def unready_models(self) -> list[str]:
+        """Return the models of which no replica answers, or answered a moment ago, but for those
+        that may have none."""
         names = [name for name in self._configs if name not in self._startable]
-        answers = await asyncio.gather(*map(is_ready, names))
+        answers = await asyncio.gather(*map(self._readiness.is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 
     async def report(self) -> Report:

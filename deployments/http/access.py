@@ -42,9 +42,8 @@ class SignIn:
         if scope["type"] != "http" or is_open(own_path(scope)):
             await self._app(scope, receive, send)
             return
-        values = [value for name, value in scope["headers"] if name == b"authorization"]
         try:
-            identity = self._access.identify(values[0].decode("latin-1") if values else "")
+            identity = self._access.identify(authorization_of(scope))
         except Unauthorized as error:
             response = JSONResponse(
                 error_body(error), error.status, headers={"www-authenticate": "Bearer"}
@@ -53,6 +52,12 @@ class SignIn:
             return
         scope.setdefault("state", {})["identity"] = identity
         await self._app(scope, receive, send)
+
+
+def authorization_of(scope: Scope) -> str:
+    """Return the header that says who sends a request; empty where there is none."""
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("latin-1") if values else ""
 
 
 def identity_of(request: Request) -> Identity:

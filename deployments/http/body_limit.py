@@ -7,6 +7,7 @@ from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.openai.objects import error_body
+from hdserve.access import Identity
 from hdserve.config import GatewayConfig
 from hdserve.errors import BodyTooLarge
 
@@ -26,18 +27,14 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        max_bytes = self._max_bytes(scope)
+        identity = scope.get("state", {}).get("identity")
+        max_bytes = max_bytes_of(scope, self._limits, identity)
         try:
             _check(self._declared_bytes(scope), max_bytes)
             await self._app(scope, self._counting(receive, max_bytes), send)
         except BodyTooLarge as error:
             response = JSONResponse(error_body(error), status_code=error.status)
             await response(scope, receive, send)
-
-    def _max_bytes(self, scope: Scope) -> int:
-        identity = scope.get("state", {}).get("identity")
-        is_import = scope["path"].endswith("/import") and identity and identity.is_admin
-        return self._limits.max_import_bytes if is_import else self._limits.max_body_bytes
 
     def _counting(self, receive: Receive, max_bytes: int) -> Receive:
         num_bytes = 0
@@ -57,6 +54,12 @@ class BodyLimit:
     def _declared_bytes(self, scope: Scope) -> int:
         values = [value for name, value in scope["headers"] if name == b"content-length"]
         return int(values[0]) if values and values[0].isdigit() else 0
+
+
+def max_bytes_of(scope: Scope, limits: GatewayConfig, identity: Identity | None) -> int:
+    """Return how many bytes the body of a request may have."""
+    is_import = scope["path"].endswith("/import") and identity and identity.is_admin
+    return limits.max_import_bytes if is_import else limits.max_body_bytes
 
 
 def _check(num_bytes: int, max_bytes: int) -> None:

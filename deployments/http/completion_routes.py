@@ -95,5 +95,5 @@ async def _answer(
     if not body.stream:
         return await whole_answer(builder, messages, headers)
     return await streamed_answer(
-        builder, messages, headers, write=server_sent_event, last=STREAM_END
+        builder, messages, headers, deadline, write=server_sent_event, last=STREAM_END
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,7 +10,9 @@ from uuid import uuid4
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Send
 
+from deployments.deadline import Deadline
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http.access import identity_of
 from deployments.http.metrics import HttpMetrics
@@ -24,6 +26,9 @@ from hdserve.errors import HdserveError, InvalidRequest
 _EVENT_STREAM = "text/event-stream"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Nginx, which would keep events back, passes them on as they come."""
+
+_GRACE_S = 5.0
+"""How long a client may take, once the time of its request is over, to read what it was sent."""
 
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
@@ -138,6 +143,7 @@ async def streamed_answer(
     builder: AnswerBuilder,
     messages: AsyncGenerator[Records],
     headers: Mapping[str, str],
+    deadline: Deadline,
     *,
     write: Callable[[Event], bytes],
     last: bytes = b"",
@@ -154,9 +160,32 @@ async def streamed_answer(
     """
     first = await _next(messages)
     stream = _stream(builder, first, messages, write, last)
-    return StreamingResponse(
-        stream, media_type=_EVENT_STREAM, headers={**_STREAM_HEADERS, **headers}
-    )
+    return _EventStream(stream, headers, deadline)
+
+
+class _EventStream(StreamingResponse):
+    """Events that end soon after ``deadline``, also where nobody reads them: a server waits with
+    what is sent for a client that has not read what was sent before, for as long as it stays."""
+
+    def __init__(
+        self, events: AsyncGenerator[bytes], headers: Mapping[str, str], deadline: Deadline
+    ) -> None:
+        all_headers = {**_STREAM_HEADERS, **headers}
+        super().__init__(events, media_type=_EVENT_STREAM, headers=all_headers)
+        self._events = events
+        self._deadline = deadline
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events.  Without their end, where they were not read in time: the connection is
+        closed then."""
+        limit = self._deadline.limit(_GRACE_S)
+        try:
+            async with limit:
+                await super().stream_response(send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await self._events.aclose()
 
 
 async def _stream(
@@ -165,7 +194,7 @@ async def _stream(
     rest: AsyncGenerator[Records],
     write: Callable[[Event], bytes],
     last: bytes,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Yield the events as they are sent: what came together is written together, and an error in
     mid-stream is the last event."""
     records = first

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
 
-_READY_TIMEOUT_S = 2.0
-
-
 def add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
     """Add the routes for whoever runs the server."""
 
@@ -28,7 +25,7 @@ def add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.get("/ready", responses={503: {"description": "A model is not ready"}})
     async def ready() -> JSONResponse:
         """Whether every model answers."""
-        missing = await gateway.unready_models(_READY_TIMEOUT_S)
+        missing = await gateway.unready_models()
         status = "not ready" if missing else "ready"
         return JSONResponse(
             {"status": status, "not_ready": missing}, status_code=503 if missing else 200

@@ -2,8 +2,9 @@
 
 Its proxies, and gateways behind HAProxy, obey headers that nobody documents here: one cuts an
 answer off with a status and a text that no client of the API expects, and may take the next request
-of the connection with it; another has the answer of a client that is gone go on.  And they fail
-where a header is no UTF-8.
+of the connection with it; another has the answer of a client that is gone go on; and of the ids of
+models that a third one names, each is remembered for ever.  And they fail where a header is no
+UTF-8.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from ray.serve._private.constants import (
     SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
     SERVE_HTTP_REQUEST_ID_HEADER,
     SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+    SERVE_MULTIPLEXED_MODEL_ID,
 )
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.http.early_limit import EarlyLimit
+
+
+def _spelled(name: bytes) -> bytes:
+    """Return what Ray Serve, and proxies before it, take for the same name."""
+    return name.lower().replace(b"-", b"_")
+
+
 _DROPPED = frozenset(
-    name.encode()
+    _spelled(name.encode())
     for name in (
         SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER,
         SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+        SERVE_MULTIPLEXED_MODEL_ID,
     )
 )
 
@@ -30,7 +41,7 @@ _REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
 def middlewares() -> list[Middleware]:
     """Return the middlewares of Ray Serve's processes, which call it when their environment says so
     (:data:`hdserve.config.deployed.PROXY_VARIABLES`)."""
-    return [Middleware(ProxyHeaders)]
+    return [Middleware(EarlyLimit), Middleware(ProxyHeaders)]
 
 
 class ProxyHeaders:
@@ -45,7 +56,7 @@ class ProxyHeaders:
             scope["headers"] = [
                 (name, _readable(value))
                 for name, value in scope["headers"]
-                if name not in _DROPPED and (value or name != _REQUEST_ID)
+                if _spelled(name) not in _DROPPED and (value or name != _REQUEST_ID)
             ]
         await self._app(scope, receive, send)
 

@@ -49,4 +49,4 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         records = with_params_named(PARAM_NAMES, found)
         if not body.stream:
             return await whole_answer(events, records, headers)
-        return await streamed_answer(events, records, headers, write=named_event)
+        return await streamed_answer(events, records, headers, deadline, write=named_event)

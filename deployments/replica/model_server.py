@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from actors.mirror import CLOSING_S
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Observations, Report
@@ -50,8 +51,13 @@ takes seconds at most, one after the other, in which others are answered."""
 _MAX_LARGE_TEXTS = 16
 """Half of the places of calls that generate nothing; by the others a replica says how it is."""
 
+_PUBLISHING_S = 2.0
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
+
+MAX_LEAVING_S = _PUBLISHING_S + CLOSING_S + _FAREWELL_S + 2 * _FAREWELL_PAUSE_S
+"""How long a replica takes, at most, to end after its engine has failed.  Gateways try for longer
+than that."""
 
 
 class ModelServer:
@@ -283,7 +289,7 @@ class ModelServer:
         """End this process now that its engine has failed, so that Ray Serve replaces it at once:
         else it waits for three failed health checks.  It is called in the engine's thread."""
         if self._sharing is not None:
-            self._sharing.close()
+            self._sharing.close(_PUBLISHING_S)
         deadline_s = time.monotonic() + _FAREWELL_S
         while self._engine.num_open and time.monotonic() < deadline_s:
             time.sleep(_FAREWELL_PAUSE_S)

@@ -90,9 +90,9 @@ class ClusterSharing:
         """Return what was given to the cluster, and taken from it."""
         return self._mirror.stats()
 
-    def close(self) -> None:
-        """Publish what is not published yet, and end."""
-        self._mirror.close()
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Publish what is not published yet, for at most ``timeout_s``, and end."""
+        self._mirror.close(timeout_s)
 
     def deliver(self, model: str, namespace: str, outputs: list[npt.NDArray[np.uint32]]) -> None:
         """Take ``outputs``, which ``model`` generated on other replicas."""

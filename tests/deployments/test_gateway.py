@@ -12,11 +12,12 @@ from grpc.aio import AioRpcError, Metadata
 from ray import serve
 
 from deployments.deadline import Deadline
-from deployments.gateway import Gateway
+from deployments.gateway import _RETRY_PAUSES_S, Gateway
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from deployments.model_servers import translated
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser, MistralToolParser
+from deployments.replica.model_server import MAX_LEAVING_S
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import EngineGone, EngineStopped, Overloaded
@@ -153,6 +154,11 @@ def test_nothing_of_an_answer_comes_twice(error: Exception) -> None:
 def test_a_message_that_is_too_large_is_the_clients_error(code: StatusCode, status: int) -> None:
     """Another replica could not take it either."""
     assert translated(AioRpcError(code, Metadata(), Metadata())).status == status
+
+
+def test_a_request_is_tried_for_longer_than_a_failed_replica_stays() -> None:
+    """So that none fails while there is another replica, or a new one is on its way."""
+    assert sum(_RETRY_PAUSES_S) > MAX_LEAVING_S
 
 
 def test_a_model_without_a_working_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""Keeping bodies out of memory that nobody is going to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.http.access import authorization_of
+from deployments.http.body_limit import max_bytes_of
+from hdserve.current_access import CurrentAccess
+from hdserve.errors import Unauthorized
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+_PIECE_BYTES = 16 * 2**10
+"""Smaller pieces are put together: each takes some hundred bytes more than it has."""
+
+
+def _gateway_of_process() -> Gateway | None:
+    """Return the gateway whose process this is; there is none in a proxy of Ray Serve, in processes
+    of other applications, nor while the gateway is made."""
+    try:
+        found: Any = serve.get_replica_context().servable_object
+    except RayServeException:
+        return None
+    is_gateway = isinstance(getattr(found, "access", None), CurrentAccess)
+    return found if is_gateway else None
+
+
+class EarlyLimit:
+    """ASGI middleware before Ray Serve's own code in a gateway: what comes over the limit of a body
+    is thrown away.
+
+    Ray Serve reads bodies as fast as they come and keeps them, also those of requests that wait for
+    a slot.  So :class:`~deployments.http.body_limit.BodyLimit`, which says the same limit to the
+    client, would be too late.  Of who needs a key and has none the first piece is kept.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = _gateway_of_process() if scope["type"] == "http" else None
+        if gateway is not None:
+            receive = _limited(receive, _max_bytes(gateway, scope))
+        await self._app(scope, receive, send)
+
+
+def _max_bytes(gateway: Gateway, scope: Scope) -> int:
+    try:
+        identity = gateway.access.identify(authorization_of(scope))
+    except Unauthorized:
+        return 0
+    return max_bytes_of(scope, gateway.config.gateway, identity)
+
+
+def _limited(receive: Receive, max_bytes: int) -> Receive:
+    """Return what receives the pieces up to the first that is over the limit, which
+    :class:`~deployments.http.body_limit.BodyLimit` needs, and the end."""
+    num_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal num_bytes
+        piece = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            body = message.get("body", b"")
+            piece += body if num_bytes <= max_bytes else b""
+            num_bytes += len(body)
+            has_more = message.get("more_body", False)
+            is_enough = len(piece) >= _PIECE_BYTES or (piece and num_bytes > max_bytes)
+            if is_enough or not has_more:
+                return {"type": "http.request", "body": bytes(piece), "more_body": has_more}
+
+    return limited
