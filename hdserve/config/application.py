@@ -68,7 +68,9 @@ class GatewayConfig(StrictModel):
     """Most bytes of an archive the administrator imports."""
 
     max_ongoing_requests: int = Field(default=1000, ge=1)
-    """Most requests a gateway answers at a time."""
+    """Most requests a gateway answers at a time.  All gateways together should take more than the
+    replicas of all models decode and let wait: then a replica refuses what is too much, at once and
+    with ``retry-after``, and ``/health`` and ``/metrics`` need not wait."""
 
     max_queued_requests: int | None = Field(default=None, ge=1)
     """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full, or, with
@@ -87,6 +89,11 @@ class GatewayConfig(StrictModel):
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may ask this server from a browser, as in
     ``https://chat.example.com``; ``*`` is all of them.  Its own page may always."""
+
+    @property
+    def max_num_ongoing(self) -> int:
+        """Most requests that all gateways answer at a time."""
+        return self.num_replicas * self.max_ongoing_requests
 
     @field_validator("allowed_origins")
     @classmethod
@@ -161,6 +168,11 @@ class ServeConfig(StrictModel):
     what is not done by then fails, and a gateway cannot say so to its clients, whose connections
     end.  With a ``gateway.request_timeout_s`` that is no longer, every answer has an end or an
     error of its own before."""
+
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that all models decode or let wait."""
+        return sum(model.max_num_open for model in self.models)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -312,6 +312,11 @@ class ModelConfig(StrictModel):
             return self.num_replicas or 1
         return self.autoscaling.max_replicas
 
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that all processes of this model decode or let wait."""
+        return self.engine.max_num_open * self.max_num_replicas
+
     @field_validator("model")
     @classmethod
     def _check_model(cls, model: str) -> str:
