@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hdserve.config.model import ModelConfig
-from hdserve.config.reserved import Reserved
+from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel
 
 
@@ -51,6 +51,10 @@ class ModelDatabaseConfig(StrictModel):
     num_cpus: Reserved = 0.1
     """What Ray reserves for each actor."""
 
+    resources: CustomResources = Field(default_factory=dict)
+    """Custom Ray resources of each actor, and of that of the statistics databases, so that they are
+    on nodes that have them."""
+
 
 class GatewayConfig(StrictModel):
     """The HTTP side."""
@@ -60,6 +64,9 @@ class GatewayConfig(StrictModel):
 
     num_cpus: Reserved = 0.2
     """What Ray reserves for each."""
+
+    resources: CustomResources = Field(default_factory=dict)
+    """Custom Ray resources of each, so that they are on nodes that have them."""
 
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """A larger request is refused with 413."""
