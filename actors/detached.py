@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -10,12 +11,15 @@ from ray.util import list_named_actors
 _NAMESPACE = "hdserve"
 
 
-def get_or_create(actor: type, name: str, num_cpus: float, *args: Any) -> Any:
+def get_or_create(
+    actor: type, name: str, num_cpus: float, resources: Mapping[str, float], *args: Any
+) -> Any:
     """A handle of the actor called ``name``, which is started if there is none in the cluster.
 
     Ray starts it again without limit.  Calls that it does not answer are not repeated.
 
     Args:
+        resources: custom ones that it reserves.
         args: what a new one is made of; one that is there keeps what it was made of.
 
     Raises:
@@ -29,6 +33,7 @@ def get_or_create(actor: type, name: str, num_cpus: float, *args: Any) -> Any:
         max_restarts=-1,
         max_task_retries=0,
         num_cpus=num_cpus,
+        resources=dict(resources),
     )
     return options.remote(*args)
 

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,13 @@ from filelock import FileLock
 from ray.exceptions import RayActorError, RayError
 
 from actors.corpus import Corpus, describe_for, tokenizer_of
-from actors.statistics_database import CHUNK_BYTES, FILES_TIMEOUT_S, call, get_or_create
+from actors.statistics_database import (
+    CHUNK_BYTES,
+    FILES_TIMEOUT_S,
+    NO_RESOURCES,
+    call,
+    get_or_create,
+)
 from hdserve.databases.snapshot import sync_directory
 from hdserve.errors import DatabaseError, DatabaseGone
 
@@ -37,6 +43,7 @@ def ensure_local(
     *,
     directories: Iterable[Path] = (),
     is_always_copied: bool = False,
+    resources: Mapping[str, float] = NO_RESOURCES,
 ) -> list[Path]:
     """Directories on this node with ``directories``, or, if there are none, with the largest corpus
     of a tokenizer that the cluster has and that can be had.
@@ -52,6 +59,7 @@ def ensure_local(
             actor's node lacks it.
         is_always_copied: copy what is not below ``cache_dir`` even if this node has it, as on a
             slow network volume.
+        resources: that the actor reserves if it is started here.
 
     Raises:
         DatabaseError: the actor is out of reach, or one of ``directories`` could not be fetched
@@ -60,7 +68,8 @@ def ensure_local(
     own = [describe_for(fingerprint, Path(directory)) for directory in directories]
     for attempt in range(1, _NUM_ATTEMPTS + 1):
         try:
-            return _ensure_local(fingerprint, cache_dir, own, is_always_copied)
+            actor = get_or_create(resources)
+            return _ensure_local(actor, fingerprint, cache_dir, own, is_always_copied)
         except RayActorError as error:
             if attempt == _NUM_ATTEMPTS:
                 raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
@@ -72,9 +81,8 @@ def ensure_local(
 
 
 def _ensure_local(
-    fingerprint: str, cache_dir: Path, own: list[Corpus], is_always_copied: bool
+    actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpus], is_always_copied: bool
 ) -> list[Path]:
-    actor = get_or_create()
     for corpus in own:
         try:
             call(actor, "register", fingerprint, corpus.directory)

@@ -54,7 +54,8 @@ def get_or_create(
     """
     made_of = key, shard.config(config), merge_calibration
     name = actor_name(key, shard)
-    return detached.get_or_create(ModelDatabaseActor, name, config.num_cpus, *made_of)
+    reserved = config.num_cpus, config.resources
+    return detached.get_or_create(ModelDatabaseActor, name, *reserved, *made_of)
 
 
 def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:

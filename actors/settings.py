@@ -20,6 +20,7 @@ _NAMES = {
     "snapshot_interval_s",
     "poll_interval_s",
     "num_cpus",
+    "resources",
 }
 _TIMEOUT_S = 10.0
 

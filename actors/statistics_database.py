@@ -8,8 +8,10 @@ contain is :mod:`hdserve.databases.statistics`' business: here they are names, s
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import ray
@@ -36,6 +38,7 @@ CALL_TIMEOUT_S = 60.0
 has room for the actor."""
 
 NUM_CPUS = 0.1
+NO_RESOURCES: Final[Mapping[str, float]] = MappingProxyType({})
 _CHOICE_TIMEOUT_S = 10.0
 _ORDER_MARK = "."
 
@@ -154,55 +157,64 @@ class StatisticsDatabaseActor:
             raise DatabaseError(f"no corpus {corpus_id} is registered") from None
 
 
-def get_or_create() -> Any:
+def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
     """A handle of the cluster's statistics actor, which is started if there is none.
+
+    Args:
+        resources: custom ones that a new one reserves.
 
     Raises:
         RayError: the cluster cannot be reached.
     """
-    return detached.get_or_create(StatisticsDatabaseActor, ACTOR_NAME, NUM_CPUS)
+    return detached.get_or_create(StatisticsDatabaseActor, ACTOR_NAME, NUM_CPUS, resources)
 
 
-def choose(model: str, choice: Choice) -> None:
+def choose(model: str, choice: Choice, resources: Mapping[str, float] = NO_RESOURCES) -> None:
     """Have the replicas of ``model`` draft from another corpus.
 
     Args:
         model: its name, and whatever else a replica must agree in.
+        resources: see :func:`get_or_create`.
 
     Raises:
         DatabaseError: the actor is out of reach.
     """
-    _ask(_CHOICE_TIMEOUT_S, "choose", model, choice)
+    _ask(_CHOICE_TIMEOUT_S, resources, "choose", model, choice)
 
 
-def current_choice(model: str, reminder: Choice | None) -> Choice | None:
-    """What was chosen last; see :meth:`StatisticsDatabaseActor.choice`.
+def current_choice(
+    model: str, reminder: Choice | None, resources: Mapping[str, float] = NO_RESOURCES
+) -> Choice | None:
+    """What was chosen last; see :meth:`StatisticsDatabaseActor.choice` and :func:`get_or_create`.
 
     Raises:
         DatabaseError: the actor is out of reach.
     """
-    found: Choice | None = _ask(_CHOICE_TIMEOUT_S, "choice", model, reminder)
+    found: Choice | None = _ask(_CHOICE_TIMEOUT_S, resources, "choice", model, reminder)
     return found
 
 
-def offer(fingerprint: str, directory: Path) -> None:
+def offer(fingerprint: str, directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> None:
     """Register a corpus of this node again, as an actor that was restarted has forgotten it.
+
+    Args:
+        resources: see :func:`get_or_create`.
 
     Raises:
         DatabaseError: the actor is out of reach, or its node has no such database of this
             tokenizer.
     """
-    _ask(CALL_TIMEOUT_S, "register", fingerprint, str(directory.absolute()))
+    _ask(CALL_TIMEOUT_S, resources, "register", fingerprint, str(directory.absolute()))
 
 
-def _ask(timeout_s: float, method: str, *args: Any) -> Any:
+def _ask(timeout_s: float, resources: Mapping[str, float], method: str, *args: Any) -> Any:
     """
     Raises:
         DatabaseError: as the method raised it.
         DatabaseGone: it took too long, or the actor is out of reach.
     """
     try:
-        return call(get_or_create(), method, *args, timeout_s=timeout_s)
+        return call(get_or_create(resources), method, *args, timeout_s=timeout_s)
     except RayError as error:
         raise DatabaseGone("the statistics actor is out of reach; try again") from error
 

@@ -350,6 +350,10 @@ def gateway_deployment(
         max_queued_requests=config.gateway.max_queued_requests or _UNLIMITED,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=_RETRY_AFTER_S),
         graceful_shutdown_timeout_s=config.drain_timeout_s,
-        ray_actor_options=actor_options(config.gateway.num_cpus, config.gateway.max_body_bytes),
+        ray_actor_options=actor_options(
+            config.gateway.num_cpus,
+            config.gateway.max_body_bytes,
+            resources=dict(config.gateway.resources),
+        ),
     )
     return deploy(serve.ingress()(Gateway)).bind(config, dict(models), access)

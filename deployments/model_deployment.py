@@ -26,7 +26,7 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
     options: dict[str, Any] = {
         "name": deployment_name(config.name),
         "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
-        "max_queued_requests": config.engine.max_num_open * config.max_num_replicas,
+        "max_queued_requests": config.max_num_open,
         "ray_actor_options": actor_options(
             config.num_cpus,
             system.gateway.max_body_bytes,

@@ -36,6 +36,7 @@ def test_examples_are_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     result = check(path)
     assert result.exit_code == 0, result.exception
     assert result.stdout.endswith(": ok\n")
+    assert "gateway" not in result.stderr
     for model in read_config(path).models:
         assert f"{model.name}: " in result.stdout
 
@@ -238,6 +239,26 @@ def test_files_of_keys_that_are_doubtful(tmp_path: Path) -> None:
         "access.api_keys_file",
         "access.admin_key_file",
     ]
+
+
+@pytest.mark.parametrize(("num_ongoing", "is_told"), [(81, False), (80, True)])
+def test_gateways_that_are_full_before_the_replicas(
+    tmp_path: Path, num_ongoing: int, is_told: bool
+) -> None:
+    """What a replica should refuse would wait, and the probes with it; all replicas that there may
+    be count."""
+    engine = "engine: {max_num_sequences: 4, max_num_queued: 6}"
+    scaling = "autoscaling: {min_replicas: 0, max_replicas: 15}"
+    models = MODEL % f", {engine}, {scaling}}}, {{name: b, model: hdserve-tiny, {engine}"
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"{models}gateway: {{num_replicas: 2, max_ongoing_requests: {num_ongoing}}}")
+    told = check(path)
+    assert told.exit_code == 0
+    start = "warning: line 2, gateway.max_ongoing_requests: all gateways answer 160 requests at a "
+    assert told.stderr.startswith(start if is_told else "")
+    assert bool(told.stderr) == is_told
+    assert ("the replicas decode and let wait 160: " in told.stderr) == is_told
+    assert ("; 81 each, and some more, are expected" in told.stderr) == is_told
 
 
 def test_json_names_models_and_problems(tmp_path: Path) -> None:

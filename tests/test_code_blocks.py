@@ -35,6 +35,7 @@ from hdserve.config import default_config, parse_config
 from hdserve.config.deployed import read_deployed_config
 from hdserve.prompts import read_prompts
 from tests.documents import PAGES, ROOT, blocks, commands, shell_commands
+from tests.k8s.http_route import check_http_route
 from tests.k8s.manifests import (
     K8S,
     TARGETS,
@@ -142,6 +143,9 @@ def check_yaml(data: Any, directory: Path) -> None:
         return
     if "deployments" in data:
         check_deployments(data, directory)
+        return
+    if data.get("kind") == "HTTPRoute":
+        check_http_route(data)
         return
     if "kind" in data:
         check_built_in([data])

@@ -170,7 +170,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         config = gateway.model(model)
         key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
         choice = Choice(body.directory, uuid4().hex)
-        await asyncio.to_thread(statistics_database.choose, key, choice)
+        resources = gateway.config.model_database.resources
+        await asyncio.to_thread(statistics_database.choose, key, choice, resources)
         return {"model": config.name, "directory": body.directory}
 
 

@@ -86,7 +86,7 @@ class ModelServer:
         self._closing.callback(self._close_sharing)
         self._replica = serve.get_replica_context().replica_id.unique_id
         num_threads = default_num_threads(config.num_cpus, num_models)
-        self._host = self._load_model(database_config.max_bytes, num_threads)
+        self._host = self._load_model(database_config, num_threads)
         self._tokenizer = self._host.tokenizer
         self._model = self._host.model
         self._engine = self._make_engine()
@@ -96,7 +96,9 @@ class ModelServer:
             sharing = ClusterSharing(self._host, self._engine, database_config, self._replica)
             sharing.start()
             self._sharing = sharing
-        self._chosen = ChosenStatistics(self._host, self._engine, statistics_root)
+        self._chosen = ChosenStatistics(
+            self._host, self._engine, statistics_root, database_config.resources
+        )
         self._closing.callback(self._chosen.close)
         self._chosen.start()
         observations = Observations()
@@ -110,15 +112,15 @@ class ModelServer:
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
         self._records = self._record_streams()
 
-    def _load_model(self, max_database_bytes: int, num_threads: int) -> ModelHost:
+    def _load_model(self, database: ModelDatabaseConfig, num_threads: int) -> ModelHost:
         # Seconds and 250 MB, which the process that builds the application does without.
         from hdserve.engine.host import ModelHost
 
         return ModelHost(
             self._config,
-            max_database_bytes=max_database_bytes,
+            max_database_bytes=database.max_bytes,
             num_threads=num_threads,
-            locate_statistics=locate_statistics,
+            locate_statistics=partial(locate_statistics, resources=database.resources),
             on_output=self._publish,
             is_server=True,
         )

@@ -11,12 +11,12 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from actors.local_corpora import ensure_local
-from actors.statistics_database import Choice, current_choice, offer
+from actors.statistics_database import NO_RESOURCES, Choice, current_choice, offer
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
@@ -33,16 +33,23 @@ _OFFER_INTERVAL_S = 60.0
 _MAX_RETRY_S = 600.0
 
 
-def locate_statistics(directories: Iterable[Path], fingerprint: str) -> Path | None:
+def locate_statistics(
+    directories: Iterable[Path],
+    fingerprint: str,
+    resources: Mapping[str, float] = NO_RESOURCES,
+) -> Path | None:
     """Return the first of ``directories`` that this node has; else the largest database of the
     tokenizer that any node has, fetched into a cache that all replicas of this node share.
 
     What this node has is registered with the statistics actor, so that others can fetch it.
     Without the actor the node's own is used: a database lost costs speed, never a request.
+
+    Args:
+        resources: that the actor reserves if it is started here.
     """
     own = [directory for directory in directories if os.path.isdir(directory)]
     try:
-        found = ensure_local(fingerprint, _cache_directory(), directories=own)
+        found = ensure_local(fingerprint, _cache_directory(), directories=own, resources=resources)
     except DatabaseError as error:
         logger.warning("the cluster's statistics databases are not used: %s", error)
         found = []
@@ -83,16 +90,24 @@ class ChosenStatistics:
 
     Args:
         root: where databases may be chosen; ``None`` follows nothing.
+        resources: that the statistics actor reserves if it is started here.
 
     Attributes:
         num_unusable: databases that were given up, or chosen and not taken at once.
         num_failures: times the choices could not be asked for.
     """
 
-    def __init__(self, host: ModelHost, engine: AsyncEngine, root: Path | None) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        engine: AsyncEngine,
+        root: Path | None,
+        resources: Mapping[str, float] = NO_RESOURCES,
+    ) -> None:
         self._host = host
         self._engine = engine
         self._root = root
+        self._resources = resources
         self._fingerprint = host.tokenizer.fingerprint
         self._key = choice_key(host.config, self._fingerprint)
         self._tried: Choice | None = None
@@ -170,10 +185,10 @@ class ChosenStatistics:
         """Have other nodes find what this node has, whatever became of the actor since."""
         if self._own is not None and self._own.parent != _cache_directory():
             with contextlib.suppress(DatabaseError):  # as where the actor's node lacks it
-                offer(self._fingerprint, self._own)
+                offer(self._fingerprint, self._own, self._resources)
 
     def _follow(self) -> None:
-        choice = current_choice(self._key, self._tried)
+        choice = current_choice(self._key, self._tried, self._resources)
         is_new = choice != self._tried
         if choice is None or (not is_new and time.monotonic() < self._retry_at_s):
             return

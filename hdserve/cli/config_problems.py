@@ -77,11 +77,26 @@ def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
 
     for item in key_file_warnings(config.access):
         yield item.text
+    if reason := _narrow_gateways(config):
+        yield f"{place_of(('gateway', 'max_ongoing_requests'), line_of)}: {reason}"
     for index, model in enumerate(config.models):
         if reason := statistics_fault(model):
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
             yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"
+
+
+def _narrow_gateways(config: ServeConfig) -> str:
+    """Return why gateways are full before the replicas are; empty where they are not."""
+    num_taken, num_open = config.gateway.max_num_ongoing, config.max_num_open
+    if num_taken > num_open:
+        return ""
+    each = num_open // config.gateway.num_replicas + 1
+    return (
+        f"all gateways answer {num_taken} requests at a time, and the replicas decode and let wait "
+        f"{num_open}: more wait in front of the gateways, /health and /metrics among them, before "
+        f"a replica refuses any; {each} each, and some more, are expected"
+    )
 
 
 def _vain_drafts(config: ServeConfig, model: ModelConfig) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hdserve.config.model import ModelConfig
-from hdserve.config.reserved import Reserved
+from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel
 
 
@@ -51,6 +51,10 @@ class ModelDatabaseConfig(StrictModel):
     num_cpus: Reserved = 0.1
     """What Ray reserves for each actor."""
 
+    resources: CustomResources = Field(default_factory=dict)
+    """Custom Ray resources of each actor, and of that of the statistics databases, so that they are
+    on nodes that have them."""
+
 
 class GatewayConfig(StrictModel):
     """The HTTP side."""
@@ -61,6 +65,9 @@ class GatewayConfig(StrictModel):
     num_cpus: Reserved = 0.2
     """What Ray reserves for each."""
 
+    resources: CustomResources = Field(default_factory=dict)
+    """Custom Ray resources of each, so that they are on nodes that have them."""
+
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """A larger request is refused with 413."""
 
@@ -68,7 +75,9 @@ class GatewayConfig(StrictModel):
     """Most bytes of an archive the administrator imports."""
 
     max_ongoing_requests: int = Field(default=1000, ge=1)
-    """Most requests a gateway answers at a time."""
+    """Most requests a gateway answers at a time.  All gateways together should take more than the
+    replicas of all models decode and let wait: then a replica refuses what is too much, at once and
+    with ``retry-after``, and ``/health`` and ``/metrics`` need not wait."""
 
     max_queued_requests: int | None = Field(default=None, ge=1)
     """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full, or, with
@@ -87,6 +96,11 @@ class GatewayConfig(StrictModel):
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may ask this server from a browser, as in
     ``https://chat.example.com``; ``*`` is all of them.  Its own page may always."""
+
+    @property
+    def max_num_ongoing(self) -> int:
+        """Most requests that all gateways answer at a time."""
+        return self.num_replicas * self.max_ongoing_requests
 
     @field_validator("allowed_origins")
     @classmethod
@@ -161,6 +175,11 @@ class ServeConfig(StrictModel):
     what is not done by then fails, and a gateway cannot say so to its clients, whose connections
     end.  With a ``gateway.request_timeout_s`` that is no longer, every answer has an end or an
     error of its own before."""
+
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that all models decode or let wait."""
+        return sum(model.max_num_open for model in self.models)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

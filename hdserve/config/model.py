@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hdserve.config.reserved import Reserved
+from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel, at_home, check_is_once
 from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
 
@@ -31,7 +31,6 @@ ToolParserName = Literal[
 ]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
 
 _MOST_ON_CPU: Final = 16
@@ -276,7 +275,7 @@ class ModelConfig(StrictModel):
     num_gpus: Reserved = 0
     """What Ray reserves for a replica: a GPU, or a part of one."""
 
-    resources: dict[str, Annotated[Reserved, Field(strict=True)]] = Field(default_factory=dict)
+    resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
 
     @property
@@ -312,6 +311,11 @@ class ModelConfig(StrictModel):
             return self.num_replicas or 1
         return self.autoscaling.max_replicas
 
+    @property
+    def max_num_open(self) -> int:
+        """Most sequences that all processes of this model decode or let wait."""
+        return self.engine.max_num_open * self.max_num_replicas
+
     @field_validator("model")
     @classmethod
     def _check_model(cls, model: str) -> str:
@@ -327,18 +331,6 @@ class ModelConfig(StrictModel):
     @classmethod
     def _check_statistics(cls, statistics: str | None) -> str | None:
         return statistics and at_home(statistics)
-
-    @field_validator("resources")
-    @classmethod
-    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
-        for name in resources:
-            if name in _RAY_RESOURCES:
-                raise ValueError(f"{name!r} is none that can be named here: Ray has it for itself")
-            if not name:
-                raise ValueError("a custom resource has a name")
-            if not name.isascii():
-                raise ValueError(f"{name!r} is none that Ray takes: ASCII is expected")
-        return resources
 
     @field_validator("num_gpus")
     @classmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
 SMALLEST_SHARE = 0.0001
+_RAY_RESOURCES: Final = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
 
 def _check_share(value: float) -> float:
@@ -17,3 +18,20 @@ def _check_share(value: float) -> float:
 
 Reserved = Annotated[float, Field(ge=0), AfterValidator(_check_share)]
 """An amount of a resource."""
+
+
+def _check_names(resources: dict[str, float]) -> dict[str, float]:
+    for name in resources:
+        if name in _RAY_RESOURCES:
+            raise ValueError(f"{name!r} is none that can be named here: Ray has it for itself")
+        if not name:
+            raise ValueError("a custom resource has a name")
+        if not name.isascii():
+            raise ValueError(f"{name!r} is none that Ray takes: ASCII is expected")
+    return resources
+
+
+CustomResources = Annotated[
+    dict[str, Annotated[Reserved, Field(strict=True)]], AfterValidator(_check_names)
+]
+"""Amounts of resources by the names that the administrator gave them."""

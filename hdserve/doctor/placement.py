@@ -36,13 +36,13 @@ class Process:
 def processes(config: ServeConfig) -> Iterator[Process]:
     """Yield all processes that there are at first; those without which no model answers come
     first."""
-    yield Process("the statistics database", {"CPU": STATISTICS_CPUS})
     database, gateway = config.model_database, config.gateway
+    yield Process("the statistics database", {"CPU": STATISTICS_CPUS, **database.resources})
     if database.is_enabled:
         for _ in range(database.num_shards * len(config.models)):
-            yield Process("the model databases", {"CPU": database.num_cpus})
+            yield Process("the model databases", {"CPU": database.num_cpus, **database.resources})
     for _ in range(gateway.num_replicas):
-        yield Process("the gateway", {"CPU": gateway.num_cpus})
+        yield Process("the gateway", {"CPU": gateway.num_cpus, **gateway.resources})
     for model in config.models:
         wanted = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
         for _ in range(model.first_num_replicas):

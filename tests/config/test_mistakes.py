@@ -105,6 +105,24 @@ def test_values(tmp_path: Path, key: str, reason: str) -> None:
     assert found.startswith(f"line 4, models.0.{reason}")
 
 
+@pytest.mark.parametrize("section", ["gateway", "model_database"])
+@pytest.mark.parametrize(
+    ("resources", "reason"),
+    [
+        ("{rack: x}", ".rack: a number is expected, not 'x'"),
+        ("{rack: 0.00001}", f".rack: {TOO_LITTLE}"),
+        ("{GPU: 1.0}", f": 'GPU' {NOT_CUSTOM}"),
+    ],
+)
+def test_resources_of_other_processes(
+    tmp_path: Path, section: str, resources: str, reason: str
+) -> None:
+    """As those of a model."""
+    text = f"{MODEL}{section}: {{resources: {resources}}}\n"
+    (found,) = problems(tmp_path / "config.yaml", text)
+    assert found.startswith(f"line 4, {section}.resources{reason}")
+
+
 @pytest.mark.parametrize(
     ("key", "name"),
     [

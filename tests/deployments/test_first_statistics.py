@@ -68,7 +68,7 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
     """One of this process, asked as often as it can be."""
     actor = StatisticsDatabaseActor()
 
-    def ask(_timeout_s: float, method: str, *args: object) -> object:
+    def ask(_timeout_s: float, _resources: object, method: str, *args: object) -> object:
         return getattr(actor, method)(*args)
 
     monkeypatch.setattr(statistics_database, "_ask", ask)

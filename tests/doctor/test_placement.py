@@ -153,6 +153,19 @@ def test_what_the_gateway_may_reserve() -> None:
     assert gateway.remedy.startswith("gateway: {num_cpus: 0.3}  # ")
 
 
+def test_resources_of_what_is_of_no_model() -> None:
+    """They are counted, and missed where no node has them; those of the model databases are of the
+    statistics database, too."""
+    gateway, database = {"resources": {"hall": 0.5}}, {"resources": {"rack": 0.5}}
+    config = configured({}, gateway=gateway, model_database=database)
+    assert {finding.subject for finding in found(config, {"CPU": 2})} == {
+        "the statistics database: resources",
+        "the model databases: resources",
+        "the gateway: resources",
+    }
+    assert [item.verdict for item in found(config, {"CPU": 2, "hall": 0.5, "rack": 1})] == ["ok"]
+
+
 def test_a_cluster_may_grow() -> None:
     """What has no place on its nodes is no failure."""
     (finding,) = compare_resources(configured({}), [{"CPU": 0.5}], "the cluster", may_grow=True)

@@ -282,7 +282,7 @@ def test_selectors_match_pods() -> None:
         item["spec"]["podSelector"]["matchLabels"] for item in of_kind(manifests, "NetworkPolicy")
     ]
     selectors += [item["spec"]["selector"] for item in of_kind(manifests, "Service")]
-    assert len(selectors) == 5
+    assert len(selectors) == 6
     for selector in selectors:
         assert any(selector.items() <= found.items() for found in labels), selector
 

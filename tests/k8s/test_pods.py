@@ -8,15 +8,23 @@ import pytest
 
 from tests.k8s.manifests import (
     OVERLAYS,
+    WITH_PODS,
     environment,
     groups,
     init_container,
+    pod_specs,
     ray_service,
+    render,
 )
 from tests.k8s.pods import make_empty_dir, run_as_the_pod, worker_pods
 
 DIRECTORIES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HOME")
 IMAGE_CACHE = "/opt/hdserve/numba-cache"
+
+
+def gibibytes(quantity: str) -> int:
+    assert quantity.endswith("Gi")
+    return int(quantity.removesuffix("Gi"))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -83,6 +91,33 @@ def test_compiled_models_stay_in_their_pod(overlay: str) -> None:
             if cache.is_relative_to(mount["mountPath"])
         )
         assert "emptyDir" in around
+
+
+@pytest.mark.parametrize("target", WITH_PODS)
+def test_what_is_written_to_a_node_is_bounded(target: str) -> None:
+    """A pod that writes without an end is evicted, and not those beside it."""
+    for pod in pod_specs(render(target)):
+        for volume in pod.get("volumes", ()):
+            if "emptyDir" in volume:
+                assert gibibytes(volume["emptyDir"]["sizeLimit"]) > 0, volume["name"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_logs_fit_their_volume(overlay: str) -> None:
+    """Those of fifty processes, each log as long as Ray lets it become, in half of it; a node is
+    chosen that has some room for them."""
+    service = ray_service(overlay)
+    autoscaler = service["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    for group in groups(service):
+        pod = group["template"]["spec"]
+        (tmp,) = (volume for volume in pod["volumes"] if volume["name"] == "tmp")
+        for container in (*pod["containers"], autoscaler):
+            named = environment(container)
+            num_files = int(named["RAY_ROTATION_BACKUP_COUNT"]) + 1
+            num_bytes = int(named["RAY_ROTATION_MAX_BYTES"]) * num_files
+            assert 50 * num_bytes <= gibibytes(tmp["emptyDir"]["sizeLimit"]) * 2**30 / 2
+        (container,) = pod["containers"]
+        assert gibibytes(container["resources"]["requests"]["ephemeral-storage"]) > 0
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -15,6 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 from hdserve.config.deployed import read_deployed_config
 from tests.k8s.manifests import (
     OVERLAYS,
+    ROOT,
     application_config,
     groups,
     of_kind,
@@ -34,6 +35,20 @@ def test_doctor_is_given_the_configuration_of_the_application(overlay: str, tmp_
         found = read_deployed_config(path)
         assert found.config == application_config(service)
         assert found.port == serve_config(service)["http_options"]["port"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_replicas_are_full_before_a_gateway_is(overlay: str) -> None:
+    """So that they refuse what is too much, even by one gateway, which has room for probes and
+    metrics beside it; the pages tell the numbers.  What waits for a gateway is bounded where
+    clients come from outside."""
+    config = application_config(ray_service(overlay))
+    assert config.gateway.max_ongoing_requests >= config.max_num_open + 100
+    if overlay == "cpu-dev":
+        return
+    assert config.gateway.max_queued_requests is not None
+    text = (ROOT / "docs" / "kubernetes-operations.md").read_text()
+    assert f"{config.max_num_open:,}" in text
 
 
 def test_the_volume_comes_before_the_application() -> None:

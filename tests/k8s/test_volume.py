@@ -98,7 +98,7 @@ def test_directories_are_made(overlay: str, place: Path) -> None:
 @pytest.mark.parametrize("is_made", [False, True])
 def test_a_volume_of_another_user_is_told(is_made: bool, place: Path) -> None:
     """Where the driver of a volume ignores ``fsGroup`` it is root's; so may what is in it be."""
-    (pod,) = worker_pods("gpu")
+    pod, *_ = worker_pods("gpu")
     if is_made:
         os.chown(place, pod["securityContext"]["runAsUser"], -1)
         (place / "models").mkdir()

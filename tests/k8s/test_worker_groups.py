@@ -8,7 +8,7 @@ import pytest
 from ray._private import ray_constants
 from ray.autoscaler._private.kuberay.autoscaling_config import _get_ray_resources_from_group_spec
 
-from hdserve.config import ModelConfig
+from hdserve.doctor.placement import Process, processes, unplaced
 from tests.k8s.manifests import (
     OVERLAYS,
     Manifest,
@@ -30,25 +30,28 @@ def resources_of(group: Manifest) -> dict[str, float]:
     return found
 
 
-def wanted_by(model: ModelConfig) -> dict[str, float]:
-    """What a replica asks Ray for."""
-    return {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
-
-
-def fitting(model: ModelConfig, service: Manifest) -> list[str]:
-    """The groups on one of whose pods a replica has room."""
+def fitting(process: Process, service: Manifest) -> list[str]:
+    """The groups on one of whose pods there is room for a process."""
     return [
         group["groupName"]
         for group in groups(service)[1:]
-        if all(num <= resources_of(group).get(name, 0) for name, num in wanted_by(model).items())
+        if not unplaced([process], [resources_of(group)])
     ]
 
 
+def running(overlay: str) -> list[Process]:
+    """What the application starts: one process of each model at least."""
+    config = application_config(ray_service(overlay))
+    found = [*processes(config)]
+    assert {process.owner for process in found} >= {model.name for model in config.models}
+    return found
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_models_fit_one_group(overlay: str) -> None:
-    """Each, so that it is known which pods are added for it, and every group has a model."""
+def test_processes_fit_one_group(overlay: str) -> None:
+    """Each, so that it is known which pods are added for it, and every group has a process."""
     service = ray_service(overlay)
-    found = [fitting(model, service) for model in application_config(service).models]
+    found = [fitting(process, service) for process in running(overlay)]
     assert [len(names) for names in found] == [1] * len(found)
     assert {name for names in found for name in names} == {
         group["groupName"] for group in groups(service)[1:]
@@ -56,15 +59,36 @@ def test_models_fit_one_group(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_models_run_where_their_group_says(overlay: str) -> None:
-    """One without a GPU never takes the place of one with, and looks for none."""
+def test_processes_run_where_their_group_says(overlay: str) -> None:
+    """One without a GPU, a gateway or a database as well, never takes the place of one with, and
+    looks for none."""
     service = ray_service(overlay)
     by_name = {group["groupName"]: resources_of(group) for group in groups(service)[1:]}
-    for model in application_config(service).models:
-        (name,) = fitting(model, service)
-        assert (model.num_gpus > 0) == (by_name[name].get("GPU", 0) > 0)
-        if not model.num_gpus and any("GPU" in resources for resources in by_name.values()):
-            assert model.engine.device == "cpu"
+    for process in running(overlay):
+        (name,) = fitting(process, service)
+        wants_gpu = process.resources.get("GPU", 0) > 0
+        assert wants_gpu == (by_name[name].get("GPU", 0) > 0)
+        if process.model and not wants_gpu and any("GPU" in found for found in by_name.values()):
+            assert process.model.engine.device == "cpu"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_fewest_pods_have_room(overlay: str) -> None:
+    """For all that is started at first, on its own group's; gateways find room without one of
+    them, where there is more than one of their group."""
+    pods = [
+        (group["groupName"], resources_of(group))
+        for group in groups(ray_service(overlay))[1:]
+        for _ in range(group["minReplicas"])
+    ]
+    assert unplaced(running(overlay), [resources for _, resources in pods]) == []
+    gateways = [process for process in running(overlay) if process.owner == "the gateway"]
+    names = [name for name, _ in pods]
+    (group,) = fitting(gateways[0], ray_service(overlay))
+    if overlay != "cpu-dev":
+        assert names.count(group) > 1
+        (_, other), *_ = (pod for pod in pods if pod[0] == group)
+        assert unplaced(gateways, [other]) == []
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -110,5 +134,10 @@ def test_a_node_can_be_drained(overlay: str) -> None:
         assert 0 < spec["minAvailable"] < sum(group["minReplicas"] for group in selected)
 
 
-def test_one_worker_at_a_time_where_there_are_more() -> None:
-    assert of_kind(render("overlays/multi-model"), "PodDisruptionBudget")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_one_worker_at_a_time_where_there_are_more(overlay: str) -> None:
+    """Of those of all groups."""
+    fewest = sum(group["minReplicas"] for group in groups(ray_service(overlay))[1:])
+    budgets = of_kind(render(f"overlays/{overlay}"), "PodDisruptionBudget")
+    wanted = [fewest - 1] if fewest > 1 else []
+    assert [budget["spec"]["minAvailable"] for budget in budgets] == wanted
