@@ -26,7 +26,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in message.items() if value is not None}
     if "content" not in found and found.get("role") != "assistant":
         raise InvalidRequest(f"a message of role {found.get('role')!r} needs content", "messages")
-    found["content"] = _text(found.get("content", "")) + _text(found.pop("refusal", ""))
+    texts = (_text(found.get("content", "")), _text(found.pop("refusal", "")))
+    found["content"] = "\n".join(filter(None, texts))
     calls = found.pop("tool_calls", None)
     if calls:
         found["tool_calls"] = _calls(calls)
@@ -39,7 +40,7 @@ def _text(content: Any) -> str:
     is_list = isinstance(content, Sequence)
     if not is_list or not all(isinstance(part, Mapping) for part in content):
         raise InvalidRequest("a content is a text or a list of parts", "messages")
-    return "".join(map(_text_of_part, content))
+    return "\n".join(map(_text_of_part, content))
 
 
 def _text_of_part(part: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ def calling(arguments: Any) -> dict[str, Any]:
         [USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Why?"}, USER],
         [USER, {"role": "assistant", "content": None, "refusal": "No.", "audio": None}, USER],
         [USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER],
+        [USER, {"role": "assistant", "content": "Well.", "refusal": "No."}, USER],
         [USER, {"role": "assistant", "content": "", "tool_calls": []}, USER],
         [USER, calling('{"city": "Rome"}')],
         [USER, calling({"city": "Rome"})],

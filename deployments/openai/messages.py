@@ -96,7 +96,7 @@ class Message(Body):
             raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
         fields = {
             "role": self.role,
-            "content": joined(self.content) + (self.refusal or ""),
+            "content": "\n".join(filter(None, (joined(self.content), self.refusal))),
             "reasoning_content": self.reasoning_content,
             "name": self.name,
             "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
@@ -143,12 +143,14 @@ def joined(
     content: str | Iterable[Part] | None,
     param: str = "messages",
     part_types: Collection[str] = ("text",),
+    separator: str = "\n",
 ) -> str:
     """Return the text of a content.
 
     Args:
         param: the parameter the client gave it in.
         part_types: those of the parts that are text.
+        separator: what stands between parts.
 
     Raises:
         Unsupported: a part of it is not text.
@@ -158,7 +160,7 @@ def joined(
         return ""
     if isinstance(content, str):
         return content
-    return "".join(_text(part, param, part_types) for part in content)
+    return separator.join(_text(part, param, part_types) for part in content)
 
 
 def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:

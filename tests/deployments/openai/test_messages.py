@@ -30,7 +30,7 @@ def test_unknown_roles_are_refused(role: str) -> None:
 
 
 def test_messages_for_the_template() -> None:
-    """Parts of text are joined, other fields of a message reach the template."""
+    """Parts of text are lines of one, other fields of a message reach the template."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     found = chat(
         messages=[
@@ -44,7 +44,7 @@ def test_messages_for_the_template() -> None:
     )
     assert found.messages == (
         {"role": "system", "content": "s", "name": "n"},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": "No."},
         {"role": "assistant", "content": "b", "reasoning_content": "a"},
@@ -158,9 +158,16 @@ def test_answers_can_be_sent_back(message: dict[str, Any]) -> None:
 
 
 def test_a_refusal_is_what_the_assistant_said() -> None:
-    """Beside a content or in it."""
-    message = {"role": "assistant", "content": None, "refusal": "No."}
-    assert chat(messages=[message]).messages == ({"role": "assistant", "content": "No."},)
+    """Beside a content, as its last line, or in it."""
+    parts = [{"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "No."}]
+    for message, text in (
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": "Well.", "refusal": "No."}, "Well.\nNo."),
+        ({"content": "Well.", "refusal": ""}, "Well."),
+        ({"content": parts}, "Well.\nNo."),
+    ):
+        found = chat(messages=[{"role": "assistant", **message}]).messages
+        assert found == ({"role": "assistant", "content": text},)
 
 
 def test_the_assistant_calls_tools() -> None:

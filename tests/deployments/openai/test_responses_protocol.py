@@ -54,7 +54,7 @@ def test_items_of_the_openai_library_are_read() -> None:
 
 
 def test_items_are_messages() -> None:
-    """Parts are one text; calls belong to the message of the assistant before them."""
+    """Parts are lines of one text; calls belong to the message of the assistant before them."""
     items = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b")]},
@@ -78,7 +78,7 @@ def test_items_are_messages() -> None:
     found = request(input=items).messages
     assert [(message["role"], message["content"]) for message in found] == [
         ("developer", "Be brief."),
-        ("user", "ab"),
+        ("user", "a\nb"),
         ("assistant", "Well."),
         ("tool", "42"),
         ("tool", "43"),
