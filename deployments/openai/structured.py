@@ -21,7 +21,7 @@ class JsonSchema(ClosedBody):
 
     name: str
     description: str | None = None
-    schema_: Schema = Field(default_factory=dict, alias="schema")
+    schema_: Schema = Field(alias="schema")
     strict: Truth | None = None
 
 

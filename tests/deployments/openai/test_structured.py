@@ -73,6 +73,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
         "response_format",
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+        "response_format",
+    ),
     ({"response_format": {"type": "json_object", "shcema": {}}}, "response_format"),
     ({"response_format": "json"}, "response_format"),
     ({"structured_outputs": {}}, "structured_outputs"),
