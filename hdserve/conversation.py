@@ -28,6 +28,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"a message of role {found.get('role')!r} needs content", "messages")
     texts = (_text(found.get("content", "")), _text(found.pop("refusal", "")))
     found["content"] = "\n".join(filter(None, texts))
+    reasoning = found.pop("reasoning", "")  # as newer versions of vLLM call it
+    if reasoning:
+        found |= {"reasoning": reasoning, "reasoning_content": reasoning}
     calls = found.pop("tool_calls", None)
     if calls:
         found["tool_calls"] = _calls(calls)

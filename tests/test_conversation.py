@@ -37,6 +37,7 @@ def calling(arguments: Any) -> dict[str, Any]:
         ],
         [{"role": "developer", "content": "Be brief.", "name": "a"}, USER],
         [USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Why?"}, USER],
+        [USER, {"role": "assistant", "content": "Yes.", "reasoning": "Why?"}, USER],
         [USER, {"role": "assistant", "content": None, "refusal": "No.", "audio": None}, USER],
         [USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER],
         [USER, {"role": "assistant", "content": "Well.", "refusal": "No."}, USER],

@@ -74,6 +74,9 @@ class Message(Body):
     reasoning_content: str | None = None
     """What the assistant thought; templates that do not show it leave it out."""
 
+    reasoning: str | None = None
+    """The name that newer versions of vLLM have for the same; templates may have either."""
+
     name: str | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -97,7 +100,8 @@ class Message(Body):
         fields = {
             "role": self.role,
             "content": "\n".join(filter(None, (joined(self.content), self.refusal))),
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.reasoning or self.reasoning_content,
+            "reasoning": self.reasoning or None,
             "name": self.name,
             "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
             "tool_call_id": self.tool_call_id,

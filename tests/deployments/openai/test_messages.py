@@ -170,6 +170,19 @@ def test_a_refusal_is_what_the_assistant_said() -> None:
         assert found == ({"role": "assistant", "content": text},)
 
 
+def test_reasoning_has_two_names() -> None:
+    """That of newer versions of vLLM is given to templates that know the other one, too."""
+    said = {"role": "assistant", "content": "a"}
+    both = {"reasoning": "b", "reasoning_content": "b"}
+    for sent in ({"reasoning": "b"}, both, {"reasoning": "b", "reasoning_content": None}):
+        body = ChatBody.parse({"model": "m", "messages": [said | sent]})
+        assert body.ignored == ()
+        assert body.to_generation("r").messages == (said | both,)
+    only = {"reasoning": "", "reasoning_content": "b"}
+    assert chat(messages=[said | only]).messages == (said | {"reasoning_content": "b"},)
+    assert chat(messages=[said | {"reasoning": ""}]).messages == (said,)
+
+
 def test_the_assistant_calls_tools() -> None:
     """Templates do not look for calls elsewhere."""
     message = {"role": "user", "content": "a", "tool_calls": [CALL]}
