@@ -350,7 +350,7 @@ class ResponsesBody(RequestBody):
         return fields
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        if self.instructions is not None:
+        if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
             yield {"role": "user", "content": self.input}

@@ -32,7 +32,7 @@ def chat(**fields: Any) -> GenerationRequest:
 
 def test_a_text_is_a_message_of_the_user() -> None:
     """Behind the instructions, if there are any."""
-    assert request() == chat()
+    assert request() == request(instructions="") == chat()
     user = {"role": "user", "content": "hi"}
     system = {"role": "system", "content": "Be brief."}
     assert request(instructions="Be brief.") == chat(messages=[system, user])
