@@ -41,17 +41,19 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     is_list = isinstance(content, Sequence)
-    if not is_list or not all(isinstance(part, Mapping) for part in content):
+    if not is_list or not all(isinstance(part, (str, Mapping)) for part in content):
         raise InvalidRequest("a content is a text or a list of parts", "messages")
     return "\n".join(map(_text_of_part, content))
 
 
-def _text_of_part(part: Mapping[str, Any]) -> str:
+def _text_of_part(part: str | Mapping[str, Any]) -> str:
+    if isinstance(part, str):
+        return part
     kind = part.get("type")
-    if kind not in ("text", "refusal"):
+    if kind not in ("text", "input_text", "output_text", "refusal"):
         reason = f"content parts of type {str(kind)[:50]!r} are not supported"
         raise Unsupported(reason, "messages")
-    text = part.get(kind)
+    text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise InvalidRequest(f"the text of a part of type {kind!r} must be a string", "messages")
     return text

@@ -35,6 +35,8 @@ def calling(arguments: Any) -> dict[str, Any]:
                 "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
             }
         ],
+        [{"role": "user", "content": ["a", {"type": "input_text", "text": "b"}]}],
+        [{"role": "assistant", "content": [{"type": "output_text", "text": "b"}]}],
         [{"role": "developer", "content": "Be brief.", "name": "a"}, USER],
         [USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Why?"}, USER],
         [USER, {"role": "assistant", "content": "Yes.", "reasoning": "Why?"}, USER],
@@ -72,7 +74,7 @@ def test_what_was_given_stays_as_it_is() -> None:
         ({"role": "user"}, "a message of role 'user' needs content"),
         ({"role": "user", "content": None}, "a message of role 'user' needs content"),
         ({"role": "user", "content": 5}, "a content is a text or a list of parts"),
-        ({"role": "user", "content": ["a"]}, "a content is a text or a list of parts"),
+        ({"role": "user", "content": ["a", 5]}, "a content is a text or a list of parts"),
         ({"role": "user", "content": {"type": "text"}}, "a content is a text or a list of parts"),
         ({"role": "user", "content": [{"type": "text"}]}, "of type 'text' must be a string"),
         ({"role": "assistant", "tool_calls": 5}, "tool_calls is a list of objects"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from deployments.openai.body import Body
 from deployments.openai.json_text import MAX_PARTS, num_parts, parse_json
@@ -17,6 +17,9 @@ MAX_MESSAGES = 2048
 _REFUSAL = "refusal"
 """The type of a part in which an assistant refused, perhaps on another server; a template takes it
 as text."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""The types of the parts of a chat that are text: also those of the Responses API, as in vLLM."""
 
 
 class Part(Body):
@@ -32,6 +35,16 @@ class Part(Body):
 
 
 Parts = Annotated[tuple[Part, ...], Field(fail_fast=True)]
+
+
+def _as_part(value: Any) -> Any:
+    return {"type": "text", "text": value} if isinstance(value, str) else value
+
+
+PartsOrTexts = Annotated[
+    tuple[Annotated[Part, BeforeValidator(_as_part)], ...], Field(fail_fast=True)
+]
+"""The content of a chat's message, in which vLLM takes texts for parts."""
 
 
 class CalledFunction(Body):
@@ -69,7 +82,7 @@ class Message(Body):
     without_effect: ClassVar[frozenset[str]] = frozenset({"annotations", "parsed"})
 
     role: Literal["assistant", "developer", "system", "tool", "user"]
-    content: str | Parts | None = None
+    content: str | PartsOrTexts | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     """What the assistant thought; templates that do not show it leave it out."""
@@ -97,9 +110,10 @@ class Message(Body):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
+        text = joined(self.content, part_types=_TEXT_PARTS)
         fields = {
             "role": self.role,
-            "content": "\n".join(filter(None, (joined(self.content), self.refusal))),
+            "content": "\n".join(filter(None, (text, self.refusal))),
             "reasoning_content": self.reasoning or self.reasoning_content,
             "reasoning": self.reasoning or None,
             "name": self.name,

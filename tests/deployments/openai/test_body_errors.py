@@ -27,7 +27,7 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     ),
     (
         ChatBody,
-        {"messages": [{"role": "user", "content": ["hi"]}]},
+        {"messages": [{"role": "user", "content": [5]}]},
         "messages.0.content.0: an object is expected",
     ),
     (ChatBody, {**CHAT, "n": 0}, "n: at least 1 is expected"),

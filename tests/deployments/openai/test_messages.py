@@ -70,6 +70,24 @@ def test_parts_that_are_no_text_are_refused(part: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "part",
     [
+        "a",
+        {"type": "text", "text": "a"},
+        {"type": "input_text", "text": "a"},
+        {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
+    ],
+)
+def test_parts_that_are_text(part: Any) -> None:
+    """A text alone and the parts of the Responses API, too, as with vLLM."""
+    body = ChatBody.parse({"model": "m", "messages": [{"role": "user", "content": [part, "b"]}]})
+    assert body.ignored == ()
+    assert body.to_generation("r").messages == ({"role": "user", "content": "a\nb"},)
+    error = refused(ChatBody, messages=[{"role": "user", "content": [part, 5]}])
+    assert error.message == "messages.0.content.1: an object is expected"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
         {"type": "text"},
         {"type": "text", "text": 5},
         {"type": "refusal", "text": "No."},
