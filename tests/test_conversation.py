@@ -44,6 +44,7 @@ def calling(arguments: Any) -> dict[str, Any]:
         [USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER],
         [USER, {"role": "assistant", "content": "Well.", "refusal": "No."}, USER],
         [USER, {"role": "assistant", "content": "", "tool_calls": []}, USER],
+        [USER, {"role": "assistant"}, USER],
         [USER, calling('{"city": "Rome"}')],
         [USER, calling({"city": "Rome"})],
         [USER, calling("")],

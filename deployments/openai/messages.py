@@ -129,8 +129,7 @@ class Message(Body):
         Raises:
             InvalidRequest: it says nothing.  An assistant may have answered so.
         """
-        is_answer = self.role == "assistant" and self.model_fields_set - {"role"}
-        if self.content is None and not is_answer:
+        if self.content is None and self.role != "assistant":
             raise InvalidRequest(f"a message of role {self.role!r} needs content", "messages")
         if self.role == "tool" and self.tool_call_id is None:
             raise InvalidRequest("a message of role 'tool' needs tool_call_id", "messages")

@@ -37,6 +37,7 @@ def test_messages_for_the_template() -> None:
             {"role": "system", "content": "s", "name": "n"},
             {"role": "user", "content": parts},
             {"role": "assistant", "content": None},
+            {"role": "assistant"},
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
             {"role": "assistant", "content": "b", "reasoning_content": "a"},
             {"role": "assistant", "content": "b", "reasoning_content": None},
@@ -45,6 +46,7 @@ def test_messages_for_the_template() -> None:
     assert found.messages == (
         {"role": "system", "content": "s", "name": "n"},
         {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": "No."},
         {"role": "assistant", "content": "b", "reasoning_content": "a"},
@@ -107,7 +109,6 @@ def test_parts_without_their_text_are_refused_as_such(part: dict[str, Any]) -> N
         ({"role": "user", "contents": "hi"}, "content"),
         ({"role": "user", "content": None}, "content"),
         ({"role": "system"}, "content"),
-        ({"role": "assistant"}, "content"),
         ({"role": "tool", "tool_call_id": "1"}, "content"),
         ({"role": "tool", "content": "3"}, "tool_call_id"),
     ],
