@@ -299,6 +299,17 @@ def test_what_agents_ask_for_and_never_get_is_named() -> None:
     assert ResponsesBody.parse({"model": "m", "input": "hi", **nothing}).ignored == ()
 
 
+def test_an_error_about_the_effort_names_its_field() -> None:
+    """The parameter is what it is in: ``reasoning`` alone may be understood."""
+    error = Unsupported("this template does not know reasoning_effort", "reasoning_effort")
+    with (
+        pytest.raises(Unsupported, match=r"know reasoning\.effort$") as caught,
+        params_named(PARAM_NAMES),
+    ):
+        raise error
+    assert caught.value.param == "reasoning"
+
+
 @pytest.mark.parametrize(
     ("error", "param"),
     [
