@@ -109,6 +109,7 @@ class Delta(NamedTuple):
         draft: if asked for, the tree that was verified, from node 1 on.
         prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
             choices; those of the others do not come before it.
+        temperature, top_p: what was sampled with: the request's, else the model's own.
     """
 
     prompt_index: int
@@ -123,6 +124,8 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[TokenInfo, ...] = ()
     reasoning: str | None = None
     num_prompt_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
 
 
 class Summary(NamedTuple):

@@ -26,7 +26,11 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in message.items() if value is not None}
     if "content" not in found and found.get("role") != "assistant":
         raise InvalidRequest(f"a message of role {found.get('role')!r} needs content", "messages")
-    found["content"] = _text(found.get("content", "")) + _text(found.pop("refusal", ""))
+    texts = (_text(found.get("content", "")), _text(found.pop("refusal", "")))
+    found["content"] = "\n".join(filter(None, texts))
+    reasoning = found.pop("reasoning", "")  # as newer versions of vLLM call it
+    if reasoning:
+        found |= {"reasoning": reasoning, "reasoning_content": reasoning}
     calls = found.pop("tool_calls", None)
     if calls:
         found["tool_calls"] = _calls(calls)
@@ -37,17 +41,19 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     is_list = isinstance(content, Sequence)
-    if not is_list or not all(isinstance(part, Mapping) for part in content):
+    if not is_list or not all(isinstance(part, (str, Mapping)) for part in content):
         raise InvalidRequest("a content is a text or a list of parts", "messages")
-    return "".join(map(_text_of_part, content))
+    return "\n".join(map(_text_of_part, content))
 
 
-def _text_of_part(part: Mapping[str, Any]) -> str:
+def _text_of_part(part: str | Mapping[str, Any]) -> str:
+    if isinstance(part, str):
+        return part
     kind = part.get("type")
-    if kind not in ("text", "refusal"):
+    if kind not in ("text", "input_text", "output_text", "refusal"):
         reason = f"content parts of type {str(kind)[:50]!r} are not supported"
         raise Unsupported(reason, "messages")
-    text = part.get(kind)
+    text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise InvalidRequest(f"the text of a part of type {kind!r} must be a string", "messages")
     return text

@@ -103,11 +103,8 @@ def ignored_header(config: GatewayConfig, body: OfferedBody, counts: HttpMetrics
 class AnswerBuilder(Protocol):
     """Builds one answer: its events, or the whole of it from what was collected."""
 
-    def begin(self) -> list[Event]:
-        """Return the events before the first delta."""
-
     def add(self, delta: Delta) -> list[Event]:
-        """Return the events of a delta."""
+        """Return the events of a delta; before the first one those that begin the answer."""
 
     def end(self, summary: Summary) -> list[Event]:
         """Return the events after the last delta."""
@@ -199,7 +196,7 @@ async def _stream(
     mid-stream is the last event."""
     records = first
     async with aclosing(rest):
-        events = builder.begin()
+        events: list[Event] = []
         try:
             while True:
                 events += _events_of(builder, records)

@@ -20,7 +20,8 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
     with.
 
     Args:
-        names: what the request calls them, by what they are called inside.
+        names: what the request calls them, by what they are called inside; a field by the way to
+            it, of which the parameter is the first name.
     """
     try:
         yield
@@ -29,7 +30,8 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
         for inside, name in names.items():
             place = rf"\b{inside}\b" if "_" in inside else rf"^{inside}(?=:)"
             message = re.sub(place, name, message)
-        param = names.get(error.param or "", error.param)
+        found = names.get(error.param or "")
+        param = error.param if found is None else found.partition(".")[0]
         if (message, param) == (error.message, error.param):
             raise
         raise type(error)(message, param) from error

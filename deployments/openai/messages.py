@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from deployments.openai.body import Body
 from deployments.openai.json_text import MAX_PARTS, num_parts, parse_json
@@ -17,6 +17,9 @@ MAX_MESSAGES = 2048
 _REFUSAL = "refusal"
 """The type of a part in which an assistant refused, perhaps on another server; a template takes it
 as text."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""The types of the parts of a chat that are text: also those of the Responses API, as in vLLM."""
 
 
 class Part(Body):
@@ -32,6 +35,16 @@ class Part(Body):
 
 
 Parts = Annotated[tuple[Part, ...], Field(fail_fast=True)]
+
+
+def _as_part(value: Any) -> Any:
+    return {"type": "text", "text": value} if isinstance(value, str) else value
+
+
+PartsOrTexts = Annotated[
+    tuple[Annotated[Part, BeforeValidator(_as_part)], ...], Field(fail_fast=True)
+]
+"""The content of a chat's message, in which vLLM takes texts for parts."""
 
 
 class CalledFunction(Body):
@@ -69,10 +82,13 @@ class Message(Body):
     without_effect: ClassVar[frozenset[str]] = frozenset({"annotations", "parsed"})
 
     role: Literal["assistant", "developer", "system", "tool", "user"]
-    content: str | Parts | None = None
+    content: str | PartsOrTexts | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     """What the assistant thought; templates that do not show it leave it out."""
+
+    reasoning: str | None = None
+    """The name that newer versions of vLLM have for the same; templates may have either."""
 
     name: str | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] | None = None
@@ -94,10 +110,12 @@ class Message(Body):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
+        text = joined(self.content, part_types=_TEXT_PARTS)
         fields = {
             "role": self.role,
-            "content": joined(self.content) + (self.refusal or ""),
-            "reasoning_content": self.reasoning_content,
+            "content": "\n".join(filter(None, (text, self.refusal))),
+            "reasoning_content": self.reasoning or self.reasoning_content,
+            "reasoning": self.reasoning or None,
             "name": self.name,
             "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
             "tool_call_id": self.tool_call_id,
@@ -111,8 +129,7 @@ class Message(Body):
         Raises:
             InvalidRequest: it says nothing.  An assistant may have answered so.
         """
-        is_answer = self.role == "assistant" and self.model_fields_set - {"role"}
-        if self.content is None and not is_answer:
+        if self.content is None and self.role != "assistant":
             raise InvalidRequest(f"a message of role {self.role!r} needs content", "messages")
         if self.role == "tool" and self.tool_call_id is None:
             raise InvalidRequest("a message of role 'tool' needs tool_call_id", "messages")
@@ -143,12 +160,14 @@ def joined(
     content: str | Iterable[Part] | None,
     param: str = "messages",
     part_types: Collection[str] = ("text",),
+    separator: str = "\n",
 ) -> str:
     """Return the text of a content.
 
     Args:
         param: the parameter the client gave it in.
         part_types: those of the parts that are text.
+        separator: what stands between parts.
 
     Raises:
         Unsupported: a part of it is not text.
@@ -158,7 +177,7 @@ def joined(
         return ""
     if isinstance(content, str):
         return content
-    return "".join(_text(part, param, part_types) for part in content)
+    return separator.join(_text(part, param, part_types) for part in content)
 
 
 def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:

@@ -284,7 +284,7 @@ class ChatBody(GenerationBody, ToolFields):
             includes_sources=self.includes_sources,
             prediction=None
             if self.prediction is None
-            else joined(self.prediction.content, "prediction"),
+            else joined(self.prediction.content, "prediction", separator=""),
         )
 
 

@@ -49,10 +49,6 @@ class ResponseBuilder:
         """The number of tokens of each choice of a stream so far."""
         self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
 
-    def begin(self) -> list[dict[str, Any]]:
-        """Return nothing, since nothing comes before the first delta."""
-        return []
-
     def add(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the chunks of one delta: one, but two where a tool call begins and goes on."""
         index = self._index(delta)

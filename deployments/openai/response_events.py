@@ -63,14 +63,9 @@ class ResponseEvents:
         self._finish_reason: str | None = None
         self._num_events = 0
 
-    def begin(self) -> list[Event]:
-        """Return the events before the first delta."""
-        response = self._response("in_progress")
-        kinds = ("response.created", "response.in_progress")
-        return [self._numbered({"type": kind, "response": response}) for kind in kinds]
-
     def add(self, delta: Delta) -> list[Event]:
-        """Return the events of a delta."""
+        """Return the events of a delta; before the first one those that begin the response."""
+        begun = [] if self._num_events else self._begin_response(delta)
         self._finish_reason = delta.finish_reason or self._finish_reason
         parts: list[str | CallPart] = [delta.text]
         if self._parser is not None:
@@ -78,7 +73,14 @@ class ResponseEvents:
             parts += self._parser.finish() if delta.finish_reason is not None else []
         events = [*self._reason(delta.reasoning or "")]
         events += [event for part in parts for event in self._read(part)]
-        return [self._numbered(event) for event in events]
+        return begun + [self._numbered(event) for event in events]
+
+    def _begin_response(self, first: Delta) -> list[Event]:
+        """Return the events before those of ``first``, which knows what is sampled with."""
+        self._head |= {"temperature": first.temperature, "top_p": first.top_p}
+        response = self._response("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [self._numbered({"type": kind, "response": response}) for kind in kinds]
 
     def end(self, summary: Summary) -> list[Event]:
         """Return the events after the last delta; the last one has the whole response."""
@@ -189,11 +191,9 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "store": False,
-        "temperature": body.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
         "tools": [tool.shown() for tool in body.tools or ()],
-        "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

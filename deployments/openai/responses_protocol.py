@@ -19,7 +19,7 @@ PARAM_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning",
+    "reasoning_effort": "reasoning.effort",
 }
 """The names that this API has for the parameters of a chat."""
 
@@ -155,10 +155,6 @@ def _named_type(item: Mapping[str, Any]) -> Any:
     return "message" if found is None else found
 
 
-def _type_of_input(value: Any) -> str:
-    return "[text]" if isinstance(value, str) else "[items]"
-
-
 InputItem = Annotated[
     Annotated[InputMessage, Tag("[message]")]
     | Annotated[InputReasoning, Tag("[reasoning]")]
@@ -169,10 +165,7 @@ InputItem = Annotated[
 InputItems = Annotated[
     tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 ]
-Input = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[InputItems, Tag("[items]")],
-    Discriminator(_type_of_input),
-]
+Input = str | InputItems
 
 
 class TextFormat(ClosedBody):
@@ -350,7 +343,7 @@ class ResponsesBody(RequestBody):
         return fields
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        if self.instructions is not None:
+        if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
             yield {"role": "user", "content": self.input}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from deployments.openai.body import ClosedBody, Truth
 from deployments.openai.json_text import parse_json
 from hdserve import grammar
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 Schema = Mapping[str, Any]
 Choices = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000, fail_fast=True)]
@@ -21,7 +21,7 @@ class JsonSchema(ClosedBody):
 
     name: str
     description: str | None = None
-    schema_: Schema = Field(default_factory=dict, alias="schema")
+    schema_: Schema = Field(alias="schema")
     strict: Truth | None = None
 
 
@@ -50,10 +50,37 @@ class ResponseFormat(ClosedBody):
 class StructuredOutputs(ClosedBody):
     """``structured_outputs`` of vLLM; exactly one of its fields."""
 
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "grammar": (),
+        "structural_tag": (),
+        "whitespace_pattern": (),
+        "disable_any_whitespace": (False,),
+        "disable_additional_properties": (False,),
+        "disable_fallback": (False,),
+    }
+    """Fields of vLLM that are not offered, with the values that change nothing."""
+
     json_: Schema | str | None = Field(default=None, alias="json")
-    json_object: Literal[True] | None = None
+    json_object: Truth | None = None
     regex: str | None = None
     choice: Choices | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _offered(cls, data: Any) -> Any:
+        """Return the fields that are read.
+
+        Raises:
+            Unsupported: one that is not offered is set.
+        """
+        if not isinstance(data, Mapping):
+            return data
+        for name, neutral in cls.unsupported.items():
+            value = data.get(name)
+            if value is not None and value not in neutral:
+                reason = f"structured_outputs.{name} is not supported"
+                raise Unsupported(reason, "structured_outputs")
+        return {name: value for name, value in data.items() if name not in cls.unsupported}
 
     def grammars(self, param: str = "structured_outputs") -> list[str]:
         """Return one grammar for each field that is set."""

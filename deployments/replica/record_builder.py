@@ -104,6 +104,8 @@ class RecordBuilder:
             prompt_logprobs=prompt_logprobs,
             reasoning=first.reasoning if reader and reader.num_tokens else None,
             num_prompt_tokens=seq.num_prompt_tokens,
+            temperature=seq.params.temperature,
+            top_p=seq.params.top_p,
         )
         return _followed(delta, others) if others else [delta]
 
@@ -182,6 +184,8 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
         logprobs=None,
         finish_reason=None,
         num_prompt_tokens=delta.num_prompt_tokens,
+        temperature=delta.temperature,
+        top_p=delta.top_p,
     )
     others = [bare._replace(text=text, reasoning=reasoning) for reasoning, text in pieces]
     others[-1] = others[-1]._replace(finish_reason=delta.finish_reason)

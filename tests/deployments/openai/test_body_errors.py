@@ -27,7 +27,7 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     ),
     (
         ChatBody,
-        {"messages": [{"role": "user", "content": ["hi"]}]},
+        {"messages": [{"role": "user", "content": [5]}]},
         "messages.0.content.0: an object is expected",
     ),
     (ChatBody, {**CHAT, "n": 0}, "n: at least 1 is expected"),
@@ -84,8 +84,9 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
         "input.0: a type of 'message', 'reasoning', 'function_call' or 'function_call_output' is "
         "expected",
     ),
-    (ResponsesBody, {"input": None}, "input: an array is expected"),
-    (ResponsesBody, {"input": []}, "input: an array of at least 1 is expected"),
+    (ResponsesBody, {"input": None}, "input: a string or an array is expected"),
+    (ResponsesBody, {"input": 5}, "input: a string or an array is expected"),
+    (ResponsesBody, {"input": []}, "input: a string or an array of at least 1 is expected"),
     (
         ResponsesBody,
         {"input": [{"role": "user", "content": 5}]},

@@ -81,7 +81,7 @@ def test_a_strict_function_of_a_response_is_named_as_in_a_chat(
     ("fields", "ignored"),
     [
         ({"messages": [*USER, {"role": "user", "content": "a", "zebra": 1}]}, "messages.zebra"),
-        ({"messages": [{"role": "assistant", "reasoning": "a"}]}, "messages.reasoning"),
+        ({"messages": [{"role": "assistant", "thinking": "a"}]}, "messages.thinking"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
             "messages.content.b",

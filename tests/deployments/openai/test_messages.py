@@ -30,13 +30,14 @@ def test_unknown_roles_are_refused(role: str) -> None:
 
 
 def test_messages_for_the_template() -> None:
-    """Parts of text are joined, other fields of a message reach the template."""
+    """Parts of text are lines of one, other fields of a message reach the template."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     found = chat(
         messages=[
             {"role": "system", "content": "s", "name": "n"},
             {"role": "user", "content": parts},
             {"role": "assistant", "content": None},
+            {"role": "assistant"},
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
             {"role": "assistant", "content": "b", "reasoning_content": "a"},
             {"role": "assistant", "content": "b", "reasoning_content": None},
@@ -44,7 +45,8 @@ def test_messages_for_the_template() -> None:
     )
     assert found.messages == (
         {"role": "system", "content": "s", "name": "n"},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": "No."},
         {"role": "assistant", "content": "b", "reasoning_content": "a"},
@@ -70,6 +72,24 @@ def test_parts_that_are_no_text_are_refused(part: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "part",
     [
+        "a",
+        {"type": "text", "text": "a"},
+        {"type": "input_text", "text": "a"},
+        {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
+    ],
+)
+def test_parts_that_are_text(part: Any) -> None:
+    """A text alone and the parts of the Responses API, too, as with vLLM."""
+    body = ChatBody.parse({"model": "m", "messages": [{"role": "user", "content": [part, "b"]}]})
+    assert body.ignored == ()
+    assert body.to_generation("r").messages == ({"role": "user", "content": "a\nb"},)
+    error = refused(ChatBody, messages=[{"role": "user", "content": [part, 5]}])
+    assert error.message == "messages.0.content.1: an object is expected"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
         {"type": "text"},
         {"type": "text", "text": 5},
         {"type": "refusal", "text": "No."},
@@ -89,7 +109,6 @@ def test_parts_without_their_text_are_refused_as_such(part: dict[str, Any]) -> N
         ({"role": "user", "contents": "hi"}, "content"),
         ({"role": "user", "content": None}, "content"),
         ({"role": "system"}, "content"),
-        ({"role": "assistant"}, "content"),
         ({"role": "tool", "tool_call_id": "1"}, "content"),
         ({"role": "tool", "content": "3"}, "tool_call_id"),
     ],
@@ -158,9 +177,29 @@ def test_answers_can_be_sent_back(message: dict[str, Any]) -> None:
 
 
 def test_a_refusal_is_what_the_assistant_said() -> None:
-    """Beside a content or in it."""
-    message = {"role": "assistant", "content": None, "refusal": "No."}
-    assert chat(messages=[message]).messages == ({"role": "assistant", "content": "No."},)
+    """Beside a content, as its last line, or in it."""
+    parts = [{"type": "text", "text": "Well."}, {"type": "refusal", "refusal": "No."}]
+    for message, text in (
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": "Well.", "refusal": "No."}, "Well.\nNo."),
+        ({"content": "Well.", "refusal": ""}, "Well."),
+        ({"content": parts}, "Well.\nNo."),
+    ):
+        found = chat(messages=[{"role": "assistant", **message}]).messages
+        assert found == ({"role": "assistant", "content": text},)
+
+
+def test_reasoning_has_two_names() -> None:
+    """That of newer versions of vLLM is given to templates that know the other one, too."""
+    said = {"role": "assistant", "content": "a"}
+    both = {"reasoning": "b", "reasoning_content": "b"}
+    for sent in ({"reasoning": "b"}, both, {"reasoning": "b", "reasoning_content": None}):
+        body = ChatBody.parse({"model": "m", "messages": [said | sent]})
+        assert body.ignored == ()
+        assert body.to_generation("r").messages == (said | both,)
+    only = {"reasoning": "", "reasoning_content": "b"}
+    assert chat(messages=[said | only]).messages == (said | {"reasoning_content": "b"},)
+    assert chat(messages=[said | {"reasoning": ""}]).messages == (said,)
 
 
 def test_the_assistant_calls_tools() -> None:

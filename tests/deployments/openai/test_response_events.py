@@ -28,11 +28,12 @@ def answered(written: str, *, reason: str = "stop", size: int = 7, **fields: Any
     """The events of what the model wrote, which comes in pieces of ``size`` characters."""
     body = ResponsesBody.parse({"model": "m", "input": "hi", "tools": [TOOL], **fields})
     made = ResponseEvents(body, "r", HermesToolParser)
-    found = made.begin()
+    found: list[Event] = []
     pieces = [written[start : start + size] for start in range(0, len(written), size)] or [""]
     for index, piece in enumerate(pieces):
         end = reason if index == len(pieces) - 1 else None
-        found += made.add(Delta(0, 0, piece, (1,), (0,), None, end))
+        delta = Delta(0, 0, piece, (1,), (0,), None, end, temperature=0.6, top_p=0.9)
+        found += made.add(delta)
     return found + made.end(SUMMARY)
 
 
@@ -128,7 +129,7 @@ REASONING = [
 def reasoned(*deltas: tuple[str, str], reason: str = "stop") -> list[Event]:
     """The events of pieces of reasoning and text."""
     made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", HermesToolParser)
-    found = made.begin()
+    found: list[Event] = []
     for index, (reasoning, text) in enumerate(deltas):
         end = reason if index == len(deltas) - 1 else None
         found += made.add(Delta(0, 0, text, (1,), (0,), None, end, reasoning=reasoning))
@@ -199,6 +200,13 @@ def test_one_call_where_there_may_not_be_several() -> None:
     assert not found.parallel_tool_calls
 
 
+def test_a_response_says_what_was_sampled_with() -> None:
+    """From its first event on, also where the request leaves it to the model."""
+    events = answered("Well.")
+    for event in (events[0], events[-1]):
+        assert (event["response"]["temperature"], event["response"]["top_p"]) == (0.6, 0.9)
+
+
 def test_a_response_says_what_was_asked_for() -> None:
     schema = {"type": "object"}
     form = {"type": "json_schema", "name": "n", "schema": schema}
@@ -207,7 +215,6 @@ def test_a_response_says_what_was_asked_for() -> None:
             "{}",
             instructions="Be brief.",
             max_output_tokens=9,
-            temperature=0.5,
             metadata={"a": "b"},
             user="u",
             text={"format": form},
@@ -215,7 +222,7 @@ def test_a_response_says_what_was_asked_for() -> None:
         )
     )
     assert (found.instructions, found.max_output_tokens) == ("Be brief.", 9)
-    assert (found.temperature, found.metadata, found.user) == (0.5, {"a": "b"}, "u")
+    assert (found.metadata, found.user) == ({"a": "b"}, "u")
     assert found.text is not None
     assert found.text.format is not None
     assert found.text.format.to_dict() == form
@@ -246,7 +253,7 @@ def test_the_usage() -> None:
 def test_an_error_in_mid_stream(error: Any, code: str, param: str | None) -> None:
     """Is the last event, with the next number."""
     made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", None)
-    num_before = len(made.begin())
+    num_before = len(made.add(Delta(0, 0, "", (1,), (0,), None, None)))
     (failed,) = made.fail(error)
     event = EVENTS.validate_python(failed)
     assert event.type == "error"

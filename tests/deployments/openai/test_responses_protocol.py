@@ -32,7 +32,7 @@ def chat(**fields: Any) -> GenerationRequest:
 
 def test_a_text_is_a_message_of_the_user() -> None:
     """Behind the instructions, if there are any."""
-    assert request() == chat()
+    assert request() == request(instructions="") == chat()
     user = {"role": "user", "content": "hi"}
     system = {"role": "system", "content": "Be brief."}
     assert request(instructions="Be brief.") == chat(messages=[system, user])
@@ -54,7 +54,7 @@ def test_items_of_the_openai_library_are_read() -> None:
 
 
 def test_items_are_messages() -> None:
-    """Parts are one text; calls belong to the message of the assistant before them."""
+    """Parts are lines of one text; calls belong to the message of the assistant before them."""
     items = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b")]},
@@ -78,7 +78,7 @@ def test_items_are_messages() -> None:
     found = request(input=items).messages
     assert [(message["role"], message["content"]) for message in found] == [
         ("developer", "Be brief."),
-        ("user", "ab"),
+        ("user", "a\nb"),
         ("assistant", "Well."),
         ("tool", "42"),
         ("tool", "43"),
@@ -297,6 +297,17 @@ def test_what_agents_ask_for_and_never_get_is_named() -> None:
     assert body.to_chat().reasoning_effort == "low"
     nothing = {"include": [], "reasoning": {"summary": None}, "truncation": "disabled"}
     assert ResponsesBody.parse({"model": "m", "input": "hi", **nothing}).ignored == ()
+
+
+def test_an_error_about_the_effort_names_its_field() -> None:
+    """The parameter is what it is in: ``reasoning`` alone may be understood."""
+    error = Unsupported("this template does not know reasoning_effort", "reasoning_effort")
+    with (
+        pytest.raises(Unsupported, match=r"know reasoning\.effort$") as caught,
+        params_named(PARAM_NAMES),
+    ):
+        raise error
+    assert caught.value.param == "reasoning"
 
 
 @pytest.mark.parametrize(

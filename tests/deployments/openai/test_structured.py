@@ -73,9 +73,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
         "response_format",
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+        "response_format",
+    ),
     ({"response_format": {"type": "json_object", "shcema": {}}}, "response_format"),
     ({"response_format": "json"}, "response_format"),
     ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
     ({"structured_outputs": {"xml": 1}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
@@ -104,3 +109,40 @@ def test_grammars_of_clients_are_refused() -> None:
     """A client's context-free grammar could take the engine's thread for itself."""
     with pytest.raises(Unsupported):
         ChatBody.parse({"model": "m", "messages": USER, "guided_grammar": "start: a"})
+
+
+NOTHING = {
+    "json": None,
+    "json_object": False,
+    "grammar": None,
+    "structural_tag": None,
+    "whitespace_pattern": None,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "disable_fallback": False,
+}
+"""Fields of vLLM's structured outputs that ask for nothing."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grammar": "start: a"},
+        {"structural_tag": "{}"},
+        {"whitespace_pattern": " *"},
+        {"disable_any_whitespace": True},
+        {"disable_additional_properties": True},
+        {"disable_fallback": True},
+    ],
+)
+def test_fields_of_structured_outputs_that_are_not_offered(fields: dict[str, Any]) -> None:
+    """They are refused as such, and change nothing where they ask for nothing."""
+    body = {"model": "m", "messages": USER}
+    asked = NOTHING | {"regex": "a"}
+    found = ChatBody.parse({**body, "structured_outputs": asked}).to_generation("r")
+    assert found.sampling["grammar"] == grammar.regex("a")
+    (name,) = fields
+    with pytest.raises(Unsupported) as caught:
+        ChatBody.parse({**body, "structured_outputs": asked | fields})
+    assert caught.value.param == "structured_outputs"
+    assert caught.value.message == f"structured_outputs.{name} is not supported"

@@ -46,6 +46,14 @@ def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
     assert (delta.texts, delta.draft) == (None, ())
 
 
+def test_a_delta_says_what_was_sampled_with(tokenizer: Tokenizer) -> None:
+    """Which the client need not have said."""
+    params = SamplingParams(temperature=0.6, top_p=0.9)
+    output = StepOutput(Sequence("a/0/0", [1], params), token_ids=(5,), sources=(Source.PLAIN,))
+    (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=False)
+    assert (delta.temperature, delta.top_p) == (0.6, 0.9)
+
+
 def test_a_prompts_log_probabilities_come_once(tokenizer: Tokenizer) -> None:
     """With the first delta of one choice, one per token, each as the bytes it stands for; the first
     has none.  Those of a prompt that was computed alone need not be shown."""
