@@ -109,6 +109,8 @@ class Delta(NamedTuple):
         draft: if asked for, the tree that was verified, from node 1 on.
         prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
             choices; those of the others do not come before it.
+        stop_reason: beside ``finish_reason``, the stop string or stop token that the request named
+            and that ended the choice.
     """
 
     prompt_index: int
@@ -123,6 +125,7 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[TokenInfo, ...] = ()
     reasoning: str | None = None
     num_prompt_tokens: int = 0
+    stop_reason: str | int | None = None
 
 
 class Summary(NamedTuple):

@@ -104,6 +104,7 @@ class RecordBuilder:
             prompt_logprobs=prompt_logprobs,
             reasoning=first.reasoning if reader and reader.num_tokens else None,
             num_prompt_tokens=seq.num_prompt_tokens,
+            stop_reason=output.stop_reason,
         )
         return _followed(delta, others) if others else [delta]
 
@@ -184,8 +185,10 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
         num_prompt_tokens=delta.num_prompt_tokens,
     )
     others = [bare._replace(text=text, reasoning=reasoning) for reasoning, text in pieces]
-    others[-1] = others[-1]._replace(finish_reason=delta.finish_reason)
-    return [delta._replace(finish_reason=None), *others]
+    others[-1] = others[-1]._replace(
+        finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+    )
+    return [delta._replace(finish_reason=None, stop_reason=None), *others]
 
 
 def _shown(logprob: float) -> float:

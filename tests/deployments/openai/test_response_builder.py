@@ -47,6 +47,22 @@ def test_a_whole_chat_answer() -> None:
     assert answer.usage.total_tokens == 18
 
 
+@pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
+@pytest.mark.parametrize("reason", ["\n\n", 7, None])
+def test_what_stopped_a_choice_is_told(
+    form: type[ChatFormat] | type[CompletionFormat], reason: str | int | None
+) -> None:
+    """Beside the reason why it ended, whole and streamed, as vLLM has it; before the end nothing
+    is said of it."""
+    deltas = [delta("a"), delta("b", finish_reason="stop", stop_reason=reason)]
+    (choice,) = collected(form(), *deltas)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+    made = builder(form())
+    first, last = [chunk["choices"][0] for item in deltas for chunk in made.add(item)]
+    assert "stop_reason" not in first
+    assert last["stop_reason"] == reason
+
+
 def test_the_usage_of_a_prediction() -> None:
     """In the fields of the real client, for requests that had one."""
     assert "completion_tokens_details" not in usage(SUMMARY)
