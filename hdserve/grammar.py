@@ -13,6 +13,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from hdserve.schema_closing import closed
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
 from hdserve.schema_references import check_references
 
@@ -163,7 +164,8 @@ def quoted(text: str) -> str:
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Add to ``schema`` how its JSON texts are to be written, unless it says so itself.
 
-    Left out is what forbids nothing and llguidance does not know.
+    Left out is what forbids nothing and llguidance does not know, and objects that list their
+    properties have no others, see :func:`hdserve.schema_closing.closed`.
 
     Raises:
         ValueError: it is too large, its numbers are to be multiples of too much, a number in it has
@@ -173,7 +175,7 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     check_references(schema)
     _check_divisors([*_divisors(schema)])
     _check_numbers(schema)
-    return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
+    return {"x-guidance": _JSON_OPTIONS, **closed(_without_notes(schema))}
 
 
 def check_size(schemas: Any) -> None:

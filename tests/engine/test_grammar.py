@@ -254,6 +254,7 @@ def test_names_and_values_are_no_schemas() -> None:
         "type": "object",
         "properties": {"format": {"const": value}, "uniqueItems": {"enum": [value]}},
         "required": ["format", "uniqueItems"],
+        "additionalProperties": False,
     }
     held = json.loads(grammar.json_schema(schema))["grammars"][0]["json_schema"]
     assert held.pop("x-guidance")
