@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from deployments.generation import DraftedToken, Summary
+from deployments.generation import DraftedToken, Summary, TokenInfo
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, error_body, server_sent_event, usage
@@ -162,6 +162,27 @@ def test_an_empty_first_chunk_has_content() -> None:
     chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).add(delta(""))[0])
     assert chunk.choices[0].delta.content == ""
     assert chunk.choices[0].delta.role == "assistant"
+
+
+@pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
+def test_there_is_no_chunk_that_tells_nothing(
+    form: type[ChatFormat] | type[CompletionFormat],
+) -> None:
+    """Of tokens whose text is held back; those that were asked for usage, log probabilities or
+    sources tell that."""
+    made = ResponseBuilder(form(), "m", "r1", 1, includes_usage=True)
+    counting = ResponseBuilder(form(), "m", "r1", 1, counts_in_chunks=True)
+    for each in (made, counting):
+        each.add(delta("a"))
+    assert made.add(delta("")) == []
+    for held in (
+        delta("", logprobs=(TokenInfo(b"b", -1.0, ()),)),
+        delta("", texts=("b",)),
+        delta("", finish_reason="stop"),
+    ):
+        assert len(made.add(held)) == 1
+    (chunk,) = counting.add(delta(""))
+    assert chunk["usage"]["completion_tokens"] == 2
 
 
 def test_the_last_chunk_has_usage_and_no_choices() -> None:
