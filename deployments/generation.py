@@ -110,6 +110,8 @@ class Delta(NamedTuple):
         prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
             choices; those of the others do not come before it.
         temperature, top_p: what was sampled with: the request's, else the model's own.
+        stop_reason: beside ``finish_reason``, the stop string or stop token that the request named
+            and that ended the choice.
     """
 
     prompt_index: int
@@ -126,6 +128,7 @@ class Delta(NamedTuple):
     num_prompt_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
+    stop_reason: str | int | None = None
 
 
 class Summary(NamedTuple):

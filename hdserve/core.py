@@ -408,6 +408,7 @@ class StepOutput:
         prompt_logprobs: in the first output, if they were asked for, one per token of the prompt;
             the first token has none.
         finish_reason: set in the last output of a sequence.
+        stop_reason: the stop string or the id among ``stop_token_ids`` that ended it, if one did.
         error: the reason when ``finish_reason`` is ``ERROR``.
     """
 
@@ -419,6 +420,7 @@ class StepOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
     error: Exception | None = None
 
     @property

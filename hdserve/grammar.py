@@ -13,8 +13,12 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from hdserve.schema_closing import closed
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
 from hdserve.schema_references import check_references
+
+_OPTIONS = "x-guidance"
+"""The keyword by which llguidance takes options, among them to hold less than a schema says."""
 
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 """Between the parts of a JSON text: nothing, a space, or a new line and its indentation.  JSON
@@ -161,9 +165,10 @@ def quoted(text: str) -> str:
 
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to ``schema`` how its JSON texts are to be written, unless it says so itself.
+    """Add to ``schema`` how its JSON texts are to be written, whatever it says of it itself.
 
-    Left out is what forbids nothing and llguidance does not know.
+    Left out is what forbids nothing and llguidance does not know, and objects that list their
+    properties have no others, see :func:`hdserve.schema_closing.closed`.
 
     Raises:
         ValueError: it is too large, its numbers are to be multiples of too much, a number in it has
@@ -173,7 +178,7 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     check_references(schema)
     _check_divisors([*_divisors(schema)])
     _check_numbers(schema)
-    return {"x-guidance": _JSON_OPTIONS, **_without_notes(schema)}
+    return {_OPTIONS: _JSON_OPTIONS, **closed(_without_notes(schema))}
 
 
 def check_size(schemas: Any) -> None:
@@ -296,4 +301,4 @@ def _is_note(key: str, value: Any) -> bool:
         return isinstance(value, str) and value not in HELD_FORMATS
     if key == "propertyNames":
         return value in _ANY_NAME
-    return key == "uniqueItems" and value is False
+    return key == _OPTIONS or (key == "uniqueItems" and value is False)

@@ -24,6 +24,7 @@ LAYERS = {
     "hdserve.journal": 1,
     "hdserve.ports": 1,
     "hdserve.prompts": 1,
+    "hdserve.schema_closing": 1,
     "hdserve.schema_parts": 1,
     "hdserve.schema_references": 1,
     "hdserve.shadows": 1,

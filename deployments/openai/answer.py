@@ -15,6 +15,7 @@ class Answer:
         self.logprobs: list[TokenInfo] | None = None
         self.prompt_logprobs: tuple[TokenInfo, ...] = ()
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
         """Append what came."""
@@ -22,6 +23,7 @@ class Answer:
             self.reasoning = (self.reasoning or "") + delta.reasoning
         self.text += delta.text
         self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
         self.prompt_logprobs += delta.prompt_logprobs
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or []

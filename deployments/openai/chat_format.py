@@ -66,6 +66,8 @@ class ChatFormat:
             "logprobs": self._logprobs(delta.logprobs),
             "finish_reason": reader.finish_reason(delta.finish_reason),
         }
+        if delta.finish_reason is not None:
+            entries[-1]["stop_reason"] = delta.stop_reason
         return entries
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
@@ -84,6 +86,7 @@ class ChatFormat:
             "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": reader.finish_reason(answer.finish_reason),
+            "stop_reason": answer.stop_reason,
         }
 
     def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:

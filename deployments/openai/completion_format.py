@@ -49,6 +49,8 @@ class CompletionFormat:
             "logprobs": self._logprobs(delta, index),
             "finish_reason": delta.finish_reason,
         }
+        if delta.finish_reason is not None:
+            entry["stop_reason"] = delta.stop_reason
         return [entry]
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
@@ -58,6 +60,7 @@ class CompletionFormat:
             "text": self._echo(answer.prompt_index) + answer.text,
             "logprobs": self._logprobs(answer, index),
             "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
         }
         if self._num_prompt_logprobs is not None:
             prompt = shown_prompt(answer.prompt_logprobs, self._num_prompt_logprobs)

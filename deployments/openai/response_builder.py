@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from deployments.generation import Delta, Summary, TokenInfo
@@ -50,7 +51,8 @@ class ResponseBuilder:
         self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the chunks of one delta: one, but two where a tool call begins and goes on."""
+        """Return the chunks of one delta: one, but two where a tool call begins and goes on, and
+        none where it has nothing to show."""
         index = self._index(delta)
         is_first = index not in self._answers
         if is_first:
@@ -65,6 +67,7 @@ class ResponseBuilder:
         return [
             {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_so_far}
             for choice in choices
+            if self._counts_in_chunks or _has_content(choice)
         ]
 
     def end(self, summary: Summary) -> list[dict[str, Any]]:
@@ -115,6 +118,12 @@ class ResponseBuilder:
 
     def _index(self, delta: Delta) -> int:
         return delta.prompt_index * self._num_choices + delta.choice_index
+
+
+def _has_content(choice: Mapping[str, Any]) -> bool:
+    """Whether the entry of a chunk tells a client anything."""
+    names = ("delta", "text", "logprobs", "finish_reason", "token_sources", "draft")
+    return any(choice.get(name) for name in names)
 
 
 def _sources(delta: Delta) -> dict[str, Any]:

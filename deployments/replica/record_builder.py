@@ -106,6 +106,7 @@ class RecordBuilder:
             num_prompt_tokens=seq.num_prompt_tokens,
             temperature=seq.params.temperature,
             top_p=seq.params.top_p,
+            stop_reason=output.stop_reason,
         )
         return _followed(delta, others) if others else [delta]
 
@@ -188,8 +189,10 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
         top_p=delta.top_p,
     )
     others = [bare._replace(text=text, reasoning=reasoning) for reasoning, text in pieces]
-    others[-1] = others[-1]._replace(finish_reason=delta.finish_reason)
-    return [delta._replace(finish_reason=None), *others]
+    others[-1] = others[-1]._replace(
+        finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+    )
+    return [delta._replace(finish_reason=None, stop_reason=None), *others]
 
 
 def _shown(logprob: float) -> float:

@@ -31,6 +31,7 @@ class SequenceDecoder:
 
     Attributes:
         ending_token_ids: tokens that end it.
+        stop_token_ids: those of them that end it because the request says so.
         detokenizer: ``None`` where only token ids are wanted.
         history: ``None`` when a choice depends on the logits alone.
         grammar: what the output must match; ``None`` allows everything.
@@ -39,6 +40,7 @@ class SequenceDecoder:
 
     seq: Sequence
     ending_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int] = frozenset()
     detokenizer: Detokenizer | None = None
     history: HistoryTerms | None = None
     grammar: GrammarState | None = None
@@ -193,6 +195,7 @@ class SequenceDecoder:
             logprobs=None if seq.params.logprobs is None else tuple(self._logprobs[:num_used]),
             prompt_logprobs=None if self.scorer is None else self._take_prompt_logprobs(),
             finish_reason=seq.finish_reason,
+            stop_reason=self._stop_reason,
             error=self._error,
         )
         return used, output
@@ -230,6 +233,16 @@ class SequenceDecoder:
         if is_ending or (self.detokenizer is not None and self.detokenizer.is_stopped):
             return FinishReason.STOP
         return None if self.seq.num_remaining_tokens > 0 else FinishReason.LENGTH
+
+    @property
+    def _stop_reason(self) -> str | int | None:
+        """What the request named that ended the sequence."""
+        if self.seq.finish_reason is not FinishReason.STOP:
+            return None
+        if self.detokenizer is not None and self.detokenizer.is_stopped:
+            return self.detokenizer.found_stop
+        last = self.seq.token_ids[-1]
+        return last if self._may_stop and last in self.stop_token_ids else None
 
     @property
     def _may_stop(self) -> bool:

@@ -58,7 +58,7 @@ class DecoderFactory:
     def make(self, seq: Sequence) -> SequenceDecoder:
         """The decoder of a sequence that was checked before."""
         params, model = seq.params, self._model
-        ending = self._ending_token_ids(params)
+        eos, ending = self._eos_token_ids(params), self._ending_token_ids(params)
         history = None
         if params.has_history_terms:
             history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
@@ -70,9 +70,11 @@ class DecoderFactory:
             assert self._grammars is not None
             grammar = self._grammars.state(params.grammar)
         scorer = None if params.prompt_logprobs is None else PromptScorer(seq)
-        return SequenceDecoder(seq, ending, detokenizer, history, grammar, scorer)
+        return SequenceDecoder(seq, ending, ending - eos, detokenizer, history, grammar, scorer)
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        return self._eos_token_ids(params) | frozenset(params.stop_token_ids)
+
+    def _eos_token_ids(self, params: SamplingParams) -> frozenset[int]:
         is_eos_ignored = params.ignore_eos and params.grammar is None
-        eos = frozenset() if is_eos_ignored else self._model.eos_token_ids
-        return eos | frozenset(params.stop_token_ids)
+        return frozenset() if is_eos_ignored else self._model.eos_token_ids

@@ -40,10 +40,16 @@ class Detokenizer:
         self._held = ""
         self._num_deaf = 0
         """How many of the first characters that are held no stop string may end in."""
-        self.is_stopped = False
+        self.found_stop: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.found_stop is not None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add a token; what can be shown now.  Sets ``is_stopped`` when a stop string ends with it
+        """Add a token; what can be shown now.  Sets ``found_stop`` when a stop string ends with it
         and ``may_stop``, after which nothing may be pushed."""
         assert not self.is_stopped
         self._undecoded.append(token_id)
@@ -122,7 +128,7 @@ class Detokenizer:
         found = self._find_stop() if may_stop else None
         if found is not None:
             at, stop = found
-            self.is_stopped = True
+            self.found_stop = stop
             shown = self._held[: at + len(stop)] if self._includes_stop else self._held[:at]
             self._held = ""
             return shown

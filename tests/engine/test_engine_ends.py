@@ -64,7 +64,7 @@ def test_the_whole_context_of_the_model_can_be_used() -> None:
 def test_ending_tokens(kind: str, has_drafts: bool) -> None:
     """Each end-of-sequence id of the model and each stop token ends the sequence; it is the last
     token, though not part of the text, and accepted drafts behind it are dropped, as are their
-    sources."""
+    sources.  A stop token alone is told as what ended it."""
     prompt = make_prompt(9)
     future = plain(prompt, **GREEDY, max_tokens=30).token_ids
     at = next(n for n in range(len(prompt) + 3, 39) if future[n] not in future[len(prompt) : n])
@@ -80,6 +80,9 @@ def test_ending_tokens(kind: str, has_drafts: bool) -> None:
     outputs = run(make(drafters, **options), [seq])
     assert seq.token_ids == future[: at + 1]
     assert seq.finish_reason is FinishReason.STOP
+    stop_reasons = [output.stop_reason for output in outputs]
+    wanted_reason = ending if kind == "stop_token_ids" else None
+    assert stop_reasons == [None] * (len(outputs) - 1) + [wanted_reason]
     text = "".join(output.text for output in outputs)
     assert text == TOKENIZER.decode(future[len(prompt) : at], skips_special_tokens=True)
     sources = [source for output in outputs for source in output.sources]
@@ -89,7 +92,7 @@ def test_ending_tokens(kind: str, has_drafts: bool) -> None:
 
 def test_ignore_eos() -> None:
     """With ``ignore_eos`` an end-of-sequence token is one like any other; a stop token still
-    stops."""
+    stops, also if it is the end-of-sequence token, and is told."""
     prompt = make_prompt(9)
     future = plain(prompt, **GREEDY, max_tokens=30).token_ids
     eos, stop = future[len(prompt) + 2], future[len(prompt) + 12]
@@ -98,10 +101,15 @@ def test_ignore_eos() -> None:
     run(engine, [seq])
     assert seq.token_ids == future
     assert seq.finish_reason is FinishReason.LENGTH
-    seq = make_sequence("b", prompt, **GREEDY, ignore_eos=True, stop_token_ids=(stop,))
-    run(engine, [seq])
-    assert seq.token_ids[-1] == stop
-    assert seq.finish_reason is FinishReason.STOP
+    for token_id in (stop, eos):
+        seq = make_sequence("b", prompt, **GREEDY, ignore_eos=True, stop_token_ids=(token_id,))
+        *_, last = run(engine, [seq])
+        assert seq.token_ids[-1] == token_id
+        assert seq.finish_reason is FinishReason.STOP
+        assert last.stop_reason == token_id
+    seq = make_sequence("c", prompt, **GREEDY, stop_token_ids=(eos,))
+    *_, last = run(engine, [seq])
+    assert (seq.token_ids[-1], last.stop_reason) == (eos, None)
 
 
 def test_min_tokens_delays_every_end() -> None:
@@ -154,6 +162,7 @@ def test_stop_strings_across_accepted_drafts(includes: bool) -> None:
         )
         outputs = run(make(drafters, tokenizer=TOKENIZER), [seq])
         assert seq.finish_reason is FinishReason.STOP
+        assert [out.stop_reason for out in outputs] == [None] * (len(outputs) - 1) + [stop]
         found.append(("".join(output.text for output in outputs), seq.token_ids, len(outputs)))
     (plain_text, plain_ids, num_plain), (drafted_text, drafted_ids, num_drafted) = found
     assert plain_text == text[: text.index(stop) + (len(stop) if includes else 0)]

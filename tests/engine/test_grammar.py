@@ -39,7 +39,6 @@ SCHEMA: dict[str, Any] = {
     },
     "required": ["city", "guests", "name", "tags", "smoking"],
     "additionalProperties": False,
-    "x-guidance": {"whitespace_pattern": " ?"},
     "$defs": {"tag": {"type": "string", "pattern": "^[a-z]{2,6}$"}},
 }
 
@@ -254,10 +253,30 @@ def test_names_and_values_are_no_schemas() -> None:
         "type": "object",
         "properties": {"format": {"const": value}, "uniqueItems": {"enum": [value]}},
         "required": ["format", "uniqueItems"],
+        "additionalProperties": False,
     }
     held = json.loads(grammar.json_schema(schema))["grammars"][0]["json_schema"]
     assert held.pop("x-guidance")
     assert held == schema
+
+
+@pytest.mark.parametrize("options", [{"lenient": True}, {"whitespace_pattern": "!*"}, {"x": 3}, 5])
+def test_a_schema_has_no_options_of_its_own(options: Any) -> None:
+    """By which less of it could be held; a property may be called like them."""
+    schema = {
+        "properties": {"x-guidance": {"type": "integer", "x-guidance": options}},
+        "additionalProperties": False,
+    }
+    plain = {
+        "properties": {"x-guidance": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    text = grammar.json_schema({**schema, "x-guidance": options})
+    assert text == grammar.json_schema(plain)
+    held = json.loads(text)["grammars"][0]["json_schema"]
+    assert held["properties"] == plain["properties"]
+    with pytest.raises(InvalidRequest, match='"not"'):
+        GRAMMARS.check(grammar.json_schema({"not": {}, "x-guidance": options}))
 
 
 def test_deep_schemas_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from deployments.generation import DraftedToken, Summary
+from deployments.generation import DraftedToken, Summary, TokenInfo
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, error_body, server_sent_event, usage
@@ -45,6 +45,22 @@ def test_a_whole_chat_answer() -> None:
     assert answer.usage.prompt_tokens == 7
     assert answer.usage.completion_tokens == 11
     assert answer.usage.total_tokens == 18
+
+
+@pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
+@pytest.mark.parametrize("reason", ["\n\n", 7, None])
+def test_what_stopped_a_choice_is_told(
+    form: type[ChatFormat] | type[CompletionFormat], reason: str | int | None
+) -> None:
+    """Beside the reason why it ended, whole and streamed, as vLLM has it; before the end nothing
+    is said of it."""
+    deltas = [delta("a"), delta("b", finish_reason="stop", stop_reason=reason)]
+    (choice,) = collected(form(), *deltas)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+    made = builder(form())
+    first, last = [chunk["choices"][0] for item in deltas for chunk in made.add(item)]
+    assert "stop_reason" not in first
+    assert last["stop_reason"] == reason
 
 
 def test_the_usage_of_a_prediction() -> None:
@@ -146,6 +162,27 @@ def test_an_empty_first_chunk_has_content() -> None:
     chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).add(delta(""))[0])
     assert chunk.choices[0].delta.content == ""
     assert chunk.choices[0].delta.role == "assistant"
+
+
+@pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
+def test_there_is_no_chunk_that_tells_nothing(
+    form: type[ChatFormat] | type[CompletionFormat],
+) -> None:
+    """Of tokens whose text is held back; those that were asked for usage, log probabilities or
+    sources tell that."""
+    made = ResponseBuilder(form(), "m", "r1", 1, includes_usage=True)
+    counting = ResponseBuilder(form(), "m", "r1", 1, counts_in_chunks=True)
+    for each in (made, counting):
+        each.add(delta("a"))
+    assert made.add(delta("")) == []
+    for held in (
+        delta("", logprobs=(TokenInfo(b"b", -1.0, ()),)),
+        delta("", texts=("b",)),
+        delta("", finish_reason="stop"),
+    ):
+        assert len(made.add(held)) == 1
+    (chunk,) = counting.add(delta(""))
+    assert chunk["usage"]["completion_tokens"] == 2
 
 
 def test_the_last_chunk_has_usage_and_no_choices() -> None:

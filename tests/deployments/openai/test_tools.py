@@ -291,7 +291,8 @@ def as_read(pieces: list[ChoiceDeltaToolCall]) -> list[dict[str, Any]]:
 def test_answers_with_calls(
     text: str, is_one_call: bool, content: str | None, num_calls: int, size: int
 ) -> None:
-    """Whole and streamed, as the real client reads them, the same calls."""
+    """Whole and streamed, as the real client reads them, the same calls; no chunk is empty while
+    the text of a call is held back."""
 
     def builder() -> ResponseBuilder:
         form = ChatFormat(HermesToolParser, is_one_call=is_one_call)
@@ -312,6 +313,7 @@ def test_answers_with_calls(
         for chunk in streamed.add(delta)
     ]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
+    assert all(chunk.choices[0].delta.to_dict() for chunk in chunks[:-1])
     found = as_read([call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()])
     assert [call["function"] for call in found] == [call.function.model_dump() for call in calls]
     assert len({call["id"] for call in found}) == num_calls

@@ -39,6 +39,7 @@ def output(seq: Sequence, *texts: str, is_last: bool = False) -> StepOutput:
         sources=(Source.PLAIN,) * len(texts),
         texts=texts,
         finish_reason=FinishReason.LENGTH if is_last else None,
+        stop_reason="mark" if is_last else None,
     )
 
 
@@ -141,6 +142,7 @@ def test_the_order_of_the_answer_is_kept(tokenizer: Tokenizer, size: int) -> Non
     assert [text for delta in deltas for text in delta.texts or ()] == [*HARMONY]
     assert sum(len(delta.token_ids) for delta in deltas) == len(HARMONY)
     assert [delta.finish_reason for delta in deltas] == [*[None] * (len(deltas) - 1), "length"]
+    assert [delta.stop_reason for delta in deltas] == [*[None] * (len(deltas) - 1), "mark"]
     answer = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", None)
     for delta in deltas:
         answer.collect(delta)

@@ -36,11 +36,13 @@ def test_a_step_becomes_a_delta(tokenizer: Tokenizer) -> None:
         sources=(Source.PLAIN,),
         texts=(" table",),
         logprobs=(TokenLogprob(token_id, -0.5, ((token_id, -0.5),)),),
-        finish_reason=FinishReason.LENGTH,
+        finish_reason=FinishReason.STOP,
+        stop_reason=token_id,
     )
     (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=False)
     assert (delta.prompt_index, delta.choice_index) == (1, 2)
-    assert (delta.text, delta.token_ids, delta.finish_reason) == (" table", (token_id,), "length")
+    assert (delta.text, delta.token_ids) == (" table", (token_id,))
+    assert (delta.finish_reason, delta.stop_reason) == ("stop", token_id)
     alternative = Alternative(data, -0.5, token_id)
     assert delta.logprobs == (TokenInfo(data, -0.5, (alternative,), token_id),)
     assert (delta.texts, delta.draft) == (None, ())

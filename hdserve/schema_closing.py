@@ -1,0 +1,174 @@
+"""Objects of a JSON Schema that list their properties, closed to others.
+
+A schema that says nothing of further properties allows them without end, in which a small model
+loses itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+
+Schema = Mapping[str, Any]
+
+_COMBINING = frozenset(
+    {
+        "$dynamicRef",
+        "$recursiveRef",
+        "allOf",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "extends",
+        "if",
+        "not",
+        "patternProperties",
+        "then",
+        "unevaluatedItems",
+    }
+)
+"""Keywords by which a value may be held to several schemas at once, or to the contrary of one."""
+
+_ALTERNATIVES = ("$ref", "anyOf", "oneOf")
+_BESIDE_ALTERNATIVES = frozenset(
+    {
+        "$comment",
+        "$defs",
+        "$id",
+        "$schema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "discriminator",
+        "examples",
+        "readOnly",
+        "title",
+        "type",
+        "writeOnly",
+    }
+)
+_OPENING = frozenset({"additionalProperties", "const", "enum", "unevaluatedProperties"})
+"""What says itself which properties there may be."""
+
+_SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
+_WITHIN = re.compile(r"#(/items|/(\$defs|definitions|properties)/[^/]+)*")
+"""References to what is a schema by its place."""
+
+
+def closed(schema: Schema) -> Schema:
+    """Give ``schema`` with ``additionalProperties: false`` in the objects that list properties and
+    say nothing of others.
+
+    All that it allows is allowed by ``schema``, and it allows something if ``schema`` does.  One
+    that holds a value to several schemas at once stays as it is: what one lists may be what another
+    needs.
+
+    Raises:
+        RecursionError: it is too deep.
+    """
+    waiting = [schema]
+    while waiting:
+        item = waiting.pop()
+        if not _is_plain(item):
+            return schema
+        waiting += subschemas(item)
+    found: Schema = _closed(schema)
+    return found
+
+
+def _is_plain(schema: Schema) -> bool:
+    """Whether a value is held to one of the schemas in ``schema`` at a time."""
+    if not _COMBINING.isdisjoint(schema):
+        return False
+    alternatives = [key for key in _ALTERNATIVES if key in schema]
+    if alternatives and not schema.keys() - {alternatives[0]} <= _BESIDE_ALTERNATIVES:
+        return False
+    reference = schema.get("$ref", "#")
+    if not isinstance(reference, str) or not _WITHIN.fullmatch(reference):
+        return False
+    return "oneOf" not in schema or _are_disjoint(schema["oneOf"])
+
+
+def _are_disjoint(schemas: Any) -> bool:
+    """Whether no value is of two of the schemas, which fewer properties could make one of one."""
+    if not isinstance(schemas, (list, tuple)):
+        return False
+    return all(_differ(one, other) for one, other in combinations(schemas, 2))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two schemas are of other types, or of objects that a required text tells apart."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return False
+    kinds, other_kinds = _kinds(one), _kinds(other)
+    if kinds and other_kinds and kinds.isdisjoint(other_kinds):
+        return True
+    if kinds | other_kinds != {"object"} or not kinds or not other_kinds:
+        return False
+    names = _required(one) & _required(other)
+    pairs = ((_texts(one, name), _texts(other, name)) for name in names)
+    return any(texts and others and texts.isdisjoint(others) for texts, others in pairs)
+
+
+def _kinds(schema: Schema) -> set[str]:
+    """The types of a schema; empty where it is of any."""
+    kinds = set(_names(schema.get("type")))
+    return kinds - {"integer"} | {"number"} if "integer" in kinds else kinds
+
+
+def _texts(schema: Schema, name: str) -> set[str]:
+    """The texts that a property can be, if it can be nothing else; else empty."""
+    properties = schema.get("properties")
+    item = properties.get(name) if isinstance(properties, Mapping) else None
+    if not isinstance(item, Mapping):
+        return set()
+    values = [item["const"]] if "const" in item else item.get("enum")
+    texts = set(_names(values))
+    return texts if isinstance(values, (list, tuple)) and len(texts) == len(values) else set()
+
+
+def _required(schema: Schema) -> set[str]:
+    return set(_names(schema.get("required")))
+
+
+def _names(value: Any) -> list[str]:
+    """The texts in a list of a schema, or the one that stands for such a list."""
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, str)]
+
+
+def _closed(schema: Any) -> Any:
+    """Give a schema, or a list of some, with its objects closed."""
+    if isinstance(schema, (list, tuple)):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
+            found[key] = {name: _closed(item) for name, item in value.items()}
+        else:
+            found[key] = _closed(value) if key in SCHEMAS else value
+    return {**found, "additionalProperties": False} if _can_close(schema) else found
+
+
+def _can_close(schema: Schema) -> bool:
+    """Whether an object can be of the properties that are listed alone."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not _OPENING.isdisjoint(schema):
+        return False
+    required, fewest = _required(schema), schema.get("minProperties", 0)
+    scalars = {name for name, item in properties.items() if _is_scalar(item)}
+    has_enough = isinstance(fewest, (int, float)) and fewest <= len(required | scalars)
+    return required <= properties.keys() and has_enough
+
+
+def _is_scalar(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") in _SCALARS
