@@ -57,6 +57,9 @@ _BESIDE_ALTERNATIVES = frozenset(
 _OPENING = frozenset({"additionalProperties", "const", "enum", "unevaluatedProperties"})
 """What says itself which properties there may be."""
 
+_MAX_FORMS = 64
+"""The most alternatives of which each is compared with each."""
+
 _SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
 _WITHIN = re.compile(r"#(/items|/(\$defs|definitions|properties)/[^/]+)*")
 """References to what is a schema by its place."""
@@ -98,7 +101,7 @@ def _is_plain(schema: Schema) -> bool:
 
 def _are_disjoint(schemas: Any) -> bool:
     """Whether no value is of two of the schemas, which fewer properties could make one of one."""
-    if not isinstance(schemas, (list, tuple)):
+    if not isinstance(schemas, (list, tuple)) or len(schemas) > _MAX_FORMS:
         return False
     return all(_differ(one, other) for one, other in combinations(schemas, 2))
 

@@ -109,3 +109,13 @@ def test_a_closed_object_ends_after_its_last_property() -> None:
     text = grammar.json_schema({"type": "object", "properties": {"o": A}})
     schema = json.loads(text)["grammars"][0]["json_schema"]
     assert schema["properties"]["o"]["additionalProperties"] is False
+
+
+def test_many_forms_are_not_compared_with_one_another() -> None:
+    """Which would take as long as there are pairs: they stay as they are."""
+    forms = [
+        {"type": "object", "properties": {"kind": {"const": f"{n}"}}, "required": ["kind"]}
+        for n in range(65)
+    ]
+    assert closed({"oneOf": forms}) == {"oneOf": forms}
+    assert closed({"oneOf": forms[:64]}) != {"oneOf": forms[:64]}
