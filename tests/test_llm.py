@@ -153,9 +153,10 @@ def test_a_chat_may_be_as_clients_of_the_api_have_it(llm: LLM) -> None:
     """With parts, a silent assistant, and what says nothing: asked in all ways it is what the texts
     alone are."""
     params = SamplingParams(temperature=0.0, max_tokens=2)
-    plain = [CHAT[0], {"role": "assistant", "content": ""}, CHAT[0]]
-    parts = [{"type": "text", "text": CHAT[0]["content"][:3]}]
-    parts += [{"type": "text", "text": CHAT[0]["content"][3:]}]
+    lines = [CHAT[0]["content"], "It is for two."]
+    first = {"role": "user", "content": "\n".join(lines)}
+    plain = [first, {"role": "assistant", "content": ""}, CHAT[0]]
+    parts = [{"type": "text", "text": line} for line in lines]
     silent = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
     chat = [{"role": "user", "content": parts, "name": None}, silent, CHAT[0]]
     (wanted,), (asked,), (prompt,) = (
