@@ -36,8 +36,9 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         "health_check_period_s": 5,
         "graceful_shutdown_timeout_s": system.drain_timeout_s,
     }
-    if config.autoscaling_options is not None:
-        options["autoscaling_config"] = config.autoscaling_options
+    autoscaling = config.autoscaling_options
+    if autoscaling is not None:
+        options["autoscaling_config"] = autoscaling
     else:
         options["num_replicas"] = config.max_num_replicas
     if config.session_affinity:

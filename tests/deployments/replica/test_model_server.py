@@ -11,7 +11,7 @@ from ray import serve
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.request_faults import RequestFault
 from hdserve.config.deployed import deployment_name
-from hdserve.errors import PromptTooLong
+from hdserve.errors import Overloaded, PromptTooLong
 from tests.clusters import connected_cluster
 from tests.serving import ServedApplication
 
@@ -77,3 +77,15 @@ def test_a_request_at_fault_is_answered(handle: Any) -> None:
     assert answer.error.param == "tokens"
     answer = unary.check_statistics.remote("anywhere").result()
     assert isinstance(answer, RequestFault)
+
+
+def test_few_large_texts_wait_and_the_replica_still_answers(handle: Any) -> None:
+    """One after the other is read; more than some are refused, and a place is free again."""
+    unary, large = handle.options(stream=False), "word " * 60_000
+    waiting = [unary.tokenize.remote(large, True) for _ in range(24)]
+    assert unary.describe.remote().result().num_slots
+    found = [each.result() for each in waiting]
+    refused = [answer.error for answer in found if isinstance(answer, RequestFault)]
+    assert {type(error) for error in refused} == {Overloaded}
+    assert len(found) - len(refused) >= 16
+    assert len(unary.tokenize.remote(large, True).result()) > 60_000
