@@ -110,7 +110,7 @@ class ModelDatabaseActor:
             num_new = self._append(received.outputs)
             now_s = time.monotonic()
             for namespace in received.outputs:
-                self._refills.extend(namespace, now_s)
+                self._refills.extend(namespace, received.sender, now_s)
             for namespace in received.refilled:
                 self._refills.finish(namespace, received.sender)
             for namespace, calibration in received.calibrations.items():

@@ -7,42 +7,51 @@ from collections.abc import Collection
 LEASE_S = 10.0
 """How long a replica that was asked may stay silent before another one is asked."""
 
+_NOBODY = "", 0.0
+
 
 class Refills:
     """One replica at a time is asked for each namespace, and each replica once: what was published
     shortly before the loss is held by nobody but the replica that generated it."""
 
     def __init__(self) -> None:
-        self._asked_until: dict[str, float] = {}
+        self._asked: dict[str, tuple[str, float]] = {}
+        """Of each namespace that lost outputs, who was asked last, and until when nobody else is."""
         self._answered: dict[str, set[str]] = {}
 
     def note_lost(self, namespace: str) -> None:
         """A caller knows outputs of ``namespace`` that are not here."""
-        self._asked_until.setdefault(namespace, 0.0)
+        self._asked.setdefault(namespace, _NOBODY)
 
     def ask(self, namespace: str, reader: str, now_s: float) -> bool:
-        """Whether to ask ``reader``, who calls; if so nobody else is asked for a while."""
-        if reader in self._answered.get(namespace, ()):
+        """Whether to ask ``reader``, who calls; if so nobody else is asked for a while.  One that
+        was asked and calls again has not heard of it, or could not give all."""
+        if not self.is_wanted(namespace, reader):
             return False
-        if now_s < self._asked_until.get(namespace, float("inf")):
+        asked, until_s = self._asked[namespace]
+        if reader != asked and now_s < until_s:
             return False
-        self._asked_until[namespace] = now_s + LEASE_S
+        self._asked[namespace] = reader, now_s + LEASE_S
         return True
 
     def is_wanted(self, namespace: str, reader: str) -> bool:
         """Whether ``reader`` is to be asked, at the latest after all others."""
-        return namespace in self._asked_until and reader not in self._answered.get(namespace, ())
+        return namespace in self._asked and reader not in self._answered.get(namespace, ())
 
-    def extend(self, namespace: str, now_s: float) -> None:
-        """The replica that was asked is answering."""
-        if namespace in self._asked_until:
-            self._asked_until[namespace] = now_s + LEASE_S
+    def extend(self, namespace: str, sender: str, now_s: float) -> None:
+        """``sender`` has published: if it is the replica that was asked, it is answering."""
+        if self._is_asked(namespace, sender):
+            self._asked[namespace] = sender, now_s + LEASE_S
 
     def finish(self, namespace: str, reader: str) -> None:
         """``reader`` has given all it has."""
-        if namespace in self._asked_until:
-            self._asked_until[namespace] = 0.0
+        if self._is_asked(namespace, reader):
+            self._asked[namespace] = _NOBODY
+        if namespace in self._asked:
             self._answered.setdefault(namespace, set()).add(reader)
+
+    def _is_asked(self, namespace: str, reader: str) -> bool:
+        return self._asked.get(namespace, _NOBODY)[0] == reader
 
     def forget_readers(self, readers: Collection[str]) -> None:
         """Forget readers that are gone.  One that comes back is asked once more."""
@@ -51,5 +60,5 @@ class Refills:
 
     def forget(self, namespace: str) -> None:
         """Nothing of ``namespace`` is wanted back."""
-        self._asked_until.pop(namespace, None)
+        self._asked.pop(namespace, None)
         self._answered.pop(namespace, None)

@@ -105,19 +105,36 @@ def test_one_replica_at_a_time_is_asked_and_each_once():
     refills.note_lost("n")
     assert refills.ask("n", "r", 1.0)
     assert not refills.ask("n", "s", 1.0 + LEASE_S / 2)
-    refills.extend("n", 1.0 + LEASE_S / 2)
+    refills.extend("n", "r", 1.0 + LEASE_S / 2)
+    refills.extend("n", "t", 1.0 + LEASE_S)
     assert not refills.ask("n", "s", 1.0 + LEASE_S)
     assert refills.ask("n", "s", 1.0 + 2 * LEASE_S)
     refills.finish("n", "s")
     assert not refills.ask("n", "s", 1e9)
     assert refills.ask("n", "r", 1e9)
+    assert refills.ask("n", "r", 1e9), "the question was lost on its way"
     refills.finish("n", "r")
     refills.forget_readers(["s"])
     assert refills.ask("n", "s", 1e9)
     refills.forget("n")
-    refills.extend("n", 0.0)
+    refills.extend("n", "s", 0.0)
     refills.finish("n", "s")
     assert not refills.ask("n", "t", 1e9)
+
+
+def test_in_a_busy_namespace_each_replica_is_asked_too():
+    """What others publish meanwhile is no answer of the one that was asked."""
+    first, actor = (ModelDatabaseActor(KEY, ModelDatabaseConfig()) for _ in range(2))
+    readers = [Reader(first, name, "n") for name in "rst"]
+    for reader in readers:
+        first.publish(message(0, 3, sender=reader.name))
+    for reader in readers:
+        reader.read()
+        reader.actor = actor
+    for number, reader in enumerate(readers, 1):
+        actor.publish(message(number, 3, sender="s"))
+        assert "n" in reader.poll().refill
+        actor.publish(Publish(reader.name, refilled=("n",)).encode(KEY))
 
 
 def test_each_replica_gives_back_what_only_it_has(config):
@@ -150,5 +167,7 @@ def test_what_is_wanted_back_of_many_namespaces_is_asked_for_little_by_little():
     for _ in range(10):
         for name, position in reader.positions.items():
             reader.positions[name] = Position(max(position.cursor, 1), 0, num_held=1)
-        asked += reader.poll().refill
+        refill = reader.poll().refill
+        actor.publish(Publish("r", refilled=tuple(refill)).encode(KEY))
+        asked += refill
     assert set(asked) == set(names)
