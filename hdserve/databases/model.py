@@ -254,12 +254,12 @@ class ModelDatabase:
         Prompts are compared in blocks of ``PROMPT_BLOCK_TOKENS`` tokens, so that the history of a
         conversation is counted once and not once per turn.
         """
-        partition = self.partition(namespace)
+        partition = self._room.get(namespace)
         known = partition.prompt_blocks if partition else set()
         blocks = _prompt_blocks(token_ids)
         num_known = next((n for n, block in enumerate(blocks) if block not in known), len(blocks))
         self.insert(namespace, token_ids[num_known * PROMPT_BLOCK_TOKENS :])
-        if blocks and self.partition(namespace) is not None:
+        if blocks and self._room.get(namespace) is not None:
             with self._fed(namespace) as partition:
                 partition.remember_prompt(blocks)
 

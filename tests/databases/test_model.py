@@ -274,6 +274,17 @@ def test_no_more_is_put_off_than_pays() -> None:
     assert database.num_tokens == 6 * num_tokens
 
 
+def test_what_was_put_off_comes_in_the_order_in_which_it_ended() -> None:
+    """However many short prompts and outputs there are."""
+    database = ModelDatabase(share_prompts=True)
+    texts = [[number] for number in range(MAX_PUT_OFF_TOKENS - 2)]
+    for prompt, output in zip(texts[::2], texts[1::2], strict=True):
+        database.record(_sequence(prompt, output))
+    partition = database.partition("default")
+    assert partition is not None
+    assert partition.texts_since(0)[1:] == texts
+
+
 def test_what_was_put_off_is_forgotten_with_the_rest() -> None:
     database = ModelDatabase()
     for namespace in ("a", "b"):
