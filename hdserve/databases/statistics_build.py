@@ -36,13 +36,13 @@ class BuildProgress(StrictModel):
     """How far an unfinished build has come.
 
     Attributes:
-        files: by name, size in bytes and checksum of the ends of each corpus, to tell whether
-            they are the same.
+        files: name, size in bytes and checksum of the ends of each corpus in order, to tell
+            whether they are the same.
         turn_end, excluded_sources, max_bytes: as the build was told.
         num_segments: segments read so far, over all files in order.
     """
 
-    files: dict[str, tuple[int, int]]
+    files: tuple[tuple[str, int, int], ...]
     turn_end: tuple[int, ...]
     excluded_sources: tuple[str, ...]
     max_bytes: int
@@ -94,7 +94,7 @@ class StatisticsBuild:
         self._checkpoint = Checkpoint(directory, BuildProgress)
         self._builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
         try:
-            self._files = {str(path): _size_and_checksum(path) for path in paths}
+            self._files = tuple((str(path), *_size_and_checksum(path)) for path in paths)
         except OSError as error:
             raise DatabaseError(f"cannot be read: {error}") from error
         self.num_excluded: Counter[str] = Counter()

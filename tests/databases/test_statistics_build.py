@@ -103,7 +103,7 @@ def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert not (directory / CHECKPOINT_NAME).exists()
 
 
-def _interrupted(directory: Path, corpus: Path, **options: object) -> None:
+def _interrupted(directory: Path, *paths: Path, **options: object) -> None:
     """A build that was killed after a checkpoint."""
 
     def interrupt(path: Path, position: int, num_tokens: int) -> None:
@@ -111,7 +111,17 @@ def _interrupted(directory: Path, corpus: Path, **options: object) -> None:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        _run(directory, corpus, on_progress=interrupt, checkpoint_tokens=5000, **options)
+        _run(directory, *paths, on_progress=interrupt, checkpoint_tokens=5000, **options)
+
+
+def test_unfinished_build_does_not_go_on_in_another_order(tmp_path: Path) -> None:
+    """What it has read are the first texts of the first files."""
+    rows = [{"text": "a" * 50}] * 1000
+    paths = [_write_rows(tmp_path / name, rows) for name in ("a.jsonl", "b.jsonl")]
+    _interrupted(tmp_path / "s", *paths)
+    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+        _run(tmp_path / "s", *reversed(paths))
+    _run(tmp_path / "s", *paths)
 
 
 def test_unfinished_build_of_other_files_is_not_mixed(tmp_path: Path) -> None:
