@@ -128,9 +128,12 @@ class Partition:
             self.num_outputs += len(segment)
 
     def restore_evicted(self, ranges: OriginRanges) -> None:
-        """Know what was evicted before a restart, so that it never comes back as something new."""
+        """Know what was evicted before a restart, so that it never comes back as something new;
+        ``flushed_version`` is restored before."""
         self.forget_names()
         self.evicted, self._seen = (SeenOutputs(ranges, self._limit) for _ in range(2))
+        if self.flushed_version:
+            self._seen_since_flush = SeenOutputs(ranges, self._limit)
 
     def forget_names(self) -> None:
         """Have no output count as one that was here, so that other namespaces may know more."""

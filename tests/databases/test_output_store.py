@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hdserve.databases import output_log, snapshot
@@ -92,6 +93,21 @@ def test_evicted_outputs_leave_the_disk(tmp_path):
     size = sum(path.stat().st_size for path in database.files(""))
     assert size < 10_000
     assert database.restart().numbers("n") == kept
+
+
+def test_what_was_evicted_after_a_flush_is_not_imported_as_new_after_a_restart(tmp_path):
+    """As without a restart: it would take the place of what is newer."""
+    database = Database(tmp_path, max_bytes=2_000)
+    database.append("n", 0)
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    database.append("n", *range(1, 200))
+    assert database.sync()
+    for each in (database, database.restart()):
+        partition = each.log.partition("n")
+        evicted = Segment.from_outputs("r", 1, [np.full(5, 1, np.uint32)])
+        assert 1 not in each.numbers("n")
+        assert list(partition.append(partition.as_imported(evicted))) == []
 
 
 def test_versions_go_on_above_all_that_were_given(tmp_path):
