@@ -86,7 +86,8 @@ class ChosenStatistics:
     thread takes it over between two steps; one that cannot be used is logged and tried again, as a
     volume may be late, and meanwhile what was there is drafted from.
 
-    The first one is also offered to the cluster again and again, where it is this node's own.
+    The first one is also offered to the cluster again and again, where it is this node's own and
+    was not given up.
 
     Args:
         root: where databases may be chosen; ``None`` follows nothing.
@@ -179,6 +180,7 @@ class ChosenStatistics:
             self.num_unusable += 1
             logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
             _discard_copy(database.directory)
+            self._own = None
             self._engine.call(lambda engine: self._host.use_statistics(engine, None))
 
     def _offer(self) -> None:

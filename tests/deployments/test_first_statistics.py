@@ -95,6 +95,17 @@ def test_a_damaged_one_is_given_up(
 
 
 @pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
+def test_one_that_was_given_up_is_not_offered_again(
+    host: ModelHost, engine: AsyncEngine, actor: StatisticsDatabaseActor
+) -> None:
+    """Other nodes would fetch it, to give it up as well."""
+    chosen = ChosenStatistics(host, engine, None)
+    chosen._check_first()
+    chosen._offer()
+    assert actor.catalogue(host.tokenizer.fingerprint) == []
+
+
+@pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
 def test_a_damaged_copy_is_fetched_again_next_time(
     directory: Path, host: ModelHost, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
