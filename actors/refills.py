@@ -16,7 +16,7 @@ class Refills:
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[str, float]] = {}
-        """Of each namespace that lost outputs, who was asked last, and until when nobody else is."""
+        """Of each namespace that lost outputs: who was asked last, and until when nobody else."""
         self._answered: dict[str, set[str]] = {}
 
     def note_lost(self, namespace: str) -> None:
