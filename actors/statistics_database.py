@@ -40,7 +40,6 @@ has room for the actor."""
 NUM_CPUS = 0.1
 NO_RESOURCES: Final[Mapping[str, float]] = MappingProxyType({})
 _CHOICE_TIMEOUT_S = 10.0
-_ORDER_MARK = "."
 
 
 class Choice(NamedTuple):
@@ -48,23 +47,17 @@ class Choice(NamedTuple):
 
     Attributes:
         directory: below the root of the configuration.
-        number: another one each time, so that a directory can be read anew; of what the actor has
-            kept it says which was the later choice.
+        order: the later choice has the higher one; so a directory that is chosen again is read
+            anew.
     """
 
     directory: str
-    number: str
+    order: int
 
-    @property
-    def order(self) -> int:
-        """The later choice has the higher one; 0 where the number is of an earlier version."""
-        order, mark, _ = self.number.partition(_ORDER_MARK)
-        return int(order) if mark and order.isdecimal() else 0
-
-    def after(self, earlier: Choice | None) -> Choice:
-        """This choice as if it were made now, later than ``earlier`` whatever the clock says."""
-        order = max(time.time_ns(), earlier.order + 1 if earlier else 0)
-        return self._replace(number=f"{order}{_ORDER_MARK}{self.number}")
+    @classmethod
+    def after(cls, earlier: Choice | None, directory: str) -> Choice:
+        """One that is made now, later than ``earlier`` whatever the clock says."""
+        return cls(directory, max(time.time_ns(), earlier.order + 1 if earlier else 0))
 
 
 class StatisticsDatabaseActor:
@@ -128,9 +121,9 @@ class StatisticsDatabaseActor:
         except OSError as error:
             raise DatabaseError(f"{name!r} of {corpus.directory} cannot be read") from error
 
-    def choose(self, model: str, choice: Choice) -> None:
-        """The administrator wants the replicas of ``model`` to draft from this."""
-        self._choices[model] = choice.after(self._choices.get(model))
+    def choose(self, model: str, directory: str) -> None:
+        """The administrator wants the replicas of ``model`` to draft from what is there."""
+        self._choices[model] = Choice.after(self._choices.get(model), directory)
         self._chosen_here.add(model)
 
     def choice(self, model: str, reminder: Choice | None = None) -> Choice | None:
@@ -141,10 +134,12 @@ class StatisticsDatabaseActor:
                 forgotten, or was reminded of an earlier choice only.
         """
         kept = self._choices.get(model)
-        if reminder is not None and (kept is None or reminder.order > kept.order):
-            is_earlier = model in self._chosen_here
-            self._choices[model] = kept = kept.after(reminder) if kept and is_earlier else reminder
-        return kept
+        if reminder is None or (kept is not None and reminder.order <= kept.order):
+            return kept
+        if kept is not None and model in self._chosen_here:
+            reminder = Choice.after(reminder, kept.directory)
+        self._choices[model] = reminder
+        return reminder
 
     def _forget(self, corpus_id: str) -> None:
         del self._corpora[corpus_id]
@@ -169,7 +164,7 @@ def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
     return detached.get_or_create(StatisticsDatabaseActor, ACTOR_NAME, NUM_CPUS, resources)
 
 
-def choose(model: str, choice: Choice, resources: Mapping[str, float] = NO_RESOURCES) -> None:
+def choose(model: str, directory: str, resources: Mapping[str, float] = NO_RESOURCES) -> None:
     """Have the replicas of ``model`` draft from another corpus.
 
     Args:
@@ -179,7 +174,7 @@ def choose(model: str, choice: Choice, resources: Mapping[str, float] = NO_RESOU
     Raises:
         DatabaseError: the actor is out of reach.
     """
-    _ask(_CHOICE_TIMEOUT_S, resources, "choose", model, choice)
+    _ask(_CHOICE_TIMEOUT_S, resources, "choose", model, directory)
 
 
 def current_choice(

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from actors import model_database, statistics_database
-from actors.statistics_database import Choice
 from deployments.http.access import require_admin
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase
@@ -169,9 +167,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)
         key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
-        choice = Choice(body.directory, uuid4().hex)
         resources = gateway.config.model_database.resources
-        await asyncio.to_thread(statistics_database.choose, key, choice, resources)
+        await asyncio.to_thread(statistics_database.choose, key, body.directory, resources)
         return {"model": config.name, "directory": body.directory}
 
 

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.actors.corpora import NUM_BYTES, contents, make_corpus
 
 def chosen(actor: StatisticsDatabaseActor, directory: str) -> Choice:
     """What replicas hear of a choice."""
-    actor.choose("m", Choice(directory, uuid4().hex))
+    actor.choose("m", directory)
     found = actor.choice("m")
     assert found is not None
     return found
@@ -53,7 +52,7 @@ def test_a_restart_takes_no_choice_back() -> None:
     assert restarted.choice("m", first) == first
     assert restarted.choice("m", second) == second
     assert restarted.choice("m", first) == second
-    ahead = second._replace(number=f"{10**20}.ahead")
+    ahead = second._replace(order=10**20)
     assert restarted.choice("m", ahead) == ahead
     last = chosen(restarted, "c")
     assert last.directory == "c"
@@ -73,22 +72,6 @@ def test_a_later_choice_counts_though_the_clock_was_set_back(monkeypatch) -> Non
     third = StatisticsDatabaseActor()
     for reminder in (new, old, new):
         assert third.choice("m", reminder) == new
-
-
-def test_choices_of_an_earlier_version() -> None:
-    """Their numbers say nothing of an order: they count where nothing else is known, and as any
-    other when they are chosen."""
-    old, older = Choice("a", uuid4().hex), Choice("b", uuid4().hex)
-    actor = StatisticsDatabaseActor()
-    assert actor.choice("m", old) == old
-    assert actor.choice("m", older) == old
-    known = chosen(StatisticsDatabaseActor(), "c")
-    assert actor.choice("m", known) == known
-    assert actor.choice("m", old) == known
-    assert chosen(actor, "d").directory == "d"
-    found = actor.choice("m", known)
-    assert found is not None
-    assert found.directory == "d"
 
 
 def test_a_corpus_is_described_by_its_content_not_its_place(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from actors import statistics_database
-from actors.statistics_database import Choice, StatisticsDatabaseActor
+from actors.statistics_database import StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import ChosenStatistics
 from hdserve.config import ModelConfig
@@ -151,7 +151,7 @@ def test_one_that_is_chosen_before_it_is_there_is_taken_when_it_is(
 ) -> None:
     """As on a node whose volume is late; it is said once."""
     chosen = ChosenStatistics(host, engine, directory.parent)
-    actor.choose(chosen._key, Choice("late", ""))
+    actor.choose(chosen._key, "late")
     wanted = directory.with_name("late")
     for _ in range(3):
         chosen._follow()
