@@ -39,7 +39,7 @@ def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseCo
         RayError: it cannot be reached.
     """
     wanted = actor_settings(config)
-    kept = ray.get(actor.info.remote(), timeout=_TIMEOUT_S).get("settings", wanted)
+    kept = ray.get(actor.info.remote(), timeout=_TIMEOUT_S)["settings"]
     differences = [
         f"model_database.{name} {kept[name]}, not {value}"
         for name, value in wanted.items()

@@ -215,7 +215,7 @@ class Reply:
         refill: namespaces to give back, with the sequence numbers the actor has.
         is_unwritten: what is new stays in the actor's memory, as its disk cannot be written.
         lost: namespaces that the reader will be asked to give back, but not yet, as another one
-            does.  None in the messages of a program that did not say so.
+            does.
     """
 
     epoch: str
@@ -274,7 +274,7 @@ class Reply:
             },
             refill={name: checked_ranges(item) for name, item in refill.items()},
             is_unwritten=fields.get("is_unwritten", bool),
-            lost=tuple(fields.items("lost", str)) if fields.has("lost") else (),
+            lost=tuple(fields.items("lost", str)),
         )
 
 
@@ -289,9 +289,6 @@ class _Fields:
 
     def __init__(self, payload: Any) -> None:
         self._payload = payload if isinstance(payload, dict) else {}
-
-    def has(self, name: str) -> bool:
-        return name in self._payload
 
     def get(self, name: str, expected: type) -> Any:
         value = self._payload.get(name)

@@ -108,10 +108,8 @@ def read_info(directory: Path) -> StatisticsInfo:
 
 
 def write_info(path: Path, info: StatisticsInfo) -> None:
-    """Write ``info.json``.  The usual name of the table is left out, because earlier versions know
-    no other."""
-    is_usual = info.table == TABLE_NAME
-    written = info.model_dump_json(indent=2, exclude={"table"} if is_usual else None)
+    """Write ``info.json``."""
+    written = info.model_dump_json(indent=2)
     with path.open("w", encoding="utf-8") as file:
         file.write(f"{written}\n")
         file.flush()
