@@ -185,9 +185,7 @@ class ModelDatabaseActor:
             How many outputs were new.
 
         Raises:
-            SnapshotError: it is corrupt, of another tokenizer, or has a namespace that no key could
-                have.
-            DatabaseError: the calibration in it is too large.
+            SnapshotError: it is corrupt, of another tokenizer, or has what no database takes.
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)
         with self._lock:

@@ -12,9 +12,8 @@ from actors import model_database
 from actors.shards import Shard, shard_of
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import pack_record, take_record
-from hdserve.databases.archive import check_namespaces, encode_end, is_continued
+from hdserve.databases.archive import check_message, encode_end, is_continued
 from hdserve.databases.messages import Publish
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.errors import DatabaseGone, HdserveError, InvalidRequest, SnapshotError
@@ -95,8 +94,8 @@ class ClusterDatabase:
         """Add the records of an archive as they come; return how many outputs were new.
 
         Raises:
-            InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or a
-                calibration in it is too large, or a namespace none that a key could have.
+            InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or has
+                what no database takes.
         """
         buffer, num_new, is_empty, has_more = bytearray(), 0, True, False
         async for chunk in chunks:
@@ -129,15 +128,9 @@ class ClusterDatabase:
         """Add one message of an archive, and return how many of its outputs were new.
 
         Raises:
-            SnapshotError: a calibration in it is too large, or a namespace none that a key could
-                have; nothing of it was added.
+            SnapshotError: it has what no database takes; nothing of it was added.
         """
-        check_namespaces(received)
-        largest = max(map(len, received.calibrations.values()), default=0)
-        if largest > MAX_CALIBRATION_BYTES:
-            raise SnapshotError(
-                f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
-            )
+        check_message(received)
         num_new = 0
         for namespace, part in received.by_namespace():
             actor = await self._actor(namespace)

@@ -5,9 +5,8 @@ namespace, with its own checksum, model and tokenizer fingerprint.  It carries w
 generated from one cluster to another; an output that is taken twice counts once.  A database in
 use is carried by the same messages, which its actor makes and takes.
 
-Each message says by its sender that more of the archive follows, and the last, which holds nothing
-else, that it is the end: a file that was cut off is told from a whole one.  Archives of earlier
-programs say neither, and are taken as they are.
+The last message holds nothing but that it is the end: a file that was cut off is told from a whole
+one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
-from hdserve.databases.output_log import OutputLog, check_calibration
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.partition import Partition
 from hdserve.databases.segment import Segment, concatenate
@@ -39,11 +38,8 @@ from hdserve.journal import SUFFIX
 MAX_ARCHIVE_BYTES = 4 * 2**30
 MESSAGE_BYTES = 2**22
 
-_SENDER = "archive-part"
-"""Who sends each message of an archive but the last one.  In archives of earlier programs, which
-have no end, it was "archive" in all of them."""
-
-_END = Publish("archive-end")
+_SENDER, _END_SENDER = "archive-part", "archive-end"
+"""Who sends each message of an archive, and who the last one."""
 
 Progress = Callable[[int, int], None]
 """Told how many outputs were handled since the last call, and how many there are in all."""
@@ -131,15 +127,15 @@ def import_archive(
         How many outputs were new.
 
     Raises:
-        SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has a namespace
-            that no key could have; nothing was added.
-        DatabaseError: a calibration in it is too large, or ``root`` is one of shards, and nothing
-            was added; or the database is in use, or cannot be written.
+        SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has what no
+            database takes, see :func:`check_message`; nothing was added.
+        DatabaseError: ``root`` is one of shards, and nothing was added; or the database is in use,
+            or cannot be written.
     """
     check_unsharded(root)
     total = 0
     for message in _imported(archive, key):
-        _check(message)
+        check_message(message)
         total += message.num_outputs
     store = OutputStore(database_directory(root, key), key, lock_timeout_s=1.0)
     store.check_writable()
@@ -159,12 +155,12 @@ def import_archive(
 
 def encode_end(key: DatabaseKey) -> bytes:
     """The last message of an archive, behind those of :func:`next_message`."""
-    return _END.encode(key)
+    return Publish(_END_SENDER).encode(key)
 
 
 def is_continued(message: Publish) -> bool:
     """Whether more of its archive has to follow a message."""
-    return message.sender == _SENDER
+    return message.sender != _END_SENDER
 
 
 def next_message(log: OutputLog, namespace: str, cursor: int) -> tuple[Publish, int, bool]:
@@ -190,10 +186,9 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
         How many outputs were new.
 
     Raises:
-        SnapshotError: it has a namespace that no key could have.
-        DatabaseError: a calibration is too large.  In both cases nothing was added.
+        SnapshotError: it has what no database takes, see :func:`check_message`; nothing was added.
     """
-    _check(message)
+    check_message(message)
     num_new = 0
     for namespace, segment in message.outputs.items():
         for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):
@@ -208,10 +203,10 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
     return num_new
 
 
-def check_namespaces(message: Publish) -> None:
+def check_message(message: Publish) -> None:
     """
     Raises:
-        SnapshotError: a namespace in it is none that a key could have.
+        SnapshotError: a namespace in it is none that a key could have, or a calibration too large.
     """
     for name in message.namespaces:
         if not NAMESPACE.fullmatch(name):
@@ -219,12 +214,11 @@ def check_namespaces(message: Publish) -> None:
                 f"it has a namespace {name[:100]!r}; one consists of 1 to 64 letters, digits, '_', "
                 "'.' and '-'"
             )
-
-
-def _check(message: Publish) -> None:
-    check_namespaces(message)
-    for calibration in message.calibrations.values():
-        check_calibration(calibration)
+    largest = max(map(len, message.calibrations.values()), default=0)
+    if largest > MAX_CALIBRATION_BYTES:
+        raise SnapshotError(
+            f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+        )
 
 
 def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:
@@ -242,7 +236,7 @@ def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publis
                 for part in rest.split(MESSAGE_BYTES):
                     yield Publish(_SENDER, {namespace: part})
             num_left_out = max(num_left_out - len(segment), 0)
-    yield _END
+    yield Publish(_END_SENDER)
 
 
 def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[str, int]]:

@@ -243,7 +243,10 @@ class OutputLog:
         if self._merge_calibration and partition.calibration:
             merged = _merged(self._merge_calibration, partition.calibration, blob)
             blob = merged if len(merged) <= MAX_CALIBRATION_BYTES else blob
-        check_calibration(blob)
+        if len(blob) > MAX_CALIBRATION_BYTES:
+            raise DatabaseError(
+                f"a calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+            )
         self._put_calibration(namespace, blob)
 
     def restore_calibration(self, namespace: str, blob: bytes) -> None:
@@ -309,17 +312,6 @@ class OutputLog:
                 partition.forget_names()
                 del self._partitions[name]
         self._max_partitions = max(MIN_CLEARED_PARTITIONS, 2 * len(self._partitions))
-
-
-def check_calibration(blob: bytes) -> None:
-    """
-    Raises:
-        DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``.
-    """
-    if len(blob) > MAX_CALIBRATION_BYTES:
-        raise DatabaseError(
-            f"calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
-        )
 
 
 def _merged(merge: MergeCalibration, kept: bytes, new: bytes) -> bytes:

@@ -277,6 +277,7 @@ def test_an_import_has_one_message_of_the_archive_in_memory(tmp_path: Path) -> N
     message = Publish("archive", {"default": Segment.from_outputs("r1", 0, outputs)}).encode(KEY)
     for _ in range(20):
         archive.append(message)
+    archive.append(archives.encode_end(KEY))
     archives.import_archive(archive.path, tmp_path / "new", KEY)
     tracemalloc.start()
     try:

@@ -14,6 +14,7 @@ from actors.shards import WHOLE
 from deployments.http.cluster_database import ClusterDatabase, ask_actor
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
+from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Poll, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.errors import DatabaseGone, InvalidRequest, SnapshotError
@@ -102,6 +103,7 @@ def test_a_calibration_that_is_too_large(num_bytes: int) -> None:
 
     async def chunks() -> AsyncIterator[bytes]:
         yield pack_record(archive_of("new", num_bytes).encode(KEY))
+        yield pack_record(encode_end(KEY))
 
     if num_bytes <= MAX_CALIBRATION_BYTES:
         assert asyncio.run(found.import_(chunks())) == 1
