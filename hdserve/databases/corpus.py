@@ -132,7 +132,7 @@ def _read_rows(
 
 
 def _segments_of(row: dict[str, Any], position: int) -> Iterator[CorpusSegment]:
-    source, licence = _whole(str(row.get("source", ""))), _whole(str(row.get("licence", "")))
+    source, licence = (_whole(str(row.get(name) or "")) for name in ("source", "licence"))
     for found, is_turn in _contents_of(row):
         content = _whole(found) if isinstance(found, str) else found
         end = max(len(content), 1)

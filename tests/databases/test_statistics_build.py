@@ -318,6 +318,13 @@ def _sourced(source: str, text: str, licence: str = "MIT") -> dict[str, str]:
     return {"source": source, "licence": licence, "text": text}
 
 
+def test_rows_that_name_no_source_are_listed_under_their_file(tmp_path: Path) -> None:
+    """Also where a column of nothing says so."""
+    rows = [{"text": "abc"}, {"text": "abd", "source": None, "licence": None}]
+    (corpus,) = _run(tmp_path / "s", _write_rows(tmp_path / "rows.jsonl", rows)).info.corpora
+    assert (corpus.name, corpus.num_texts, corpus.licences) == ("rows.jsonl", 2, ())
+
+
 def test_sources_are_listed_with_licences_and_can_be_left_out(tmp_path: Path) -> None:
     rows = [
         _sourced("Books", "abc"),
