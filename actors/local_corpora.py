@@ -42,11 +42,10 @@ def ensure_local(
     cache_dir: Path,
     *,
     directories: Iterable[Path] = (),
-    is_always_copied: bool = False,
     resources: Mapping[str, float] = NO_RESOURCES,
 ) -> list[Path]:
-    """Directories on this node with ``directories``, or, if there are none, with the largest corpus
-    of a tokenizer that the cluster has and that can be had.
+    """``directories``, or, if there are none, where this node has the largest corpus of a tokenizer
+    that the cluster has and that can be had.
 
     A corpus that this node has where the actor has it (image, wheel, volume) is used there.
     Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
@@ -55,21 +54,19 @@ def ensure_local(
     before is used.
 
     Args:
-        directories: corpora of this node, to be registered first; each is used even if the
-            actor's node lacks it.
-        is_always_copied: copy what is not below ``cache_dir`` even if this node has it, as on a
-            slow network volume.
+        directories: corpora of this node, to be registered first, which does not matter to this
+            node where the actor's lacks them.
         resources: that the actor reserves if it is started here.
 
     Raises:
-        DatabaseError: the actor is out of reach, or one of ``directories`` could not be fetched
-            or is no statistics database of this tokenizer.
+        DatabaseError: the actor is out of reach, or one of ``directories`` is no statistics
+            database of this tokenizer.
     """
     own = [describe_for(fingerprint, Path(directory)) for directory in directories]
     for attempt in range(1, _NUM_ATTEMPTS + 1):
         try:
             actor = get_or_create(resources)
-            return _ensure_local(actor, fingerprint, cache_dir, own, is_always_copied)
+            return _ensure_local(actor, fingerprint, cache_dir, own)
         except RayActorError as error:
             if attempt == _NUM_ATTEMPTS:
                 raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
@@ -80,9 +77,7 @@ def ensure_local(
     raise AssertionError("unreachable")
 
 
-def _ensure_local(
-    actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpus], is_always_copied: bool
-) -> list[Path]:
+def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpus]) -> list[Path]:
     for corpus in own:
         try:
             call(actor, "register", fingerprint, corpus.directory)
@@ -97,10 +92,10 @@ def _ensure_local(
     else:
         found = _copies(fingerprint, cache_dir)
     if own:
-        return [_local(actor, corpus, cache_dir, is_always_copied) for corpus in own]
+        return [Path(corpus.directory) for corpus in own]
     for corpus in sorted(found.values(), key=attrgetter("num_bytes"), reverse=True):
         try:
-            return [_local(actor, corpus, cache_dir, is_always_copied)]
+            return [_local(actor, corpus, cache_dir)]
         except DatabaseError as error:
             logger.error("done without the corpus %s: %s", corpus.directory, error)
     return []
@@ -137,12 +132,10 @@ def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
     return found
 
 
-def _local(actor: Any, corpus: Corpus, cache_dir: Path, is_always_copied: bool) -> Path:
+def _local(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
     """Where this node has a corpus, which is fetched if need be."""
     directory = Path(corpus.directory)
-    if is_always_copied or not corpus.is_in(directory):
-        return _fetch(actor, corpus, cache_dir)
-    return directory
+    return directory if corpus.is_in(directory) else _fetch(actor, corpus, cache_dir)
 
 
 def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:

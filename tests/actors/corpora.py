@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from actors.corpus import Corpus
 from actors.statistics_database import CHUNK_BYTES
 
 NUM_BYTES = CHUNK_BYTES + 12_345
@@ -28,3 +32,16 @@ def contents(directory: Path) -> dict[str, bytes]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+@contextmanager
+def lacking(directory: Path) -> Iterator[None]:
+    """As on another node, which has no such directory."""
+    is_in = Corpus.is_in
+
+    def is_elsewhere(corpus: Corpus, other: Path) -> bool:
+        return other != directory and is_in(corpus, other)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Corpus, "is_in", is_elsewhere)
+        yield
