@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import ray
-
 from actors import detached
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE, Shard, shards
@@ -81,16 +79,6 @@ def get_to_read(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
         if any(name.rpartition(":")[0] == of_model for name in detached.names()):
             raise DatabaseError(f"that of {key.model} is of another tokenizer") from error
         raise
-
-
-def stop(key: DatabaseKey, shard: Shard = WHOLE) -> None:
-    """Write everything to disk and end the actor for good; nothing happens if there is none."""
-    try:
-        actor = get(key, shard)
-    except ValueError:
-        return
-    ray.get(actor.close.remote())
-    ray.kill(actor)
 
 
 def get_all(key: DatabaseKey, num_shards: int) -> dict[Shard, Any]:

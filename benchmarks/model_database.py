@@ -27,6 +27,7 @@ from rich.table import Table
 from actors import model_database
 from actors.mirror import Mirror
 from actors.model_database_actor import ModelDatabaseActor
+from actors.stop import stop_actors
 from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import Poll, Position, Publish
@@ -87,7 +88,7 @@ def main(
             measure_mirror(rows, config)
             measure_restart(rows, config, tokens)
         finally:
-            model_database.stop(KEY)
+            stop_actors(model=KEY.model)
             ray.shutdown()
     report(rows, json_path)
 
@@ -171,7 +172,7 @@ def measure_restart(rows: Rows, config: ModelDatabaseConfig, tokens: int) -> Non
             raise RuntimeError("the restart lost outputs")
     size = before["num_bytes"] / 2**20
     add(rows, f"kill to first answer, {size:.0f} MiB of outputs", "ms", times)
-    model_database.stop(KEY)
+    stop_actors(model=KEY.model)
     reading = timed(lambda _: ModelDatabaseActor(KEY, config), [b""])
     add(rows, "of which reading them back", "ms", reading)
 

@@ -34,6 +34,7 @@ from rich.table import Table
 
 from actors import model_database
 from actors.model_database_actor import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
+from actors.stop import stop_actors
 from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish
@@ -242,7 +243,7 @@ def measure() -> Costs:
             output_bytes=(len(messages.next(many)) - len(messages.next(one))) / (many - one),
         )
     finally:
-        model_database.stop(KEY)
+        stop_actors(model=KEY.model)
         ray.shutdown()
 
 

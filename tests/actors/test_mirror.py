@@ -14,6 +14,7 @@ import ray
 
 from actors import model_database, settings
 from actors.mirror import Mirror
+from actors.stop import stop_actors
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.snapshot import DatabaseKey
@@ -73,7 +74,7 @@ class Cluster:
     def close(self) -> None:
         for mirror in self.mirrors:
             mirror.close()
-        model_database.stop(self.key)
+        stop_actors(model=self.key.model)
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
     assert "publish_interval_s" not in text
     one.close()
     two.close()
-    model_database.stop(cluster.key)
+    stop_actors(model=cluster.key.model)
     caplog.clear()
     assert cluster.mirror(Replica(), "n").wait_until_current(WAIT_S)
     assert ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
@@ -374,7 +375,7 @@ def test_another_tokenizer_has_another_actor_and_sees_nothing(cluster):
     assert two.wait_until_current(WAIT_S)
     assert second.outputs == []
     two.close()
-    model_database.stop(other)
+    stop_actors(model=other.model)
 
 
 def test_another_models_text_is_read_and_not_written(cluster):
@@ -389,7 +390,7 @@ def test_another_models_text_is_read_and_not_written(cluster):
     info = ray.get(cluster.actor().info.remote(), timeout=WAIT_S)
     assert info["namespaces"]["n"]["num_outputs"] == 1
     two.close()
-    model_database.stop(reader)
+    stop_actors(model=reader.model)
 
 
 def test_a_model_of_another_tokenizer_is_not_drafted_from(cluster, caplog):
@@ -405,7 +406,7 @@ def test_a_model_of_another_tokenizer_is_not_drafted_from(cluster, caplog):
     assert f"that of {cluster.key.model} is of another tokenizer" in record.getMessage()
     assert replica.outputs == []
     two.close()
-    model_database.stop(reader)
+    stop_actors(model=reader.model)
 
 
 def test_close_publishes_what_is_queued(cluster):
@@ -481,8 +482,8 @@ def test_stop_ends_the_actor_and_leaves_its_disk(cluster):
     one.publish("n", [1])
     eventually(lambda: one.stats().num_published_outputs == 1)
     one.close()
-    model_database.stop(cluster.key)
+    stop_actors(model=cluster.key.model)
     with pytest.raises(ValueError, match=r"Failed to look up actor|not found"):
         model_database.get(cluster.key)
-    model_database.stop(cluster.key)
+    stop_actors(model=cluster.key.model)
     assert cluster.count("n", 1) == 1

@@ -13,6 +13,7 @@ from actors import model_database
 from actors.mirror import Mirror
 from actors.sharded_mirror import ShardedMirror
 from actors.shards import WHOLE, Shard, shard_of, shards
+from actors.stop import stop_actors
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import DatabaseKey
 from tests.actors.replicas import Replica, quick_config
@@ -46,8 +47,7 @@ class Cluster:
     def close(self) -> None:
         for mirror in self._mirrors:
             mirror.close()
-        for shard in shards(NUM_SHARDS):
-            model_database.stop(self.key, shard)
+        stop_actors(model=self.key.model)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_replica_knows_only_the_actors_it_needs(cluster: Cluster) -> None:
     teller = cluster.mirror(Replica())
     mirror.use(other)
     assert mirror.wait_until_current(WAIT_S)
-    model_database.stop(cluster.key, shard_of(NAMESPACES[0], NUM_SHARDS))
+    ray.kill(model_database.get(cluster.key, shard_of(NAMESPACES[0], NUM_SHARDS)))
     teller.publish(other, [1, 2, 3])
     eventually(lambda: replica.texts(other) == [[1, 2, 3]])
 

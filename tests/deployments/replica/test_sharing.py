@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from actors import model_database
+from actors.stop import stop_actors
 from deployments.replica import sharing
 from deployments.replica.sharing import ClusterSharing
 from hdserve.config import DraftingConfig, ModelConfig, ModelDatabaseConfig
@@ -97,7 +98,7 @@ def test_a_flush_returns_drafting_to_the_prior_everywhere(config: ModelDatabaseC
     finally:
         one.close()
         two.close()
-        model_database.stop(key)
+        stop_actors(model=key.model)
 
 
 def test_what_was_learned_elsewhere_survives_a_replica_whose_messages_wait(
@@ -124,4 +125,4 @@ def test_what_was_learned_elsewhere_survives_a_replica_whose_messages_wait(
     finally:
         waiting.close()
         other.close()
-        model_database.stop(key)
+        stop_actors(model=key.model)
