@@ -11,6 +11,9 @@ from hdserve.databases import snapshot
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
 
+VERSIONS_PER_GENERATION = 2**32
+"""Each opening numbers its outputs from a new multiple, so a version never names two outputs."""
+
 _KIND = "generation"
 
 _NUM_SPARE_BYTES = 4096

@@ -13,17 +13,16 @@
 An append is handed to the operating system before it is acknowledged, so a killed process loses
 nothing; ``sync`` brings everything to the disk itself, so a power failure loses at most what
 came after the last one.  ``sync`` also turns the logs of full chunks into snapshots and deletes
-what was evicted.  Each file is checked and refused by itself.
+what was evicted.
 
 A failed write never stops the log in memory: the chunk concerned is written again, whole, by
-the next ``sync`` that succeeds.  A failed read says nothing of what stands in a file: chunks and
-logs are left where they are, for the next start, and without the others nothing is begun.
+the next ``sync`` that succeeds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from uuid import uuid4
@@ -32,28 +31,16 @@ from filelock import FileLock, Timeout
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog
-from hdserve.databases.generation_file import GenerationFile
+from hdserve.databases.database_files import DatabaseFiles, raise_if_unreadable
+from hdserve.databases.generation_file import VERSIONS_PER_GENERATION, GenerationFile
 from hdserve.databases.namespace_files import NamespaceFiles
-from hdserve.databases.output_files import (
-    RestoredFile,
-    UnbegunLog,
-    directory_name,
-    encode_chunk,
-    encode_log_head,
-    read_chunk,
-    read_log,
-    read_state,
-    versioned_files,
-)
+from hdserve.databases.output_files import directory_name, encode_log_head, versioned_files
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.partition import Appended
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
 
 logger = logging.getLogger(__name__)
-
-VERSIONS_PER_GENERATION = 2**32
-"""Each opening numbers its outputs from a new multiple, so a version never names two outputs."""
 
 _NUM_LEFT_FREE = 1024
 """Generations that one who waits leaves to the process that writes, which may be restarted."""
@@ -80,12 +67,9 @@ class OutputStore:
         epoch: a new id of this opening.
         epochs: ids of the earlier openings whose version numbers are still valid.
         generation: the number of this opening, from 1.
-        is_writable: whether this process holds the lock, and could write when it took it.
         is_overtaken: whether another process that waited has written since this one was opened:
             its numbers may be ours, so nothing is written here any more.  Close this store, and go
             on with another one and another log, to which what came since is added.
-        num_failures: writes that failed.
-        num_refused: files that could not be used, or not be read.
 
     Raises:
         DatabaseError: the directory cannot be read; that may pass.
@@ -100,22 +84,14 @@ class OutputStore:
         is_read_only: bool = False,
     ) -> None:
         self.directory = directory
-        self.num_failures = 0
-        self.num_refused = 0
-        self._failure: OSError | None = None
         self.epoch = uuid4().hex
         self._key = key
-        self._namespaces: dict[str, NamespaceFiles] = {}
-        self._incomplete: set[str] = set()
-        """Names of directories in which something is missing or was set aside."""
-        self._flushed_versions: dict[str, int] = {}
-        """What was flushed of each namespace on the disk, as it was read last."""
+        self._files = DatabaseFiles(directory, key)
         self._flushed_here: set[str] = set()
         self.is_overtaken = False
         self._may_take_over = not is_read_only
         self._lock = FileLock(directory / "lock", thread_local=False)
         self._generation_file = GenerationFile(directory, key)
-        self.is_writable = False
         try:
             if self._may_take_over:
                 self._begin_writing(lock_timeout_s)
@@ -129,9 +105,24 @@ class OutputStore:
         """Where the version numbers of this opening begin."""
         return self.generation * VERSIONS_PER_GENERATION
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether this process holds the lock, and could write when it took it."""
+        return self._files.is_writable
+
+    @property
+    def num_failures(self) -> int:
+        """Writes that failed."""
+        return self._files.num_failures
+
+    @property
+    def num_refused(self) -> int:
+        """Files that could not be used, or not be read."""
+        return self._files.num_refused
+
     def close(self) -> None:
         """Let another process write."""
-        self.is_writable = self._may_take_over = False
+        self._files.is_writable = self._may_take_over = False
         self._lock.release()
 
     def check_writable(self) -> None:
@@ -142,8 +133,8 @@ class OutputStore:
         """
         if self.is_writable:
             return
-        if self._failure:
-            raise DatabaseError(f"{self.directory} cannot be written: {self._failure}")
+        if self._files.failure:
+            raise DatabaseError(f"{self.directory} cannot be written: {self._files.failure}")
         if self.is_overtaken:
             raise DatabaseError(
                 f"{self.directory} was written by another process meanwhile, and is to be opened "
@@ -160,42 +151,23 @@ class OutputStore:
             DatabaseError: the directory or a state cannot be read, which may pass: ``log`` is not
                 whole, so close this store, and begin with another one and another log.
         """
-        try:
-            self._restore(log)
-        except OSError as error:
-            raise DatabaseError(f"{self.directory} cannot be read: {error}") from error
-
-    def _restore(self, log: OutputLog) -> None:
-        if self._may_take_over and not self.is_writable and not self._failure:
+        if self._may_take_over and not self.is_writable and not self._files.failure:
             logger.error(
                 "%s is in use by another process: its outputs are read, new ones stay in "
                 "memory until it ends",
                 self.directory,
             )
-        self._remove_temporary_files(self.directory)
-        paths = self.directory.iterdir() if self.directory.exists() else ()
-        for directory in sorted(path for path in paths if path.is_dir()):
-            self._remove_temporary_files(directory)
-            flushed_version = self._restore_state(directory / "state", log)
-            end_version = flushed_version
-            for version, restored in self._restored_files(directory, flushed_version):
-                is_gap = version % VERSIONS_PER_GENERATION and version != end_version
-                before = log.peek(restored.namespace)
-                if is_gap and (before.num_outputs or not before.evicted.ranges()):
-                    self._incomplete.add(directory.name)
-                log.restore(restored.namespace, version, restored.segment)
-                end_version = version + len(restored.segment)
-            if any(directory.glob("*.refused*")):
-                self._incomplete.add(directory.name)
-        if self.is_writable:
-            self._sync_logs()
-        if self.is_writable and any(files.unsaved for files in self._namespaces.values()):
+        try:
+            self._files.restore(log)
+        except OSError as error:
+            raise DatabaseError(f"{self.directory} cannot be read: {error}") from error
+        if self.is_writable and any(files.unsaved for files in self._files.namespaces.values()):
             self.sync(log)  # what could be used of files that were set aside is nowhere else
 
     def is_incomplete(self, namespace: str) -> bool:
         """Whether, when this was opened, a file of ``namespace`` could not be used, then or ever
         before, or outputs were missing between others."""
-        return directory_name(namespace) in self._incomplete
+        return directory_name(namespace) in self._files.incomplete
 
     def has_flushed(self, namespace: str) -> bool:
         """Whether ``namespace`` was flushed since this was opened, by this process."""
@@ -203,14 +175,15 @@ class OutputStore:
 
     def knows_newer_flush(self, namespace: str, than: OutputStore) -> bool:
         """Whether ``namespace`` was flushed on the disk after ``than`` had read it last."""
-        return self._flushed_versions.get(namespace, 0) > than._flushed_versions.get(namespace, 0)
+        here, there = (each._files.flushed_versions.get(namespace, 0) for each in (self, than))
+        return here > there
 
     def append(self, namespace: str, appended: Appended) -> None:
         """Keep what was just appended to the log."""
         if not self.is_writable:
             return
         version = appended.chunk_version
-        files = self._files(namespace)
+        files = self._files.of(namespace)
         files.is_synced = False
         if version in files.unsaved:
             return
@@ -223,11 +196,11 @@ class OutputStore:
             log.append(snapshot.pack(appended.segment.to_wire()))
         except OSError as error:
             files.unsaved.add(version)
-            self._count_failure(error)
+            self._files.count_failure(error)
 
     def state_changed(self, namespace: str) -> None:
         """Have the next ``sync`` write calibration and flushed version."""
-        self._files(namespace).is_state_saved = False
+        self._files.of(namespace).is_state_saved = False
 
     def flush(self, namespace: str, log: OutputLog) -> None:
         """Delete the files of ``namespace`` at once, those set aside included.
@@ -257,7 +230,7 @@ class OutputStore:
         return self._flush_files(namespace)
 
     def _flush_files(self, namespace: str) -> NamespaceFiles:
-        files = self._files(namespace)
+        files = self._files.of(namespace)
         files.is_flush_due, files.is_state_saved, files.is_synced = True, False, False
         return files
 
@@ -273,7 +246,7 @@ class OutputStore:
         with lock:
             if not self.is_writable and not self._take_over(log):
                 return False
-            namespaces = list(self._namespaces)
+            namespaces = list(self._files.namespaces)
         is_complete = True
         for namespace in namespaces:
             try:
@@ -281,15 +254,15 @@ class OutputStore:
             except OSError as error:
                 is_complete = False
                 with lock:
-                    self._count_failure(error)
+                    self._files.count_failure(error)
         return is_complete
 
     def _begin_writing(self, lock_timeout_s: float) -> None:
         try:
             self._make_directory()
-            self.is_writable = self._acquire(lock_timeout_s)
+            self._files.is_writable = self._acquire(lock_timeout_s)
         except OSError as error:  # what is there may be read all the same
-            self._count_failure(error)
+            self._files.count_failure(error)
 
     def _make_directory(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -307,10 +280,10 @@ class OutputStore:
         if not self._may_take_over:
             return False
         try:
-            flushes = list(self._flushes())
+            flushes = list(self._files.flushes())
         except OSError as error:
             with lock:
-                self._count_failure(error)
+                self._files.count_failure(error)
             return False
         with lock:
             self._take_flushes(flushes, log)
@@ -323,24 +296,24 @@ class OutputStore:
         """
         try:
             self._make_directory()
-            self._failure = None
+            self._files.failure = None
             if not self._acquire(0.0):
                 return False
             generation, epochs = self._newest_generation()
             if generation >= self.generation:
                 self._give_way()
             else:
-                self._take_flushes(self._flushes(), log)
+                self._take_flushes(self._files.flushes(), log)
                 self._write_generation(epochs)
-                self.is_writable = True
+                self._files.is_writable = True
         except OSError as error:
-            self._count_failure(error)
+            self._files.count_failure(error)
         if not self.is_writable:
             self._lock.release()
             return False
         logger.info("%s is free, and written from now on", self.directory)
         for namespace in log.namespaces():
-            files = self._files(namespace)
+            files = self._files.of(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
             files.unsaved |= {version for version in versions if version >= self.first_version}
             files.logs.clear()  # the predecessor's, which may have grown: for the next restart
@@ -365,8 +338,8 @@ class OutputStore:
             try:
                 self._write_generation(epochs)
             except OSError as error:
-                self._count_failure(error)
-                self.is_writable = False
+                self._files.count_failure(error)
+                self._files.is_writable = False
                 self._lock.release()
         return self.generation, epochs
 
@@ -375,7 +348,7 @@ class OutputStore:
         files of outputs say."""
         generation, epochs = self._read_generation()
         versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
-        flushed = [] if generation else [version for _, version in self._flushes()]
+        flushed = [] if generation else [version for _, version in self._files.flushes()]
         highest = max([*versions, *flushed], default=0)
         return max(generation, highest // VERSIONS_PER_GENERATION), epochs
 
@@ -385,19 +358,10 @@ class OutputStore:
         All that has come since goes, too: of what is in memory, nothing says what was meant.
         """
         for namespace, flushed_version in flushes:
-            if flushed_version > self._flushed_versions.get(namespace, 0):
-                self._flushed_versions[namespace] = flushed_version
+            if flushed_version > self._files.flushed_versions.get(namespace, 0):
+                self._files.flushed_versions[namespace] = flushed_version
                 log.flush(namespace)
                 self._flush_files(namespace)
-
-    def _flushes(self) -> Iterator[tuple[str, int]]:
-        for path in self.directory.glob("*/state"):
-            try:
-                namespace, state = read_state(path, self._key)
-            except SnapshotError as error:
-                _raise_if_unreadable(error)
-            else:
-                yield namespace, state.flushed_version
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
         self._generation_file.write(self.generation, [*epochs, self.epoch])
@@ -407,106 +371,9 @@ class OutputStore:
         try:
             return self._generation_file.read()
         except SnapshotError as error:
-            _raise_if_unreadable(error)
-            self._set_aside(self._generation_file.path, error)
+            raise_if_unreadable(error)
+            self._files.set_aside(self._generation_file.path, error)
             return 0, ()
-
-    def _restored_files(
-        self, directory: Path, flushed_version: int
-    ) -> Iterator[tuple[int, RestoredFile]]:
-        """First version and content of each usable file, in order."""
-        places = NamespaceFiles(directory)
-        for version in sorted({number for _, number in versioned_files(directory.iterdir())}):
-            log, chunk = places.log_path(version), places.chunk_path(version)
-            is_flushed = version < flushed_version
-            if is_flushed:
-                self._unlink(chunk)
-                self._unlink(log)
-            found = None if is_flushed else self._read_either(log, chunk)
-            if found is None:
-                continue
-            path, restored = found
-            if path == chunk:
-                self._unlink(log)
-            files = self._files(restored.namespace)
-            is_log = path == log
-            if restored.flaw:
-                self._rescue(version, restored)
-                self._set_aside(path, SnapshotError(restored.flaw))
-            else:
-                (files.logs if is_log else files.chunks).add(version)
-            files.is_synced = files.is_synced and not is_log
-            yield version, restored
-
-    def _sync_logs(self) -> None:
-        """Have what a run before this one wrote on the disk before anything that comes later: a
-        reader that has the later output has the earlier one, too."""
-        for files in self._namespaces.values():
-            try:
-                if files.logs:
-                    files.sync_logs()
-            except OSError as error:
-                self._count_failure(error)
-
-    def _rescue(self, version: int, restored: RestoredFile) -> None:
-        """Write what could be used of a file that is about to be set aside."""
-        files = self._files(restored.namespace)
-        files.unsaved.add(version)
-        if not self.is_writable or not len(restored.segment):
-            return
-        try:
-            data = encode_chunk(restored.namespace, restored.segment, self._key)
-            snapshot.write_file(files.chunk_path(version), data)
-        except OSError as error:
-            self._count_failure(error)
-        else:
-            files.unsaved.discard(version)
-            files.chunks.add(version)
-
-    def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
-        """The file that is there, if it is usable; the log counts only without a usable chunk.
-
-        While this process only reads, another one may make the log a chunk, or delete it.
-        """
-        damaged: set[Path] = set()
-        unread: SnapshotError | None = None
-        for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
-            if path in damaged:
-                continue
-            try:
-                return path, read(path, self._key)
-            except UnbegunLog as error:
-                logger.warning("left out: %s", error)
-                self._unlink(path)
-            except SnapshotError as error:
-                if not isinstance(error.__cause__, OSError):
-                    self._set_aside(path, error)
-                    damaged.add(path)
-                elif not isinstance(error.__cause__, FileNotFoundError):
-                    unread = error
-        if unread:
-            self.num_refused += 1
-            logger.error("not used, and left for the next start: %s", unread)
-        return None
-
-    def _restore_state(self, path: Path, log: OutputLog) -> int:
-        """Take what ``path`` says; return the flushed version."""
-        if not path.exists():
-            return 0
-        try:
-            namespace, state = read_state(path, self._key)
-        except SnapshotError as error:
-            _raise_if_unreadable(error)
-            self._set_aside(path, error)
-            return 0
-        self._files(namespace)
-        self._flushed_versions[namespace] = state.flushed_version
-        partition = log.partition(namespace)
-        partition.flushed_version = state.flushed_version
-        partition.restore_evicted(state.evicted)
-        if state.calibration:
-            log.restore_calibration(namespace, state.calibration)
-        return state.flushed_version
 
     def _sync_namespace(
         self, namespace: str, log: OutputLog, lock: AbstractContextManager[object]
@@ -516,10 +383,10 @@ class OutputStore:
             OSError: something could not be written, and is taken again by the next sync.
         """
         with lock:
-            files, partition = self._files(namespace), log.peek(namespace)
+            files, partition = self._files.of(namespace), log.peek(namespace)
             work = files.take_work(partition)
             if work is None and files.is_empty and partition.is_forgettable:
-                del self._namespaces[namespace]
+                del self._files.namespaces[namespace]
         if work is None:
             return
         try:
@@ -530,58 +397,3 @@ class OutputStore:
             raise
         with lock:
             work.finish()
-
-    def _files(self, namespace: str) -> NamespaceFiles:
-        files = self._namespaces.get(namespace)
-        if files is None:
-            files = NamespaceFiles(self.directory / directory_name(namespace))
-            self._namespaces[namespace] = files
-        return files
-
-    def _set_aside(self, path: Path, error: Exception) -> None:
-        self.num_refused += 1
-        if not self.is_writable:
-            logger.error("not used: %s", error)
-            return
-        refused = _free_name(path)
-        logger.error("not used, and set aside as %s: %s", refused.name, error)
-        try:
-            path.replace(refused)
-        except OSError as failure:
-            self._count_failure(failure)
-
-    def _remove_temporary_files(self, directory: Path) -> None:
-        for path in directory.glob(".*.tmp"):
-            self._unlink(path)
-
-    def _unlink(self, path: Path) -> None:
-        if self.is_writable:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                self._count_failure(error)
-
-    def _count_failure(self, error: OSError) -> None:
-        if not self.num_failures:
-            logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
-        self.num_failures += 1
-        self._failure = error
-
-
-def _raise_if_unreadable(error: Exception) -> None:
-    """
-    Raises:
-        OSError: the file could not be read, but may be intact.
-    """
-    cause = error.__cause__
-    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        raise cause
-
-
-def _free_name(path: Path) -> Path:
-    """Where a file that cannot be used is set aside, beside those of the same name before it."""
-    number, found = 1, path.with_name(f"{path.name}.refused")
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.name}.refused-{number}")
-    return found

@@ -47,7 +47,7 @@ def test_namespaces_of_which_everything_was_evicted_are_not_brought_back_by_a_sy
     kept = set(database.log.namespaces())
     assert len(kept) <= 64
     assert "flushed" in kept
-    assert len(database.store._namespaces) <= len(kept)
+    assert len(database.store._files.namespaces) <= len(kept)
     assert sum(1 for name in kept if database.numbers(name)) == len(database.files(".log"))
     database.append("tenant-0", 1000)
     found = {name: database.numbers(name) for name in kept | {"tenant-0"}}

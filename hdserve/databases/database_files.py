@@ -1,0 +1,253 @@
+"""The files of one model database: read into a log, changed only by the one who may write.
+
+Each file is checked and refused by itself.  A failed read says nothing of what stands in a file:
+chunks and logs are left where they are, for the next start, and without the others nothing is
+begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from hdserve.databases import snapshot
+from hdserve.databases.generation_file import VERSIONS_PER_GENERATION
+from hdserve.databases.namespace_files import NamespaceFiles
+from hdserve.databases.output_files import (
+    RestoredFile,
+    UnbegunLog,
+    directory_name,
+    encode_chunk,
+    read_chunk,
+    read_log,
+    read_state,
+    versioned_files,
+)
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import SnapshotError
+
+logger = logging.getLogger(__name__)
+
+
+class DatabaseFiles:
+    """What is known of the files of one database.
+
+    Args:
+        directory: of this database alone.
+        key: whose output it is; other files are refused.
+
+    Attributes:
+        is_writable: whether they may be changed.
+        namespaces: the files of each.
+        incomplete: names of directories in which something is missing or was set aside.
+        flushed_versions: what was flushed of each namespace on the disk, as it was read last.
+        failure: why the last write failed; ``None`` where none did since somebody wrote.
+        num_failures: writes that failed.
+        num_refused: files that could not be used, or not be read.
+    """
+
+    def __init__(self, directory: Path, key: DatabaseKey) -> None:
+        self.directory = directory
+        self.is_writable = False
+        self.namespaces: dict[str, NamespaceFiles] = {}
+        self.incomplete: set[str] = set()
+        self.flushed_versions: dict[str, int] = {}
+        self.failure: OSError | None = None
+        self.num_failures = 0
+        self.num_refused = 0
+        self._key = key
+
+    def of(self, namespace: str) -> NamespaceFiles:
+        """The files of ``namespace``."""
+        files = self.namespaces.get(namespace)
+        if files is None:
+            files = NamespaceFiles(self.directory / directory_name(namespace))
+            self.namespaces[namespace] = files
+        return files
+
+    def restore(self, log: OutputLog) -> None:
+        """Fill the empty ``log``; what cannot be used is logged, set aside and left out.
+
+        Raises:
+            OSError: the directory or a state cannot be read.
+        """
+        self._remove_temporary_files(self.directory)
+        paths = self.directory.iterdir() if self.directory.exists() else ()
+        for directory in sorted(path for path in paths if path.is_dir()):
+            self._remove_temporary_files(directory)
+            flushed_version = self._restore_state(directory / "state", log)
+            end_version = flushed_version
+            for version, restored in self._restored_files(directory, flushed_version):
+                is_gap = version % VERSIONS_PER_GENERATION and version != end_version
+                before = log.peek(restored.namespace)
+                if is_gap and (before.num_outputs or not before.evicted.ranges()):
+                    self.incomplete.add(directory.name)
+                log.restore(restored.namespace, version, restored.segment)
+                end_version = version + len(restored.segment)
+            if any(directory.glob("*.refused*")):
+                self.incomplete.add(directory.name)
+        if self.is_writable:
+            self._sync_logs()
+
+    def flushes(self) -> Iterator[tuple[str, int]]:
+        """What was flushed of each namespace, as the disk says now.
+
+        Raises:
+            OSError: a state cannot be read.
+        """
+        for path in self.directory.glob("*/state"):
+            try:
+                namespace, state = read_state(path, self._key)
+            except SnapshotError as error:
+                raise_if_unreadable(error)
+            else:
+                yield namespace, state.flushed_version
+
+    def set_aside(self, path: Path, error: Exception) -> None:
+        """Count a file that cannot be used, and give it another name."""
+        self.num_refused += 1
+        if not self.is_writable:
+            logger.error("not used: %s", error)
+            return
+        refused = _free_name(path)
+        logger.error("not used, and set aside as %s: %s", refused.name, error)
+        try:
+            path.replace(refused)
+        except OSError as failure:
+            self.count_failure(failure)
+
+    def count_failure(self, error: OSError) -> None:
+        """Note that something could not be written."""
+        if not self.num_failures:
+            logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
+        self.num_failures += 1
+        self.failure = error
+
+    def _restored_files(
+        self, directory: Path, flushed_version: int
+    ) -> Iterator[tuple[int, RestoredFile]]:
+        """First version and content of each usable file, in order."""
+        places = NamespaceFiles(directory)
+        for version in sorted({number for _, number in versioned_files(directory.iterdir())}):
+            log, chunk = places.log_path(version), places.chunk_path(version)
+            is_flushed = version < flushed_version
+            if is_flushed:
+                self._unlink(chunk)
+                self._unlink(log)
+            found = None if is_flushed else self._read_either(log, chunk)
+            if found is None:
+                continue
+            path, restored = found
+            if path == chunk:
+                self._unlink(log)
+            files = self.of(restored.namespace)
+            is_log = path == log
+            if restored.flaw:
+                self._rescue(version, restored)
+                self.set_aside(path, SnapshotError(restored.flaw))
+            else:
+                (files.logs if is_log else files.chunks).add(version)
+            files.is_synced = files.is_synced and not is_log
+            yield version, restored
+
+    def _restore_state(self, path: Path, log: OutputLog) -> int:
+        """Take what ``path`` says; return the flushed version."""
+        if not path.exists():
+            return 0
+        try:
+            namespace, state = read_state(path, self._key)
+        except SnapshotError as error:
+            raise_if_unreadable(error)
+            self.set_aside(path, error)
+            return 0
+        self.of(namespace)
+        self.flushed_versions[namespace] = state.flushed_version
+        partition = log.partition(namespace)
+        partition.flushed_version = state.flushed_version
+        partition.restore_evicted(state.evicted)
+        if state.calibration:
+            log.restore_calibration(namespace, state.calibration)
+        return state.flushed_version
+
+    def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
+        """The file that is there, if it is usable; the log counts only without a usable chunk.
+
+        While this process only reads, another one may make the log a chunk, or delete it.
+        """
+        damaged: set[Path] = set()
+        unread: SnapshotError | None = None
+        for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
+            if path in damaged:
+                continue
+            try:
+                return path, read(path, self._key)
+            except UnbegunLog as error:
+                logger.warning("left out: %s", error)
+                self._unlink(path)
+            except SnapshotError as error:
+                if not isinstance(error.__cause__, OSError):
+                    self.set_aside(path, error)
+                    damaged.add(path)
+                elif not isinstance(error.__cause__, FileNotFoundError):
+                    unread = error
+        if unread:
+            self.num_refused += 1
+            logger.error("not used, and left for the next start: %s", unread)
+        return None
+
+    def _rescue(self, version: int, restored: RestoredFile) -> None:
+        """Write what could be used of a file that is about to be set aside."""
+        files = self.of(restored.namespace)
+        files.unsaved.add(version)
+        if not self.is_writable or not len(restored.segment):
+            return
+        try:
+            data = encode_chunk(restored.namespace, restored.segment, self._key)
+            snapshot.write_file(files.chunk_path(version), data)
+        except OSError as error:
+            self.count_failure(error)
+        else:
+            files.unsaved.discard(version)
+            files.chunks.add(version)
+
+    def _sync_logs(self) -> None:
+        """Have what a run before this one wrote on the disk before anything that comes later: a
+        reader that has the later output has the earlier one, too."""
+        for files in self.namespaces.values():
+            try:
+                if files.logs:
+                    files.sync_logs()
+            except OSError as error:
+                self.count_failure(error)
+
+    def _remove_temporary_files(self, directory: Path) -> None:
+        for path in directory.glob(".*.tmp"):
+            self._unlink(path)
+
+    def _unlink(self, path: Path) -> None:
+        if self.is_writable:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self.count_failure(error)
+
+
+def raise_if_unreadable(error: Exception) -> None:
+    """
+    Raises:
+        OSError: the file could not be read, but may be intact.
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        raise cause
+
+
+def _free_name(path: Path) -> Path:
+    """Where a file that cannot be used is set aside, beside those of the same name before it."""
+    number, found = 1, path.with_name(f"{path.name}.refused")
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}.refused-{number}")
+    return found
