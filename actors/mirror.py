@@ -37,7 +37,11 @@ logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 4 * 2**20
 NAMESPACE_IDLE_S = 3600.0
+"""A namespace that was not used for so long is no longer followed."""
+
 MAX_FOLLOWED_NAMESPACES = 4096
+"""Of the namespaces beyond as many that were used last none is followed."""
+
 _RESTART_S = 1.0
 
 CLOSING_S = 1.0
@@ -92,8 +96,6 @@ class Mirror:
         draft_from: further models of the same tokenizer to read.
         merge_calibration: passed to the actor if this mirror is the one that starts it.
         replica_id: for logs; a random suffix makes it unique to this object.
-        namespace_idle_s: a namespace that was not used for so long is no longer followed; of those
-            beyond the ``MAX_FOLLOWED_NAMESPACES`` used last none is.
     """
 
     def __init__(
@@ -106,10 +108,8 @@ class Mirror:
         draft_from: Iterable[str] = (),
         merge_calibration: MergeCalibration | None = None,
         replica_id: str = "",
-        namespace_idle_s: float = NAMESPACE_IDLE_S,
     ) -> None:
         self.replica_id = f"{replica_id}#{uuid4().hex[:12]}"
-        self._namespace_idle_s = namespace_idle_s
         self._last_used: dict[str, float] = {}
         self._queue = OutputQueue(QUEUE_BYTES)
         self._num_dropped_calibrations = 0
@@ -255,7 +255,7 @@ class Mirror:
 
     def _used_namespaces(self) -> list[str]:
         """The namespaces to follow: the last ones that were used, no more than fit a poll."""
-        since_s = time.monotonic() - self._namespace_idle_s
+        since_s = time.monotonic() - NAMESPACE_IDLE_S
         items = list(self._last_used.items())
         used = [item for item in items if item[1] >= since_s]
         if len(items) > 2 * len(used) + MAX_FOLLOWED_NAMESPACES:

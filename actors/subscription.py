@@ -244,7 +244,7 @@ class Subscription:
 
     async def _refill(self, namespace: str, seen: OriginRanges) -> None:
         """Give back what the actor has lost and this replica still holds."""
-        parts = self._kept.missing_from(namespace, seen).split(PUBLISH_BYTES)
+        parts = self._kept.partition(namespace).missing_from(seen).split(PUBLISH_BYTES)
         logger.info("giving %d messages of %r back to the actor", len(parts), namespace)
         refill = self.publication([namespace])
         for part in parts:

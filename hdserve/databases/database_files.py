@@ -168,7 +168,7 @@ class DatabaseFiles:
         partition.flushed_version = state.flushed_version
         partition.restore_evicted(state.evicted)
         if state.calibration:
-            log.restore_calibration(namespace, state.calibration)
+            log.put_calibration(namespace, state.calibration)
         return state.flushed_version
 
     def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:

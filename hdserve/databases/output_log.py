@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from hdserve.databases.partition import Appended, Partition
-from hdserve.databases.seen_outputs import OriginLimit, OriginRanges
+from hdserve.databases.seen_outputs import OriginLimit
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError
 
@@ -247,14 +247,11 @@ class OutputLog:
             raise DatabaseError(
                 f"a calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
             )
-        self._put_calibration(namespace, blob)
+        self.put_calibration(namespace, blob)
 
-    def restore_calibration(self, namespace: str, blob: bytes) -> None:
-        """Put a calibration back as it was; it is new to all readers."""
-        self._put_calibration(namespace, blob)
-
-    def _put_calibration(self, namespace: str, blob: bytes) -> None:
-        """Keep a calibration as the one set last, with a version that no other has or had."""
+    def put_calibration(self, namespace: str, blob: bytes) -> None:
+        """Keep a calibration as the one set last, with a version that no other has or had: it is
+        new to all readers."""
         self._calibration_version += 1
         partition = self.partition(namespace)
         partition.calibration = blob
@@ -268,16 +265,12 @@ class OutputLog:
             self.num_calibration_bytes -= self._calibrations.pop(oldest)
             self._partitions[oldest].calibration = b""
 
-    def missing_from(self, namespace: str, seen: OriginRanges) -> Segment:
-        """What is kept here of ``namespace`` and not among ``seen`` elsewhere."""
-        return self.partition(namespace).missing_from(seen)
-
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``, and tell its readers to."""
         partition = self.partition(namespace)
         self.num_bytes -= partition.num_bytes
         partition.flush()
-        self._put_calibration(namespace, b"")
+        self.put_calibration(namespace, b"")
 
     def _evict(self, namespace: str) -> None:
         partition = self._partitions[namespace]

@@ -95,7 +95,7 @@ class OutputStore:
         try:
             if self._may_take_over:
                 self._begin_writing(lock_timeout_s)
-            self.generation, self.epochs = self._open_generation()
+            self._open_generation()
         except OSError as error:
             self._lock.release()
             raise DatabaseError(f"{directory} cannot be used: {error}") from error
@@ -328,20 +328,19 @@ class OutputStore:
             )
         self.is_overtaken = True
 
-    def _open_generation(self) -> tuple[int, tuple[str, ...]]:
+    def _open_generation(self) -> None:
         """Number this opening and remember its epoch."""
-        generation, epochs = self._newest_generation()
+        generation, self.epochs = self._newest_generation()
         self.generation = generation + 1
         if self._may_take_over and not self.is_writable:
             self.generation += _NUM_LEFT_FREE
         if self.is_writable:
             try:
-                self._write_generation(epochs)
+                self._write_generation(self.epochs)
             except OSError as error:
                 self._files.count_failure(error)
                 self._files.is_writable = False
                 self._lock.release()
-        return self.generation, epochs
 
     def _newest_generation(self) -> tuple[int, tuple[str, ...]]:
         """The number and the epochs of the last opening that could write, as ``generation`` or the

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from actors import model_database, settings
-from actors.mirror import Mirror
+from actors.mirror import NAMESPACE_IDLE_S, Mirror
 from actors.stop import stop_actors
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.output_files import database_directory
@@ -455,10 +455,10 @@ def test_a_receiver_that_raises_is_counted_and_gets_what_comes_later(cluster):
 
 def test_an_idle_namespace_is_no_longer_followed_until_it_is_used_again(cluster):
     replica = Replica()
-    two = Mirror(cluster.key, cluster.config, replica, namespace_idle_s=WAIT_S)
+    two = Mirror(cluster.key, cluster.config, replica)
     cluster.mirrors.append(two)
     two.use("n")
-    two._last_used["n"] -= 2 * WAIT_S
+    two._last_used["n"] -= 2 * NAMESPACE_IDLE_S
     two.start()
     one = cluster.mirror(Replica(), "n")
     one.publish("n", [1])

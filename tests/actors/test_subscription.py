@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors import mirror as mirrors
 from actors import publisher
 from actors.link import ActorLink, ActorUnreachable
 from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
@@ -401,8 +402,9 @@ def test_only_the_namespaces_used_last_are_followed():
     mirror.close()
 
 
-def test_namespaces_that_were_not_used_for_long_are_forgotten_where_there_are_many():
-    mirror = Mirror(KEY, ModelDatabaseConfig(), Replica(None), namespace_idle_s=0.0)
+def test_namespaces_that_were_not_used_for_long_are_forgotten_where_there_are_many(monkeypatch):
+    monkeypatch.setattr(mirrors, "NAMESPACE_IDLE_S", 0.0)
+    mirror = Mirror(KEY, ModelDatabaseConfig(), Replica(None))
     for number in range(MAX_FOLLOWED_NAMESPACES + 1):
         mirror.use(f"n{number}")
     time.sleep(0.01)

@@ -330,10 +330,10 @@ def test_refill_is_what_is_missing_elsewhere():
     for number in range(20):
         here.append("n", segment("ab"[number % 2], number // 2, output(number)))
     there.append("n", segment("a", 4, output(8), output(10)))
-    missing = here.missing_from("n", there.partition("n").seen())
+    missing = here.partition("n").missing_from(there.partition("n").seen())
     there.append("n", missing)
     assert sorted(texts(read_all(there, "n"))) == [(number,) for number in range(20)]
-    assert len(here.missing_from("n", there.partition("n").seen())) == 0
+    assert len(here.partition("n").missing_from(there.partition("n").seen())) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=40))
