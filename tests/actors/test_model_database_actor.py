@@ -201,10 +201,8 @@ def test_readers_are_told_what_is_in_memory_only(config):
     assert not Reader(in_memory, "r").poll().is_unwritten
 
 
-def test_nobody_waits_for_the_disk_of_a_snapshot(config, monkeypatch):
-    """The disk stands still until the outputs that come meanwhile are taken."""
-    actor = ModelDatabaseActor(KEY, config)
-    actor.publish(message(0, 3))
+def disk_that_stands_still(monkeypatch) -> tuple[threading.Event, threading.Event]:
+    """Events: somebody waits for the disk; it goes on."""
     is_waiting, goes_on = threading.Event(), threading.Event()
     sync_file = os.fsync
 
@@ -214,6 +212,14 @@ def test_nobody_waits_for_the_disk_of_a_snapshot(config, monkeypatch):
         sync_file(descriptor)
 
     monkeypatch.setattr(os, "fsync", wait)
+    return is_waiting, goes_on
+
+
+def test_nobody_waits_for_the_disk_of_a_snapshot(config, monkeypatch):
+    """The disk stands still until the outputs that come meanwhile are taken."""
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3))
+    is_waiting, goes_on = disk_that_stands_still(monkeypatch)
     with ThreadPoolExecutor(2) as threads:
         snapshot = threads.submit(actor.snapshot_now)
         try:
@@ -231,15 +237,7 @@ def test_a_flush_waits_for_a_snapshot_and_is_not_undone_by_it(config, monkeypatc
     """The chunk that is being written when the flush comes is gone afterwards."""
     actor = ModelDatabaseActor(KEY, config)
     actor.publish(message(0, *[MAX_OUTPUT_TOKENS] * 10))
-    is_waiting, goes_on = threading.Event(), threading.Event()
-    sync_file = os.fsync
-
-    def wait(descriptor: int) -> None:
-        is_waiting.set()
-        assert goes_on.wait(30)
-        sync_file(descriptor)
-
-    monkeypatch.setattr(os, "fsync", wait)
+    is_waiting, goes_on = disk_that_stands_still(monkeypatch)
     with ThreadPoolExecutor(2) as threads:
         snapshot = threads.submit(actor.snapshot_now)
         try:
