@@ -25,7 +25,6 @@ from deployments.model_servers import ModelServers
 from deployments.parsers.template_parsers import AUTO
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import TOOL_PARSERS
-from deployments.readiness import Readiness
 from deployments.refusals import Refusals
 from deployments.replica.statistics_state import StatisticsState
 from deployments.runtime import actor_options
@@ -93,7 +92,6 @@ class Gateway:
         self._servers = ModelServers(handles)
         self._refusals = Refusals()
         self._infos = ModelInfos(self._describe)
-        self._readiness = Readiness(self.describe)
         self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
@@ -304,7 +302,7 @@ class Gateway:
         """Return the models of which no replica answers, or answered a moment ago, but for those
         that may have none."""
         names = [name for name in self._configs if name not in self._startable]
-        answers = await asyncio.gather(*map(self._readiness.is_ready, names))
+        answers = await asyncio.gather(*map(self._infos.is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 
     async def report(self) -> Report:

@@ -1,34 +1,46 @@
-"""What the models are, without asking their replicas each time."""
+"""What the models are, and whether they answer, without asking their replicas each time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextvars import Context
 
 from deployments.generation import ModelInfo
 from hdserve.errors import HdserveError
 
 MAX_WAIT_S = 0.25
+TIMEOUT_S = 2.0
+KEEP_S = 1.0
 
 
 class ModelInfos:
     """Remembers what a replica of each model said last; used from one event loop.
 
     A replica may have room for less than the one it replaces, so whatever asks a replica to
-    describe itself asks here.  A model that does not answer is waited for a moment, and the
-    question stays open: there is one at a time, however often the list of models is asked for.
+    describe itself asks here.  Anybody may want to know whether models answer, without a key, and
+    each question takes one of the replica's places.  So there is one at a time, and its answer is
+    everybody's for ``keep_s``.
 
     Args:
         describe: asks a replica of the model of a name.
+        max_wait_s: how long the list of models waits for one.
+        timeout_s: how long an answer to everybody may take.
     """
 
     def __init__(
-        self, describe: Callable[[str], Awaitable[ModelInfo]], max_wait_s: float = MAX_WAIT_S
+        self,
+        describe: Callable[[str], Awaitable[ModelInfo]],
+        max_wait_s: float = MAX_WAIT_S,
+        timeout_s: float = TIMEOUT_S,
+        keep_s: float = KEEP_S,
     ) -> None:
         self._describe = describe
         self._max_wait_s = max_wait_s
+        self._timeout_s = timeout_s
+        self._keep_s = keep_s
         self._known: dict[str, ModelInfo] = {}
-        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._questions: dict[str, asyncio.Task[bool]] = {}
 
     async def describe(self, name: str) -> ModelInfo:
         """Return what a replica of the model says of itself.
@@ -48,6 +60,10 @@ class ModelInfos:
         """Remember what a replica has said."""
         self._known[info.name] = info
 
+    async def is_ready(self, name: str) -> bool:
+        """Return whether a replica of the model has answered in time."""
+        return await asyncio.shield(self._question(name))
+
     async def context_lengths(
         self, models: Iterable[str], unasked: Collection[str] = ()
     ) -> dict[str, int]:
@@ -57,18 +73,25 @@ class ModelInfos:
             unasked: models that are not asked, because that would start a replica.
         """
         names = tuple(models)
-        for name in names:
-            if name not in self._known and name not in self._questions and name not in unasked:
-                self._questions[name] = asyncio.create_task(self._ask(name))
-        open_questions = [self._questions[name] for name in names if name in self._questions]
-        if open_questions:
-            await asyncio.wait(open_questions, timeout=self._max_wait_s)
+        asked = [name for name in names if name not in self._known and name not in unasked]
+        if asked:
+            await asyncio.wait(map(self._question, asked), timeout=self._max_wait_s)
         return {name: self._known[name].max_model_len for name in names if name in self._known}
 
-    async def _ask(self, name: str) -> None:
+    def _question(self, name: str) -> asyncio.Task[bool]:
+        """Return the question that is open, or was answered a moment ago.  It is in no request's
+        context: Ray Serve cancels the calls of one whose client is gone."""
+        if name not in self._questions:
+            question = asyncio.create_task(self._ask(name), context=Context())
+            self._questions[name] = question
+        return self._questions[name]
+
+    async def _ask(self, name: str) -> bool:
         try:
-            await self.describe(name)
-        except HdserveError:
-            return  # asked again with the next list
+            async with asyncio.timeout(self._timeout_s):
+                await self.describe(name)
+        except (HdserveError, TimeoutError):
+            return False
         finally:
-            del self._questions[name]
+            asyncio.get_running_loop().call_later(self._keep_s, self._questions.pop, name)
+        return True

@@ -60,7 +60,7 @@ _OPENING = frozenset({"additionalProperties", "const", "enum", "unevaluatedPrope
 _MAX_FORMS = 64
 """The most alternatives of which each is compared with each."""
 
-_SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
+_SCALARS = frozenset({"boolean", "null", "number", "string"})
 _WITHIN = re.compile(r"#(/items|/(\$defs|definitions|properties)/[^/]+)*")
 """References to what is a schema by its place."""
 
@@ -174,4 +174,5 @@ def _can_close(schema: Schema) -> bool:
 
 
 def _is_scalar(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") in _SCALARS
+    kinds = _kinds(schema) if isinstance(schema, Mapping) else set()
+    return bool(kinds) and kinds <= _SCALARS

@@ -27,6 +27,8 @@ KINDS = [
         (B, {**B, **SHUT}),
         ({"type": ["object", "null"], "properties": {}}, None),
         ({**A, "minProperties": 1, "maxProperties": 3}, None),
+        ({"properties": {"a": {"type": ["integer", "null"]}}, "minProperties": 1}, None),
+        ({"properties": {"a": {"type": ["object", "null"]}, "b": {"type": []}}}, None),
         ({"properties": {"a": A}}, {"properties": {"a": {**A, **SHUT}}, **SHUT}),
         ({"properties": {"not": A}}, {"properties": {"not": {**A, **SHUT}}, **SHUT}),
         ({"items": A}, {"items": {**A, **SHUT}}),

@@ -202,8 +202,9 @@ async def _stream(
                 events += _events_of(builder, records)
                 if isinstance(records[-1], Summary):
                     break
-                yield b"".join(map(write, events))
-                events = []
+                if events:
+                    yield b"".join(map(write, events))
+                    events = []
                 records = await _next(rest)
         except HdserveError as error:
             events = builder.fail(error)

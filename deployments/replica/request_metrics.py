@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +11,6 @@ from deployments.metrics.samples import Histogram, Observations, Sample
 from hdserve.core import Sequence, StepOutput
 from hdserve.errors import Overloaded
 
-_QUEUE_FULL = "queue_full"
 _PER_STEP = "vllm:inter_token_latency_seconds"
 _PER_REQUEST = (
     "vllm:time_to_first_token_seconds",
@@ -39,7 +37,7 @@ class RequestMetrics:
         self._histograms = {_PER_STEP: Histogram(_PER_STEP)} | {
             name: Histogram(name, observations=observations) for name in _PER_REQUEST
         }
-        self._rejections = Counter({_QUEUE_FULL: 0})
+        self._num_refused = 0
 
     def clock(self, seq: Sequence) -> RequestClock:
         """Return the clock of a sequence that arrives now."""
@@ -58,17 +56,16 @@ class RequestMetrics:
             yield
         except Overloaded:
             with self._lock:
-                self._rejections[_QUEUE_FULL] += 1
+                self._num_refused += 1
             raise
 
     def samples(self) -> Iterator[Sample]:
         """Yield all latencies and refusals so far."""
         with self._lock:
             samples = [histogram.sample() for histogram in self._histograms.values()]
-            rejections = dict(self._rejections)
+            num_refused = self._num_refused
         yield from samples
-        for reason, count in rejections.items():
-            yield Sample("vllm:admission_rejections", count, (reason,))
+        yield Sample("vllm:admission_rejections", num_refused, ("queue_full",))
 
 
 class RequestClock:

@@ -34,7 +34,7 @@ def test_a_model_is_asked_until_it_has_answered() -> None:
 
     async def run() -> None:
         models = Models()
-        infos = ModelInfos(models.describe, max_wait_s=0.01)
+        infos = ModelInfos(models.describe, max_wait_s=0.01, keep_s=0)
         assert await infos.context_lengths("abc") == {"a": 97}
         first, second = await asyncio.gather(
             infos.context_lengths("abc"), infos.context_lengths("cb")

@@ -11,7 +11,7 @@ from ray import serve
 from deployments.gateway import Gateway
 from deployments.generation import ModelInfo
 from deployments.http.routes import build_api
-from deployments.readiness import Readiness
+from deployments.model_infos import ModelInfos
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped
 
@@ -42,7 +42,7 @@ def test_many_who_ask_at_once_are_one_question() -> None:
     async def run() -> None:
         model = Counting()
         model.is_open.clear()
-        readiness = Readiness(model.describe, timeout_s=60, keep_s=60)
+        readiness = ModelInfos(model.describe, timeout_s=60, keep_s=60)
         asking = [asyncio.create_task(readiness.is_ready("m")) for _ in range(100)]
         await asyncio.sleep(0)
         asking.pop(0).cancel()
@@ -60,11 +60,11 @@ def test_an_answer_is_kept_for_a_moment() -> None:
 
     async def run() -> None:
         model = Counting(answers=1)
-        readiness = Readiness(model.describe, keep_s=0.05)
+        readiness = ModelInfos(model.describe, keep_s=0.05)
         while await readiness.is_ready("m"):
             await asyncio.sleep(0.01)
         assert model.num_asked == 2
-        kept = Readiness(model.describe, keep_s=60)
+        kept = ModelInfos(model.describe, keep_s=60)
         assert [await kept.is_ready("m") for _ in range(3)] == [False] * 3
         assert model.num_asked == 3
 
@@ -77,7 +77,7 @@ def test_a_silent_model_is_not_ready() -> None:
     async def run() -> None:
         model = Counting()
         model.is_open.clear()
-        readiness = Readiness(model.describe, timeout_s=0.01, keep_s=60)
+        readiness = ModelInfos(model.describe, timeout_s=0.01, keep_s=60)
         found = await asyncio.gather(*(readiness.is_ready("m") for _ in range(10)))
         assert found == [False] * 10
         assert model.num_asked == 1

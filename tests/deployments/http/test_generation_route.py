@@ -49,6 +49,15 @@ class Measuring:
         yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
 
 
+class Holding:
+    """Sends nothing to show for a while, as where a stop string may have begun."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        for text in ("", "", "text"):
+            yield (Delta(0, 0, text, (1,), (0,), None, None),)
+        yield Delta(0, 0, "", (1,), (0,), None, "stop"), Summary(1, 4, DraftCounts(), "r")
+
+
 class Stalling:
     """Sends ``num_deltas`` deltas, then nothing any more."""
 
@@ -97,6 +106,33 @@ def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
     """Of all of it: whatever is long may take long to make tokens of."""
     found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
     assert f"{len(found.request.content)} bytes" in found.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_shows_nothing_is_not_sent(path: str) -> None:
+    """The first byte, whose time is measured, is one."""
+    handle: Any = serve.run(
+        serve.deployment(Holding).bind(), name="model", _local_testing_mode=True
+    )
+    api = build_api(Gateway(CONFIG, {"m": handle}))
+    pieces: list[bytes] = []
+
+    async def recorded(scope: Any, receive: Any, send: Any) -> None:
+        async def noted(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                pieces.append(message["body"])
+            await send(message)
+
+        await api(scope, receive, noted)
+
+    async def post() -> None:
+        transport = httpx.ASGITransport(recorded)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
+            await client.post(path, json={"model": "m", **BODIES[path], "stream": True})
+
+    asyncio.run(post())
+    assert all(pieces[:-1])
+    assert b"text" in b"".join(pieces)
 
 
 @pytest.mark.parametrize("path", BODIES)
