@@ -15,6 +15,7 @@ class Completion:
 
     Attributes:
         counts: what drafting did for it.
+        stop_reason: the stop string or the id among ``stop_token_ids`` that ended it, if one did.
         prompt_logprobs: if asked for, one per token of the prompt; the first token has none.
         error: the reason when ``finish_reason`` is ``ERROR``.
         prompt_token_ids: what the model was given; of a chat what its template makes of it.
@@ -28,6 +29,7 @@ class Completion:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: Exception | None = None
     prompt_token_ids: list[int] = field(default_factory=list)
+    stop_reason: str | int | None = None
 
     @property
     def outputs(self) -> NoReturn:
@@ -55,4 +57,5 @@ def completion_of(seq: Sequence, outputs: Iterable[StepOutput]) -> Completion:
         prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
         error=outputs[-1].error,
         prompt_token_ids=seq.token_ids[: seq.num_prompt_tokens],
+        stop_reason=outputs[-1].stop_reason,
     )

@@ -65,6 +65,20 @@ def test_prompts_have_log_probabilities(llm: LLM) -> None:
     assert found.token_ids == wanted.token_ids
 
 
+def test_an_answer_says_what_of_its_parameters_ended_it(llm: LLM) -> None:
+    """A stop string, one of ``stop_token_ids``, or neither."""
+    (plain,) = llm.generate([[5, 300, 41]], SamplingParams(temperature=0.0, max_tokens=6))
+    assert (plain.finish_reason, plain.stop_reason) == ("length", None)
+    last = plain.token_ids[-1]
+    for asked, wanted in (
+        ({"stop": (plain.text[-1],)}, plain.text[-1]),
+        ({"stop_token_ids": (last,)}, last),
+    ):
+        params = SamplingParams(temperature=0.0, max_tokens=6, **asked)
+        (found,) = llm.generate([[5, 300, 41]], params)
+        assert (found.finish_reason, found.stop_reason) == ("stop", wanted)
+
+
 def test_one_prompt_alone_is_refused(llm: LLM) -> None:
     """It is not taken for a list of prompts; the reason says what to write."""
     message = {"role": "user", "content": "a"}

@@ -154,11 +154,6 @@ class KVCache:
     def num_free_rows(self) -> int:
         return sum(segment.num_rows for segment in self._free)
 
-    @property
-    def usage(self) -> float:
-        """The share of rows that belong to sequences, 0 to 1."""
-        return 1.0 - self.num_free_rows / self.num_rows
-
     def allocate(self, num_rows: int) -> Segment | None:
         """Take the first gap of at least ``num_rows`` rows; ``None`` when there is none now."""
         wanted = align(num_rows)

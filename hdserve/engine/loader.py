@@ -21,6 +21,7 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.engine.attention import ATTENTION_NAME, number_layers, register_attention
 from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
+from hdserve.engine.hub import check_hub
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.kv_probe import OF_ITS_OWN, probe_kv_shape
 from hdserve.engine.linear_layers import prepare_linear_layers
@@ -112,6 +113,7 @@ def read_architecture(config: ModelConfig) -> Any:
         ConfigError: there is no such model, or transformers does not know it.
         UnsupportedModel: its architecture cannot be verified in packed draft trees.
     """
+    check_hub(config.model, config.revision)
     try:
         found = AutoConfig.from_pretrained(resolve_model(config.model), **_hub_options(config))
     except (OSError, ValueError) as error:

@@ -61,9 +61,14 @@ class PrefixCache:
     @property
     def usage(self) -> float:
         """The share of the cache's rows that belong to running sequences, 0 to 1."""
-        num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         num_rows = self.cache.num_rows
-        return (num_rows - self.cache.num_free_rows - num_idle_rows) / num_rows
+        return (num_rows - self._num_rows_to_have) / num_rows
+
+    @property
+    def _num_rows_to_have(self) -> int:
+        """How many rows are free or can be freed, whether or not they lie together."""
+        num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
+        return self.cache.num_free_rows + num_idle_rows
 
     def keeps(self, num_tokens: int) -> bool:
         """Whether anything of a prompt of so many tokens can be reused."""
@@ -93,8 +98,7 @@ class PrefixCache:
 
     def has_room_in_parts(self, num_rows: int) -> bool:
         """Whether this many rows are free or can be freed, whether or not they lie together."""
-        num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
-        return align(num_rows) <= self.cache.num_free_rows + num_idle_rows
+        return align(num_rows) <= self._num_rows_to_have
 
     def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
         """``num_rows`` rows for a running sequence, more than it has: behind its own where they are

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from hdserve.engine.hub import check_hub
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import is_path, resolve_model
@@ -289,6 +290,7 @@ def load_tokenizer(
     path = resolve_model(model)
     if is_path(path) and not Path(path).is_dir():
         raise ConfigError(f"cannot load the tokenizer of {model!r}: there is no such directory")
+    check_hub(model, revision)
     try:
         return Tokenizer(
             AutoTokenizer.from_pretrained(

@@ -46,8 +46,9 @@ _MIN_ROWS = 17
 """The kernel always attends for sequences of up to this many rows.  With the cost of its call it
 takes as long as PyTorch for one sequence, and a third as long for sixteen (docs/adr/0017)."""
 
-_TRIED_COUNTS = (16, 64, 256)
-_TRIED_KEYS = 256
+_TRIED_ROWS = 256
+"""The rows of a prompt with which the kernel is tried.  With 16 or 64 it takes about as long as
+PyTorch, with 256 of heads of 64 numbers half as long, and less with more."""
 
 
 class TreeAttention:
@@ -198,35 +199,29 @@ def _fits_pairs(layer: LayerShape, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
-    """Up to how many rows of one sequence the kernel is as fast as PyTorch's on this machine, tried
-    with the first layer."""
+    """Up to how many rows of one sequence the kernel attends: all where it is as fast as PyTorch's
+    on this machine for a chunk of a prompt, tried with the first layer."""
     tried = shape.layers[0]
     kinds = KVShape(tuple(dict.fromkeys(shape.layers)))  # which decide whether tiles are used
-    cache = KVCache(kinds, _TRIED_KEYS, dtype, torch.device("cpu"))
+    cache = KVCache(kinds, _TRIED_ROWS, dtype, torch.device("cpu"))
     if not TreeAttention.can_read(cache):
         return _MIN_ROWS
     kernel = TreeAttention(cache, Workers())
     if kernel.uses_tiles:
         return UNLIMITED
-    keys, values = cache.read(0, 0, _TRIED_KEYS)
-    query = keys.new_zeros((1, tried.num_heads, _TRIED_COUNTS[-1], tried.key_size))
-    mask = query.new_zeros((_TRIED_COUNTS[-1], _TRIED_KEYS))
-    segment = Segment(0, _TRIED_KEYS)
-    chunks = {
-        count: Chunk(segment, _TRIED_KEYS - count, [0] * count, None) for count in _TRIED_COUNTS
-    }
-    columns = {
-        count: list_columns(PlacedChunks.of([(0, chunk)]), count) for count, chunk in chunks.items()
-    }
+    keys, values = cache.read(0, 0, _TRIED_ROWS)
+    query = keys.new_zeros((1, tried.num_heads, _TRIED_ROWS, tried.key_size))
+    mask = query.new_zeros((_TRIED_ROWS, _TRIED_ROWS))
+    chunk = Chunk(Segment(0, _TRIED_ROWS), 0, [0] * _TRIED_ROWS, None)
+    columns = list_columns(PlacedChunks.of([(0, chunk)]), _TRIED_ROWS)
 
-    def ours(count: int) -> object:
-        return kernel(0, query[:, :, :count], columns[count], 1.0, None, None)
+    def ours(_count: int) -> object:
+        return kernel(0, query, columns, 1.0, None, None)
 
-    def theirs(count: int) -> object:
-        return F.scaled_dot_product_attention(query[:, :, :count], keys, values, mask[:count])
+    def theirs(_count: int) -> object:
+        return F.scaled_dot_product_attention(query, keys, values, mask)
 
-    found = max_rows_faster(_TRIED_COUNTS, ours, theirs)
-    return UNLIMITED if found == _TRIED_COUNTS[-1] else max(_MIN_ROWS, found)
+    return UNLIMITED if max_rows_faster((_TRIED_ROWS,), ours, theirs) else _MIN_ROWS
 
 
 def _addresses(cache: KVCache, layer: int) -> list[int]:

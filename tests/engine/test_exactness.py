@@ -59,7 +59,7 @@ def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:
     """Whatever this machine's kernels do, a token's logits do not depend on its drafts."""
     runner = make_runner(512)
     found = find_exact_shapes(runner, exact_candidates(64))
-    assert runner.cache.usage == 0.0
+    assert runner.cache.num_free_rows == runner.cache.num_rows
     if found is None:
         pytest.skip("no two row counts agree on this machine")
     assert set(found.row_counts) <= set(exact_candidates(64).row_counts)
@@ -141,7 +141,7 @@ def test_a_model_whose_rows_are_never_equal_is_not_called_exact(
         with caplog.at_level(logging.INFO):
             assert choose_shapes(runner, 64, exact) is runner.shapes
         assert "not exact" in caplog.text
-    assert runner.cache.usage == 0.0
+    assert runner.cache.num_free_rows == runner.cache.num_rows
     assert not runner.shapes.is_exact
 
 
@@ -152,7 +152,7 @@ def test_what_auto_chooses_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_shapes(runner, 64, exact="auto") is runner.shapes
     monkeypatch.setattr(exactness, "_AFFORDABLE_COST", math.inf)
     chosen = choose_shapes(runner, 64, exact="auto")
-    assert runner.cache.usage == 0.0
+    assert runner.cache.num_free_rows == runner.cache.num_rows
     if chosen is runner.shapes:
         pytest.skip("no two row counts agree on this machine")
     assert chosen.is_exact

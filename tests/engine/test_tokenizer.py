@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +248,17 @@ def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) ->
         with pytest.raises(ConfigError) as caught:
             load_tokenizer(str(path))
         assert caught.value.message == f"cannot load the tokenizer of {str(path)!r}: {reason}"
+
+
+def test_a_misspelt_model_is_told_at_once_where_there_is_no_hub(tmp_path: Path) -> None:
+    """It is not asked for again and again: nobody answers on port 9."""
+    code = "from hdserve import LLM; LLM('tiny')"
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert "the bundled models are hdserve-mini, hdserve-tiny, and the hub" in done.stderr
+    assert "Retrying" not in done.stderr
 
 
 @given(st.text(max_size=40))

@@ -1,0 +1,33 @@
+"""Whether a model can be asked for at the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
+
+from hdserve.errors import ConfigError
+from hdserve.models import bundled_models, resolve_model
+
+
+def check_hub(model: str, revision: str | None) -> None:
+    """Ask the hub once for a model without an owner, most likely a bundled one with its name
+    misspelt.  Where there is no way to the hub, transformers asks for over a minute.
+
+    Raises:
+        ConfigError: the hub does not answer, and there is no copy on this machine.
+    """
+    if "/" in model or Path(resolve_model(model)).is_dir():
+        return
+    if try_to_load_from_cache(model, "config.json", revision=revision) is not None:
+        return
+    try:
+        file_exists(model, "config.json", revision=revision)
+    except (HfHubHTTPError, ValueError):
+        return  # transformers says so, too
+    except Exception as error:  # of connections; their class is another library's
+        raise ConfigError(
+            f"cannot load the model {model!r}: there is no such directory, the bundled models are "
+            f"{', '.join(bundled_models())}, and the hub cannot be asked: {error}"
+        ) from error
