@@ -2,8 +2,8 @@
 
     python benchmarks/equal_contenders.py --prompts prompts60.jsonl --batch-size 4 --temperature 1
 
-Two engines that decode plainly and two that draft, made in turns of the same weights and decoding
-in turns; each with its ratio to the mean of the plain ones, the median over the rounds.
+Two engines that decode plainly and two that draft, each from what it said itself, made in turns and
+decoding in turns; each with its ratio to the mean of the plain ones, the median over the rounds.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ def main() -> None:
     engine = EngineConfig(
         compile=True, prefix_caching=False, prefill_slowdown=args.prefill_slowdown
     )
-    host = ModelHost(ModelConfig(name=args.model, model=args.model, engine=engine))
-    longest = host.model.max_model_len - args.max_tokens
+    config = ModelConfig(name=args.model, model=args.model, engine=engine)
+    hosts = [ModelHost(config) for _ in range(2)]  # those who draft from one would help each other
+    longest = hosts[0].model.max_model_len - args.max_tokens
     rows = read_prompts(args.prompts)
-    task = Task(ALL_TASKS, [encode_prompt(row, host.tokenizer, longest) for row in rows])
+    prompts = [encode_prompt(row, hosts[0].tokenizer, longest) for row in rows]
     contenders = [
         EngineContender(f"{kind} {number}", host, is_drafting=kind == "hierarchy", state="cold")
-        for number in (1, 2)
+        for number, host in enumerate(hosts, 1)
         for kind in KINDS
     ]
     decoding = Decoding(args.batch_size, args.max_tokens, args.temperature)
-    runs = run_rounds(contenders, [task], decoding, num_rounds=args.rounds)
+    runs = run_rounds(contenders, [Task(ALL_TASKS, prompts)], decoding, num_rounds=args.rounds)
     speeds = {
         name: [run.num_tokens / run.seconds for run in measured]
         for (name, _), measured in runs.items()

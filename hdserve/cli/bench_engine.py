@@ -129,15 +129,15 @@ class EngineOptions:
 
     @property
     def contenders(self) -> list[str]:
-        """The names in ``compare``, or all that can be measured."""
+        """The names in ``compare``, each once, or all that can be measured."""
         if self.compare is not None:
-            return self.compare.split(",")
+            return [*dict.fromkeys(self.compare.split(","))]
         return [name for name in CONTENDERS if self.replay is None or name != _UNABLE_TO_FOLLOW]
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers in ``batch_sizes``."""
-        return numbers("--batch-sizes", self.batch_sizes)
+        """The numbers in ``batch_sizes``, each once."""
+        return [*dict.fromkeys(numbers("--batch-sizes", self.batch_sizes))]
 
 
 @takes(EngineOptions)

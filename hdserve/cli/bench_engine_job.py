@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hdserve.bench.contenders import EngineContender, State
-from hdserve.bench.engine import Result, run_rounds, summarise
+from hdserve.bench.engine import Result, filling, run_rounds, summarise
 from hdserve.bench.engine_setup import (
     encoded_prompts,
     make_contenders,
@@ -61,8 +61,12 @@ class EngineJob:
         if options.fill is not None:
             self._fill(options.fill)
         results: list[Result] = []
-        num_able = sum(one.is_able(size) for one in self._contenders for size in options.sizes)
-        with progress("decoding", num_able * options.rounds * len(self._tasks)) as bar:
+        num_runs = sum(
+            len(filling(self._tasks, size)) * one.is_able(size)
+            for size in options.sizes
+            for one in self._contenders
+        )
+        with progress("decoding", num_runs * options.rounds) as bar:
             for size in options.sizes:
                 decoding = Decoding(size, options.max_tokens, options.temperature)
                 runs = run_rounds(

@@ -87,6 +87,8 @@ class LoadOptions:
             raise ConfigError(
                 "--request-rate and --burstiness must be numbers above 0, and --burstiness finite"
             )
+        if not self.timeout_s < math.inf:
+            raise ConfigError("--timeout-s must be finite")
 
     @property
     def target(self) -> Target:

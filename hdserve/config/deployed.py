@@ -15,19 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hdserve.config.application import ServeConfig
-from hdserve.config.loading import load_config, parse_config
+from hdserve.config.loading import load_config
 from hdserve.config.mistakes import LineOf, Location, nowhere
-from hdserve.config.strict_yaml import (
-    describe_yaml_error,
-    load_documents,
-    load_yaml,
-    read_text,
-    read_yaml,
-)
 from hdserve.config.strict_yaml import line_of as yaml_line_of
+from hdserve.config.strict_yaml import load_documents, parse_yaml, read_text, read_yaml
 from hdserve.errors import ConfigError
 
 IMPORT_PATH = "deployments:app"
@@ -68,7 +60,8 @@ def deployment_name(model: str) -> str:
 
 
 def read_deployed_config(path: str | Path) -> DeployedConfig:
-    """Read a file of any of the three kinds, and nothing else than a file it names.
+    """Read a file of any of the three kinds, as a server does: with a file it names, and what the
+    environment says of access.
 
     Raises:
         ConfigError: it cannot be read or is wrong; the message begins with the file and says where
@@ -77,31 +70,31 @@ def read_deployed_config(path: str | Path) -> DeployedConfig:
     documents = read_yaml(path, load_documents)
     line_of = partial(yaml_line_of, read_text(path)) if len(documents) == 1 else nowhere
     try:
-        return _in_documents([item for item in documents if item is not None], line_of)
+        return _in_documents(documents, line_of)
     except ConfigError as error:
         raise ConfigError(f"{path}:\n{error.message}") from error
 
 
 def _in_documents(documents: list[Any], line_of: LineOf) -> DeployedConfig:
-    if not documents or not all(isinstance(item, dict) for item in documents):
+    found = [item for item in documents if item is not None]
+    if not found or not all(isinstance(item, dict) for item in found):
         raise ConfigError("keys with values are expected, as in `models: ...`")
-    if len(documents) == 1 and "kind" not in documents[0]:
-        (data,) = documents
-        if "applications" in data:
-            return _in_serve_config(data, line_of)
-        return DeployedConfig(parse_config(data, line_of), line_of=line_of)
-    if not any("kind" in item for item in documents):
-        raise ConfigError("one document is expected; a line of `---` begins another one")
-    services = [item for item in documents if item.get("kind") == "RayService"]
+    if not any("kind" in item for item in found):
+        if len(documents) > 1:
+            raise ConfigError("one document is expected; a line of `---` begins another one")
+        if "applications" in found[0]:
+            return _in_serve_config(found[0], line_of)
+        return DeployedConfig(load_config(found[0], line_of), line_of=line_of)
+    services = [item for item in found if item.get("kind") == "RayService"]
     if len(services) != 1:
-        kinds = ", ".join(sorted({str(item.get("kind")) for item in documents}))
+        kinds = ", ".join(sorted({str(item.get("kind")) for item in found}))
         raise ConfigError(f"one RayService is expected, there are {len(services)} among {kinds}")
     spec = services[0].get("spec")
     text = spec.get("serveConfigV2") if isinstance(spec, dict) else None
     try:
-        data = load_yaml(text) if isinstance(text, str) else None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"spec.serveConfigV2: {describe_yaml_error(error)}") from error
+        data = parse_yaml(text) if isinstance(text, str) else None
+    except ValueError as error:
+        raise ConfigError(f"spec.serveConfigV2: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError("spec.serveConfigV2: the text of a Serve config file is expected")
     return _in_serve_config(data, nowhere, "spec.serveConfigV2: ")

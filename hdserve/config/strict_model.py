@@ -27,7 +27,8 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse ``true`` for a number, and 1 for ``true``; replace ``~/`` in paths."""
+        """Refuse ``true`` for a number, 1 for ``true``, and an empty path, which would be the
+        working directory; replace ``~/`` in paths."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         is_union = get_origin(annotation) in (Union, UnionType)
@@ -37,6 +38,8 @@ class StrictModel(BaseModel):
             raise ValueError("a number is expected, not true or false")
         if type(value) in (int, float) and bool in kinds and not takes_numbers:
             raise ValueError("true or false is expected, not a number")
+        if value == "" and Path in kinds:
+            raise ValueError("a path must not be empty")
         return at_home(value) if Path in kinds and isinstance(value, str) else value
 
 

@@ -52,15 +52,24 @@ def read_yaml(path: str | Path, load: Callable[[str], Any] = load_yaml) -> Any:
     Raises:
         ConfigError: it cannot be read, or is no YAML; says in which line.
     """
-    text = read_text(path)
+    try:
+        return parse_yaml(read_text(path), load)
+    except ValueError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+
+
+def parse_yaml(text: str, load: Callable[[str], Any] = load_yaml) -> Any:
+    """Return what ``load`` makes of ``text``.
+
+    Raises:
+        ValueError: it is no YAML; says in which line.
+    """
     try:
         return load(text)
     except (yaml.YAMLError, ValueError) as error:  # such as a thirteenth month
-        reason = describe_yaml_error(error)
-        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+        raise ValueError(describe_yaml_error(error)) from error
     except RecursionError as error:
-        reason = "it is nested too deeply"
-        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 _IN_OTHER_WORDS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,21 +24,40 @@ _MEMORY = 0.998
 
 _AFFORDABLE_READING = 0.06
 
+_NUM_SHARE_STEPS = 32
+_MOST_SHARE = 2.0
+"""A step counts for one part in so many of how long forwards take, and as no more than this
+multiple of what was measured: something else kept the machine busy."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class _Experience:
-    """What was learned from steps of about as many sequences."""
+    """What was learned from steps of about as many sequences.
+
+    Attributes:
+        scale: what measured times of forwards are multiplied with: where something else kept the
+            machine busy while they were measured, they are too long.  What forwards take more is a
+            matter of their drafts.
+        forward_share: how long forwards took, as a share of what was measured.
+    """
 
     patience: Patience
     price: DraftPrice = field(default_factory=DraftPrice)
+    scale: float = 1.0
+    forward_share: float = 1.0
+
+    def note_forward(self, share: float) -> None:
+        """Learn from a forward that took such a share of what was measured."""
+        self.forward_share += (min(share, _MOST_SHARE) - self.forward_share) / _NUM_SHARE_STEPS
+        self.scale = min(1.0, self.forward_share)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """The step whose trees were cut last.
 
     Attributes:
-        forward_s: what its forward should take, which nobody knows with rows of prompts.
+        forward_s: what its forward should take as it was measured, which nobody knows with rows of
+            prompts.
     """
 
     experience: _Experience
@@ -59,6 +79,7 @@ class DraftBudget:
     worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
     known of a source that is cut off fades, so that it is tried again.
 
+    Where forwards take less than was measured when the engine started, all of them count for less.
     What a step takes beside its forward is timed for steps with and without drafts: looking for
     them and learning from them has its price, too, a part of which grows with their number, as
     does what forwards take more in the middle of other work (:class:`DraftPrice`).  Where the
@@ -84,7 +105,7 @@ class DraftBudget:
         """Compile, or load what an earlier run of this machine compiled."""
         tree = DraftTree(0, 1)
         tree.add_node(0, 0, Source.OTHER)
-        self._cut([tree], np.ones(2))
+        self._cut([tree], np.ones(2), 1.0, 0.0, 0.0)
 
     @property
     def affords_reading(self) -> bool:
@@ -144,8 +165,10 @@ class DraftBudget:
         experience = self._experience_with(num_sequences)
         plain_s = self._cost.of_plain(num_sequences, num_columns)
         looking_s = max(0.0, experience.patience.looking_s * num_sequences)
-        least_more_s += experience.price.seconds(has_prompts=num_other_rows > 0)
-        least_worth = num_sequences / (plain_s + looking_s) * least_more_s
+        price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
+        scale = experience.scale
+        least_more_s = scale * least_more_s + price_s
+        least_worth = num_sequences / (scale * plain_s + looking_s) * least_more_s
         return min(1.0, least_worth / max(self.corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
@@ -161,10 +184,13 @@ class DraftBudget:
         """
         if self._last is None:
             return
-        number, expected_s = self._last.num_sequences, self._last.forward_s
-        patience, price = self._last.experience.patience, self._last.experience.price
-        num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
-        more_s = None if expected_s is None else (forward_s - expected_s) / number
+        experience, number, num_drafted, measured_s = self._last
+        patience, price = experience.patience, experience.price
+        num_drafts, beside_s = num_drafted / number, (step_s - forward_s) / number
+        more_s = None
+        if measured_s is not None:
+            more_s = (forward_s - experience.scale * measured_s) / number
+            experience.note_forward(forward_s / measured_s)
         if patience.was_cautious and patience.was_looking:
             price.fade(1 + patience.num_steps_since)
         elif patience.was_looking:
@@ -200,30 +226,31 @@ class DraftBudget:
             self._last = _Step(experience, number, 0, None if num_other_rows else plain_s)
             return
         beside_plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
-        seconds = self._cost.of_drafts(
+        measured_s = self._cost.of_drafts(
             num_proposed, number, num_columns=num_columns, num_other_rows=num_other_rows
         )
+        scale = experience.scale
         price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
         tokens, num_kept = float(number), 0
         if num_proposed:
-            tokens, num_kept = self._cut(
-                trees, seconds + looking_s + price_s * np.arange(num_proposed + 1)
-            )
-        as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
-        forward_s = float(seconds[num_kept])
-        drafting_s = forward_s + looking_s + price_s * num_kept
+            tokens, num_kept = self._cut(trees, measured_s, scale, looking_s, price_s)
+        as_plain_s = tokens / number * (scale * float(measured_s[0]) + beside_plain_s)
+        kept_s = float(measured_s[num_kept])
+        drafting_s = scale * kept_s + looking_s + price_s * num_kept
         patience.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        self._last = _Step(experience, number, num_kept, None if num_other_rows else forward_s)
+        self._last = _Step(experience, number, num_kept, None if num_other_rows else kept_s)
 
     def _cut(
-        self, trees: Sequence[DraftTree], seconds: npt.NDArray[np.float64]
+        self,
+        trees: Sequence[DraftTree],
+        forwards_s: npt.NDArray[np.float64],
+        scale: float,
+        looking_s: float,
+        price_s: float,
     ) -> tuple[float, int]:
-        """Truncate to the best number of nodes.
-
-        Args:
-            seconds: of a step with 0, 1, ... nodes.
+        """Truncate to the best number of nodes, see :func:`find_cut`.
 
         Returns:
             Tokens to be expected, and the number of nodes.
@@ -239,7 +266,10 @@ class DraftBudget:
             np.array(scores),
             np.frombuffer(bytearray(sources), np.uint8),
             np.array(self.corrections()),
-            seconds,
+            forwards_s,
+            scale,
+            looking_s,
+            price_s,
             fields,
             by_source,
             tokens,

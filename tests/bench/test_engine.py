@@ -119,6 +119,14 @@ def test_by_default_all_that_can_be_is_measured() -> None:
     assert EngineOptions(replay=Path("x")).contenders == list(CONTENDERS[:-1])
 
 
+def test_what_is_named_twice_is_measured_once() -> None:
+    """A size's second rounds would be its first ones, and the second of two contenders of a name
+    would not have its turns."""
+    options = EngineOptions(prompts=Path("x"), batch_sizes="4,1,4", compare="hierarchy,hierarchy")
+    assert options.sizes == [4, 1]
+    assert options.contenders == ["hierarchy"]
+
+
 def test_an_answer_that_leaves_no_prompt_is_named(prompts: Path, host: ModelHost) -> None:
     with pytest.raises(ConfigError, match="--max-tokens 1048576 leaves nothing"):
         list(encoded_prompts(prompts, None, host, 1 << 20))

@@ -156,6 +156,7 @@ def test_goodput(server: StandIn, tmp_path: Path) -> None:
         (("--request-rate", "nan"), "--request-rate"),
         (("--burstiness", "inf"), "--burstiness"),
         (("--burstiness", "nan"), "--burstiness"),
+        (("--timeout-s", "inf"), "--timeout-s must be finite"),
     ],
 )
 def test_wrong_options_are_named(

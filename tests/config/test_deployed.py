@@ -88,6 +88,8 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
         (OTHER, "one RayService is expected, there are 0 among ConfigMap"),
         ({"kind": "RayService", "spec": {}}, "spec.serveConfigV2: the text"),
         (ray_service("["), "spec.serveConfigV2: "),
+        (ray_service("a: 2024-13-01"), "spec.serveConfigV2: month must be in 1..12"),
+        (ray_service("[" * 1000), "spec.serveConfigV2: it is nested too deeply"),
         ({"applications": 3}, "applications: a list"),
         ({"applications": [{"import_path": "b:c"}]}, "there are 0 among b:c"),
         (
@@ -137,9 +139,22 @@ def test_a_model_that_scales_itself_is_told_otherwise(
     read_deployed_config(write(tmp_path, scaled_by_hand(options)))
 
 
-def test_two_configurations_in_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [CONFIG, None])
+@pytest.mark.parametrize("document", [CONFIG, serve_config()])
+def test_two_documents_in_one_file(tmp_path: Path, document: Any, more: Any) -> None:
+    """Nor does a server take two, of which one is empty: a line of `---` ends no document."""
     with pytest.raises(ConfigError, match="one document is expected"):
-        read_deployed_config(write(tmp_path, CONFIG, CONFIG))
+        read_deployed_config(write(tmp_path, document, more))
+
+
+@pytest.mark.parametrize("document", [CONFIG, serve_config()])
+def test_the_environment_says_of_access_what_it_tells_a_server(
+    tmp_path: Path, document: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever holds the configuration."""
+    monkeypatch.setenv("HDSERVE_API_KEYS_FILE", "/keys")
+    found = read_deployed_config(write(tmp_path, document)).config
+    assert found.access.api_keys_file == Path("/keys")
 
 
 def test_deployments_have_these_names() -> None:

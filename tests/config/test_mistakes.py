@@ -49,6 +49,15 @@ def test_what_never_ends(tmp_path: Path, section: str, name: str) -> None:
     ]
 
 
+def test_an_empty_path_is_none(tmp_path: Path) -> None:
+    """It would be the directory in which a process of Ray runs."""
+    text = f"{MODEL}model_database:\n  snapshot_dir: ''\naccess:\n  api_keys_file: ''\n"
+    assert problems(tmp_path / "config.yaml", text) == [
+        "line 5, model_database.snapshot_dir: a path must not be empty",
+        "line 7, access.api_keys_file: a path must not be empty",
+    ]
+
+
 @pytest.mark.parametrize(
     ("key", "reason"),
     [

@@ -141,14 +141,14 @@ def test_the_choice_counts_what_drafts_turn_out_to_take(token_s: float, is_forwa
     assert tree.num_draft_tokens == rates.index(max(rates))
 
 
-def take_steps(budget: DraftBudget, num_steps: int, token_s: float) -> int:
+def take_steps(budget: DraftBudget, num_steps: int, token_s: float, row_s: float = 0.05) -> int:
     """Steps of one sequence with up to six drafts that are nearly certain, each of which takes
-    ``token_s`` beside the forward.  Returns how many drafts were kept."""
+    ``row_s`` in the forward and ``token_s`` beside it.  Returns how many drafts were kept."""
     num_kept = 0
     for step in range(num_steps):
         tree = make_tree([0.99] * (step % 7 if budget.begin_step(1) else 0))
         budget.trim([tree])
-        forward_s = 1.0 + 0.05 * tree.num_draft_tokens
+        forward_s = 1.0 + row_s * tree.num_draft_tokens
         budget.took(forward_s + token_s * tree.num_draft_tokens, forward_s)
         num_kept += tree.num_draft_tokens
     return num_kept
@@ -337,6 +337,28 @@ def test_rows_of_long_sequences_have_a_price_of_their_own() -> None:
             DraftBudget(cost).trim(trees, num_columns=num_trees * num_columns)
             kept.append(sum(tree.num_draft_tokens for tree in trees))
         assert kept == [num_trees, num_trees, num_trees, 0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+def test_forwards_that_were_measured_too_slow(factor: float) -> None:
+    """Something else kept the machine busy when the engine started: as many drafts are verified as
+    if it had not, and where they do not pay, they are not looked for all the time."""
+    budget = make_budget(ForwardCost({1: factor, 17: factor * 4.2}))
+    take_steps(budget, 300, token_s=0.0, row_s=0.2)
+    scores = [0.9**depth for depth in range(1, 17)]
+    tree = make_tree(scores)
+    budget.trim([tree])
+    rates = [(1.0 + sum(scores[:number])) / (1.0 + 0.2 * number) for number in range(17)]
+    best = rates.index(max(rates))
+    assert best - 1 <= tree.num_draft_tokens <= best
+
+    num_looks = 0
+    for _ in range(1000):
+        is_looking = budget.begin_step(1)
+        budget.trim([make_tree([0.01] if is_looking else [])])
+        budget.took(1.0 + 0.1 * is_looking, 1.0)
+        num_looks += is_looking
+    assert num_looks < 400
 
 
 def test_another_cost_changes_the_choice() -> None:

@@ -316,3 +316,11 @@ def test_a_long_context_is_no_reason_to_pause() -> None:
         assert budget.begin_step(1)
         budget.trim([make_tree([0.5])], num_columns=500)
         budget.took(6.1, 6.0)
+
+
+def test_what_looks_took_on_a_busy_machine_is_soon_forgotten() -> None:
+    """However long they took, a loss counts only up to a part of a step."""
+    budget = make_budget(FREE)
+    steps_with_drafts(budget, 200, looking_s=0.2)
+    steps_with_drafts(budget, 30, looking_s=500.0)
+    assert len(steps_with_drafts(budget, 1000, looking_s=0.2)) > 980
