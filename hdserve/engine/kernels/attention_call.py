@@ -13,6 +13,9 @@ from hdserve.engine.kernels.memory import floats_at, integers_at
 QUERIES_PER_TILE = 32
 """Queries whose scores are kept at a time."""
 
+MANY_QUERIES = 16
+"""From so many on it pays to lay out keys and values for the queries of a tile (docs/adr/0017)."""
+
 
 class Call(NamedTuple):
     """The arrays and the terms of one call.

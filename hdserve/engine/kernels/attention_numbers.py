@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from hdserve.engine.kernels.attention_call import Call
+from hdserve.engine.kernels.attention_call import Call, Tile
 from hdserve.engine.kernels.blocks import fused_block
 from hdserve.engine.kernels.compiled import inlined
 from hdserve.engine.kernels.registers import NUM_LANES
@@ -22,6 +22,9 @@ class Numbers(NamedTuple):
         keep_weights: makes what ``load_weight`` reads of the weights at a place, up to a column.
         load_weight: of these positions, in all lanes, for a query.
         load_value: some numbers of the values of these positions, ``NUM_LANES`` of each.
+        scores_of_many: fills in scores of the columns that all queries of a tile see, and gives the
+            first column that it leaves.
+        values_of_many: adds values of these columns likewise.
     """
 
     num_lanes: int
@@ -31,6 +34,8 @@ class Numbers(NamedTuple):
     keep_weights: Any
     load_weight: Any
     load_value: Any
+    scores_of_many: Any
+    values_of_many: Any
 
 
 @inlined
@@ -48,5 +53,20 @@ def _load_value(values: Any, first: Any, _second: Any) -> Any:
     return load(values, first)
 
 
-SINGLE: Final = Numbers(NUM_LANES, load, fused_block, 1, _keep_weights, _load_weight, _load_value)
+@inlined
+def _leave_all(_call: Call, tile: Tile) -> int:
+    return tile.origin
+
+
+SINGLE: Final = Numbers(
+    NUM_LANES,
+    load,
+    fused_block,
+    1,
+    _keep_weights,
+    _load_weight,
+    _load_value,
+    _leave_all,
+    _leave_all,
+)
 """Float32, or bfloat16 that is widened as it is loaded."""

@@ -30,7 +30,7 @@ class Values(NamedTuple):
 
 
 @inlined
-def _load_sum(index: int, given: Any) -> Any:
+def load_sum(index: int, given: Any) -> Any:
     """What a query has attended to so far, four vectors each."""
     call, queries, d = given
     query = queries[index // NUM_COLUMNS]
@@ -38,7 +38,8 @@ def _load_sum(index: int, given: Any) -> Any:
 
 
 @inlined
-def _store_sum(index: int, given: Any) -> None:
+def store_sum(index: int, given: Any) -> None:
+    """Keep one vector of these."""
     call, queries, d, block = given
     query = queries[index // NUM_COLUMNS]
     place = (query.row, query.head, d + index % NUM_COLUMNS * NUM_LANES)
@@ -48,8 +49,8 @@ def _store_sum(index: int, given: Any) -> None:
 def _summer(num_queries: int, numbers: Numbers) -> Any:
     with_products, num_positions = numbers.with_products, numbers.num_positions
     num_lanes, load_one, load_value = numbers.num_lanes, numbers.load_weight, numbers.load_value
-    load_sums = repeated(_load_sum, num_queries * NUM_COLUMNS)
-    store_sums = repeated(_store_sum, num_queries * NUM_COLUMNS)
+    load_sums = repeated(load_sum, num_queries * NUM_COLUMNS)
+    store_sums = repeated(store_sum, num_queries * NUM_COLUMNS)
 
     @inlined
     def load_weight(index: int, given: Any) -> Any:
@@ -92,10 +93,11 @@ def values_of(numbers: Numbers) -> Values:
     sum_for_one, sum_for_several = _summer(1, numbers), _summer(NUM_ROWS, numbers)
     with_products, num_positions = numbers.with_products, numbers.num_positions
     load_weight, load_value = numbers.load_weight, numbers.load_value
+    values_of_many = numbers.values_of_many
 
     @inlined
     def of_shared(call: Call, tile: Tile, num_shared_numbers: int) -> None:
-        for block in range(tile.origin, tile.shared, _VALUES_PER_BLOCK):
+        for block in range(values_of_many(call, tile), tile.shared, _VALUES_PER_BLOCK):
             stop = min(block + _VALUES_PER_BLOCK, tile.shared)
             for place in range(0, tile.num_queries, NUM_ROWS):
                 queries = _queries_from((tile, place))

@@ -43,9 +43,9 @@ def repeated(function: Any, count: int) -> Any:
     return intrinsic(build)
 
 
-def zeros(num_rows: int) -> Any:
+def zeros(num_rows: int, num_columns: int = NUM_COLUMNS) -> Any:
     """A function for compiled code that gives a block of zeros."""
-    block = types.UniTuple(vector_type, num_rows * NUM_COLUMNS)  # type: ignore[no-untyped-call]
+    block = types.UniTuple(vector_type, num_rows * num_columns)  # type: ignore[no-untyped-call]
 
     def build(_context: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:

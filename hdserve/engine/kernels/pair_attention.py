@@ -19,6 +19,7 @@ from hdserve.engine.kernels.memory import (
     integers_at,
     words_at,
 )
+from hdserve.engine.kernels.paired_values import values_of_many
 from hdserve.engine.kernels.pairs import (
     NUM_PAIRED,
     fused_pairs,
@@ -28,6 +29,7 @@ from hdserve.engine.kernels.pairs import (
     store_halves,
 )
 from hdserve.engine.kernels.registers import NUM_LANES
+from hdserve.engine.kernels.turned_scores import scores_of_many
 from hdserve.engine.kernels.vectors import load
 
 _POSITIONS = 2
@@ -55,6 +57,8 @@ _attend = attender(
         _keep_weights,
         _load_weight,
         load_in_turns,
+        scores_of_many,
+        values_of_many,
     )
 )
 

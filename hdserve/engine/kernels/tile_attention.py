@@ -38,6 +38,7 @@ from hdserve.engine.kernels.pairs import store_halves
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.softmax import sink_of, softmax
 from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, ROW_BYTES, TILE_ROWS
+from hdserve.engine.kernels.turning import store_turned
 from hdserve.engine.kernels.vectors import (
     fused,
     load,
@@ -156,7 +157,7 @@ def _score(call: Call, room: _Room, tile: _Tile) -> None:
             for key in range(TILE_ROWS):
                 call.scores[0, column - tile.origin + key] = room.turned[key, 0]
         else:
-            tiles.store_turned(room.turned, call.scores, column - tile.origin)
+            store_turned(room.turned, (0, 0), call.scores, (0, column - tile.origin))
 
 
 @inlined

@@ -104,51 +104,6 @@ add_to_sums: Any = tuple(_on_tiles("tdpbf16ps", _SUMS + n, _LEFT, _RIGHT) for n 
 store_sums: Any = tuple(_on_memory("tilestored64", _SUMS + n) for n in range(NUM_SUMS))
 
 
-def _lanes(values: list[int]) -> Any:
-    return ir.Constant(ir.VectorType(_WORD, len(values)), values)
-
-
-def _swapped(builder: Any, rows: list[Any], width: int) -> list[Any]:
-    """One stage of turning a matrix: blocks of ``width`` beside the diagonal change places."""
-    turned = list(rows)
-    for low in range(NUM_LANES):
-        if low & width:
-            continue
-        high = low | width
-        first = [n if not n & width else NUM_LANES + (n ^ width) for n in range(NUM_LANES)]
-        second = [n | width if not n & width else NUM_LANES + n for n in range(NUM_LANES)]
-        turned[low] = builder.shuffle_vector(rows[low], rows[high], _lanes(first))
-        turned[high] = builder.shuffle_vector(rows[low], rows[high], _lanes(second))
-    return turned
-
-
-def _store_turned(_context: Any, source: Any, target: Any, column: Any) -> Any:
-    """``target[:16, column : column + 16] = source.T`` of float32 ``source [16, 16]``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), NUM_LANES)
-        zero = ir.Constant(_INT64, 0)
-
-        def place(kind: Any, array: Any, row: int, item: Any) -> Any:
-            indices = cgutils.pack_array(  # type: ignore[no-untyped-call]
-                builder, [ir.Constant(_INT64, row), item]
-            )
-            pointer = pointer_to(context, builder, kind, array, indices)
-            return builder.bitcast(pointer, vector.as_pointer())
-
-        rows = [
-            builder.load(place(signature.args[0], args[0], row, zero), align=4)
-            for row in range(NUM_LANES)
-        ]
-        for width in (1, 2, 4, 8):
-            rows = _swapped(builder, rows, width)
-        for row, found in enumerate(rows):
-            builder.store(found, place(signature.args[1], args[1], row, args[2]), align=4)
-        return context.get_dummy_value()
-
-    return types.void(source, target, types.int64), codegen
-
-
 def _store_paired(
     _context: Any, array: Any, indices: Any, source: Any, first: Any, second: Any
 ) -> Any:
@@ -170,5 +125,4 @@ def _store_paired(
     return types.void(array, indices, source, first, second), codegen
 
 
-store_turned: Any = intrinsic(_store_turned)
 store_paired: Any = intrinsic(_store_paired)
