@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 import numba
+from numba.extending import intrinsic
 
 from hdserve.databases.kernel_cache import keep_compiled
 from hdserve.engine.kernels.registers import HAS_AVX512
@@ -20,6 +21,29 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 def inlined(function: _F) -> _F:
     """Compile a part of an entry point."""
     return cast("_F", numba.njit(**OPTIONS, forceinline=True)(function))
+
+
+def apart(function: _F) -> _F:
+    """Compile a part of an entry point, of two arguments, that is called and never inlined: loops
+    of a large function get slower by what else is in it."""
+    compiled = numba.njit(**OPTIONS)(function)
+
+    def build(typing_context: Any, first: Any, second: Any) -> Any:
+        kind = typing_context.resolve_value_type(compiled)
+        signature = kind.get_call_type(typing_context, (first, second), {})
+        made = compiled.overloads[signature.args]
+
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            context.add_linking_libs([made.library])
+            callee = context.declare_function(builder.module, made.fndesc)
+            _status, found = context.call_conv.call_function(
+                builder, callee, signature.return_type, signature.args, args, attrs=("noinline",)
+            )
+            return found
+
+        return signature, codegen
+
+    return cast("_F", intrinsic(build))
 
 
 def entry_point(function: _F) -> _F:

@@ -12,7 +12,7 @@ from typing import Any
 from hdserve.engine.kernels.attention_call import MANY_QUERIES, Call, Tile, query_from
 from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, load_sum, store_sum
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated
-from hdserve.engine.kernels.compiled import inlined
+from hdserve.engine.kernels.compiled import apart, inlined
 from hdserve.engine.kernels.memory import room_for_floats
 from hdserve.engine.kernels.pairs import (
     fused_pairs,
@@ -71,6 +71,18 @@ def _add_block(call: Call, tile: Tile, first: int, stop: int, d: int, paired: An
         _store_sums((call, queries, d, block))
 
 
+@apart
+def _add_all(call: Call, tile: Tile) -> int:
+    num_numbers = call.values.shape[2] // NUMBERS_AT_ONCE * NUMBERS_AT_ONCE
+    paired = _room()
+    for first in range(tile.origin, tile.shared, _POSITIONS_AT_ONCE):
+        stop = min(first + _POSITIONS_AT_ONCE, tile.shared)
+        for d in range(0, num_numbers, NUMBERS_AT_ONCE):
+            _lay_out(call, tile, first, stop, d, paired)
+            _add_block(call, tile, first, stop, d, paired)
+    return tile.shared
+
+
 @inlined
 def values_of_many(call: Call, tile: Tile) -> int:
     """Add the weighted values of the columns that all queries of a tile see, if it has many, in
@@ -81,11 +93,4 @@ def values_of_many(call: Call, tile: Tile) -> int:
     """
     if tile.num_queries < MANY_QUERIES:
         return tile.origin
-    num_numbers = call.values.shape[2] // NUMBERS_AT_ONCE * NUMBERS_AT_ONCE
-    paired = _room()
-    for first in range(tile.origin, tile.shared, _POSITIONS_AT_ONCE):
-        stop = min(first + _POSITIONS_AT_ONCE, tile.shared)
-        for d in range(0, num_numbers, NUMBERS_AT_ONCE):
-            _lay_out(call, tile, first, stop, d, paired)
-            _add_block(call, tile, first, stop, d, paired)
-    return tile.shared
+    return _add_all(call, tile)
