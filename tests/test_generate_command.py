@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hdserve.cli.answers import TextPrinter, collected
 from hdserve.cli.commands import app
 from hdserve.cli.generate import GenerateOptions, _rows
 from hdserve.core import FinishReason, Source, StepOutput
+from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
+from hdserve.models import resolve_model
 from tests.engines import make_sequence
 from tests.interruption import interrupt_after, units
 
@@ -91,6 +95,28 @@ def test_an_answer_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> N
     found, _ = collected({}, outputs)
     assert found["error"] == "the model has no numbers"
     assert "error" not in collected({}, outputs[:1])[0]
+
+
+@pytest.mark.parametrize("is_printed", [True, False])
+def test_a_job_in_which_an_answer_failed_fails(is_printed: bool, tmp_path: Path) -> None:
+    """Here for weights that are no numbers; the other rows are answered all the same."""
+    model = tmp_path / "model"
+    shutil.copytree(resolve_model("hdserve-mini"), model)
+    weights = load_file(model / "model.safetensors")
+    (poison,) = load_tokenizer("hdserve-mini").encode(" river", adds_special_tokens=False)
+    weights["model.embed_tokens.weight"][poison] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
+    rows.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in ("A river", QUESTION)))
+    arguments = ["--prompts", str(rows), "--complete", "--json"] + [str(output)] * (not is_printed)
+    result = CliRunner().invoke(app, ["generate", *arguments, *OPTIONS[2:], "--model", str(model)])
+    answers = result.stdout if is_printed else output.read_text()
+    failed, answered = map(json.loads, answers.splitlines())
+    assert failed["finish_reason"] == "error"
+    assert failed["error"]
+    assert "error" not in answered
+    assert answered["finish_reason"] in ("stop", "length")
+    assert result.exit_code == 1
 
 
 def test_a_value_out_of_range_is_refused_before_a_model_is_loaded() -> None:

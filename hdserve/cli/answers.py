@@ -34,9 +34,9 @@ class TextPrinter:
             legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
             self._console.print(legend)
 
-    def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
+    def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> bool:
         """Print the answer to one row, and an end of line; on standard error why it failed, if it
-        did."""
+        did.  Returns whether it did not."""
         last = None
         for last in outputs:
             if not self._shows_drafts:
@@ -49,14 +49,17 @@ class TextPrinter:
             typer.echo(f"hdserve: {last.error}", err=True)
         if last is not None and self._shows_drafts:
             self._console.print(_summary(last), style="dim")
+        return last is None or last.error is None
 
 
 class JsonPrinter:
     """Writes one object a row, when its answer is complete."""
 
-    def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> None:
-        """Print one row with its answer."""
-        typer.echo(line(collected(row, outputs)[0]))
+    def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> bool:
+        """Print one row with its answer.  Returns whether it did not fail."""
+        answer, _ = collected(row, outputs)
+        typer.echo(line(answer))
+        return "error" not in answer
 
 
 def collected(
@@ -71,6 +74,7 @@ def collected(
         **row,
         "text": "".join(output.text for output in steps),
         "finish_reason": seq.finish_reason,
+        "stop_reason": steps[-1].stop_reason,
         **({} if error is None else {"error": str(error)}),
         "num_tokens": seq.num_output_tokens,
         "num_steps": counts.num_steps,

@@ -95,7 +95,8 @@ def generate(options: GenerateOptions) -> None:
     Rows of a file are answered one after the other with the same model, so later answers are
     drafted from earlier ones.  With --json each row has its `text`, `finish_reason` and what
     drafting did.  An interrupted job with --json PATH goes on with the first row it has not
-    answered when the same command is run again.  --output is another name of --json.
+    answered when the same command is run again.  --output is another name of --json.  It exits
+    with 1 where an answer failed, after all others.
     """
     output = JsonOutput(options.json_path)
     rows = list(_rows(options))
@@ -109,8 +110,9 @@ def generate(options: GenerateOptions) -> None:
         answers = _Answers(options)
         if options.prompts_path is not None:
             answers.check(rows)
-        for row in rows:
-            printer.print(row, answers.stream(row))
+        are_answered = [printer.print(row, answers.stream(row)) for row in rows]
+    if not all(are_answered):
+        raise typer.Exit(1)
 
 
 class _Answers:
@@ -177,6 +179,8 @@ def _write_answers(
     journal.finish()
     num_now = len(rows) - journal.num_restored
     typer.echo(f"{path}: {len(rows):,} rows, {num_now:,} of them answered now")
+    if any("error" in answer for answer in answers):
+        raise typer.Exit(1)
 
 
 def _digest(rows: Sequence[dict[str, Any]]) -> str:
