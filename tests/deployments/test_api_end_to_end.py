@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from hdserve.databases.append_log import pack_record, take_record
+from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.models import bundled_model_path
@@ -553,14 +554,15 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
 
 def _moved(archive: bytes, fingerprint: str, namespace: str) -> bytes:
     """``archive`` with its outputs in another namespace."""
+    key = DatabaseKey(MODEL, fingerprint)
     records = b""
     position = 0
     while (taken := take_record(archive, position)) is not None:
         body, position = taken
         for segment in Publish.decode(body, fingerprint, None).outputs.values():
             message = Publish("test", {namespace: segment})
-            records += pack_record(message.encode(DatabaseKey(MODEL, fingerprint)))
-    return records
+            records += pack_record(message.encode(key))
+    return records + pack_record(encode_end(key))
 
 
 @pytest.mark.parametrize(
