@@ -65,14 +65,12 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int) -> Tile:
     return Tile(first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, shared)
 
 
-def attender(numbers: Numbers) -> Any:
-    """Attention with one kind of numbers as a function for compiled code, which attends for the
-    items from one to another."""
+def tile_attender(numbers: Numbers) -> Any:
+    """Attention for the queries of a tile with one kind of numbers, as a function to compile."""
     scores_of_shared, scores_of_own = scores_of(numbers)
     values_of_shared, values_of_own = values_of(numbers)
     keep_weights = numbers.keep_weights
 
-    @inlined
     def attend_tile(call: Call, tile: Tile) -> None:
         scores, shares = call.scores, call.scores.shape[1] - 1
         size = call.values.shape[2]
@@ -96,6 +94,16 @@ def attender(numbers: Numbers) -> Any:
                 first = tile.shared if d < num_shared_numbers else tile.origin
                 values_of_own(call, tile, query, first, d, scores[place, shares])
 
+    return attend_tile
+
+
+def attender(attend_tile: Any) -> Any:
+    """Attention for the items from one to another, as a function for compiled code.
+
+    Args:
+        attend_tile: compiled, of :func:`tile_attender`.
+    """
+
     @inlined
     def attend_to(call: Call, first_item: int, stop_item: int) -> None:
         num_kv_heads = call.keys.shape[0]
@@ -109,7 +117,7 @@ def attender(numbers: Numbers) -> Any:
     return attend_to
 
 
-_attend = attender(SINGLE)
+_attend = attender(inlined(tile_attender(SINGLE)))
 
 
 @entry_point

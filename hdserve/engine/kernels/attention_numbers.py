@@ -11,6 +11,11 @@ from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import load, spread
 
 
+@inlined
+def _leave_all(_call: Call, tile: Tile) -> int:
+    return tile.origin
+
+
 class Numbers(NamedTuple):
     """Operations for compiled code.
 
@@ -22,9 +27,9 @@ class Numbers(NamedTuple):
         keep_weights: makes what ``load_weight`` reads of the weights at a place, up to a column.
         load_weight: of these positions, in all lanes, for a query.
         load_value: some numbers of the values of these positions, ``NUM_LANES`` of each.
-        scores_of_many: fills in scores of the columns that all queries of a tile see, and gives the
-            first column that it leaves.
-        values_of_many: adds values of these columns likewise.
+        score_together: fills in scores of the columns that all queries of a tile see, for all of
+            them at once, and gives the first column that it leaves.
+        add_together: adds values of these columns likewise.
     """
 
     num_lanes: int
@@ -34,8 +39,8 @@ class Numbers(NamedTuple):
     keep_weights: Any
     load_weight: Any
     load_value: Any
-    scores_of_many: Any
-    values_of_many: Any
+    score_together: Any = _leave_all
+    add_together: Any = _leave_all
 
 
 @inlined
@@ -53,20 +58,5 @@ def _load_value(values: Any, first: Any, _second: Any) -> Any:
     return load(values, first)
 
 
-@inlined
-def _leave_all(_call: Call, tile: Tile) -> int:
-    return tile.origin
-
-
-SINGLE: Final = Numbers(
-    NUM_LANES,
-    load,
-    fused_block,
-    1,
-    _keep_weights,
-    _load_weight,
-    _load_value,
-    _leave_all,
-    _leave_all,
-)
+SINGLE: Final = Numbers(NUM_LANES, load, fused_block, 1, _keep_weights, _load_weight, _load_value)
 """Float32, or bfloat16 that is widened as it is loaded."""

@@ -79,11 +79,11 @@ def _scorer(num_queries: int, numbers: Numbers) -> Any:
 def scores_of(numbers: Numbers) -> Scores:
     """What computes scores of one kind of numbers."""
     score_one, score_several = _scorer(1, numbers), _scorer(NUM_ROWS, numbers)
-    scores_of_many = numbers.scores_of_many
+    score_together = numbers.score_together
 
     @inlined
     def of_shared(call: Call, tile: Tile) -> None:
-        for block in range(scores_of_many(call, tile), tile.shared, _KEYS_PER_BLOCK):
+        for block in range(score_together(call, tile), tile.shared, _KEYS_PER_BLOCK):
             stop = min(block + _KEYS_PER_BLOCK, tile.shared)
             for place in range(0, tile.num_queries, NUM_ROWS):
                 queries = _queries_from((tile, place))

@@ -93,11 +93,11 @@ def values_of(numbers: Numbers) -> Values:
     sum_for_one, sum_for_several = _summer(1, numbers), _summer(NUM_ROWS, numbers)
     with_products, num_positions = numbers.with_products, numbers.num_positions
     load_weight, load_value = numbers.load_weight, numbers.load_value
-    values_of_many = numbers.values_of_many
+    add_together = numbers.add_together
 
     @inlined
     def of_shared(call: Call, tile: Tile, num_shared_numbers: int) -> None:
-        for block in range(values_of_many(call, tile), tile.shared, _VALUES_PER_BLOCK):
+        for block in range(add_together(call, tile), tile.shared, _VALUES_PER_BLOCK):
             stop = min(block + _VALUES_PER_BLOCK, tile.shared)
             for place in range(0, tile.num_queries, NUM_ROWS):
                 queries = _queries_from((tile, place))

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdserve.engine.kernels.attention import attender
-from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE, Call, lists_at, terms_of
+from hdserve.engine.kernels.attention import attender, tile_attender
+from hdserve.engine.kernels.attention_call import (
+    MANY_QUERIES,
+    QUERIES_PER_TILE,
+    Call,
+    Tile,
+    lists_at,
+    terms_of,
+)
 from hdserve.engine.kernels.attention_numbers import Numbers
-from hdserve.engine.kernels.compiled import entry_point, inlined
+from hdserve.engine.kernels.compiled import apart, entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
     float_matrices_at,
@@ -19,7 +26,7 @@ from hdserve.engine.kernels.memory import (
     integers_at,
     words_at,
 )
-from hdserve.engine.kernels.paired_values import values_of_many
+from hdserve.engine.kernels.paired_values import add_paired_values
 from hdserve.engine.kernels.pairs import (
     NUM_PAIRED,
     fused_pairs,
@@ -29,7 +36,7 @@ from hdserve.engine.kernels.pairs import (
     store_halves,
 )
 from hdserve.engine.kernels.registers import NUM_LANES
-from hdserve.engine.kernels.turned_scores import scores_of_many
+from hdserve.engine.kernels.turned_scores import score_by_turned_keys
 from hdserve.engine.kernels.vectors import load
 
 _POSITIONS = 2
@@ -48,19 +55,23 @@ def _load_weight(call: Call, place: int, column: int) -> Any:
     return spread_pair(call.words, (place, column // _POSITIONS))
 
 
-_attend = attender(
-    Numbers(
-        NUM_PAIRED,
-        load_pairs,
-        fused_pairs,
-        _POSITIONS,
-        _keep_weights,
-        _load_weight,
-        load_in_turns,
-        scores_of_many,
-        values_of_many,
-    )
+_FEW = Numbers(
+    NUM_PAIRED, load_pairs, fused_pairs, _POSITIONS, _keep_weights, _load_weight, load_in_turns
 )
+_MANY = _FEW._replace(score_together=score_by_turned_keys, add_together=add_paired_values)
+
+_attend_few, _attend_many = inlined(tile_attender(_FEW)), apart(tile_attender(_MANY))
+
+
+@inlined
+def _attend_tile(call: Call, tile: Tile) -> None:
+    if tile.num_queries < MANY_QUERIES:
+        _attend_few(call, tile)
+    else:
+        _attend_many(call, tile)
+
+
+_attend = attender(_attend_tile)
 
 
 @entry_point

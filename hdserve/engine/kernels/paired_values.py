@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdserve.engine.kernels.attention_call import MANY_QUERIES, Call, Tile, query_from
+from hdserve.engine.kernels.attention_call import Call, Tile, query_from
 from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, load_sum, store_sum
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated
-from hdserve.engine.kernels.compiled import apart, inlined
+from hdserve.engine.kernels.compiled import inlined
 from hdserve.engine.kernels.memory import room_for_floats
 from hdserve.engine.kernels.pairs import (
     fused_pairs,
@@ -71,8 +71,14 @@ def _add_block(call: Call, tile: Tile, first: int, stop: int, d: int, paired: An
         _store_sums((call, queries, d, block))
 
 
-@apart
-def _add_all(call: Call, tile: Tile) -> int:
+@inlined
+def add_paired_values(call: Call, tile: Tile) -> int:
+    """Add the weighted values of the columns that all queries of a tile see, in whole
+    :data:`NUMBERS_AT_ONCE`.
+
+    Returns:
+        The first column that is left.
+    """
     num_numbers = call.values.shape[2] // NUMBERS_AT_ONCE * NUMBERS_AT_ONCE
     paired = _room()
     for first in range(tile.origin, tile.shared, _POSITIONS_AT_ONCE):
@@ -81,16 +87,3 @@ def _add_all(call: Call, tile: Tile) -> int:
             _lay_out(call, tile, first, stop, d, paired)
             _add_block(call, tile, first, stop, d, paired)
     return tile.shared
-
-
-@inlined
-def values_of_many(call: Call, tile: Tile) -> int:
-    """Add the weighted values of the columns that all queries of a tile see, if it has many, in
-    whole :data:`NUMBERS_AT_ONCE`.
-
-    Returns:
-        The first column that is left.
-    """
-    if tile.num_queries < MANY_QUERIES:
-        return tile.origin
-    return _add_all(call, tile)

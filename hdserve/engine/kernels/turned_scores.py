@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdserve.engine.kernels.attention_call import MANY_QUERIES, Call, Tile, query_from
+from hdserve.engine.kernels.attention_call import Call, Tile, query_from
 from hdserve.engine.kernels.blocks import repeated, zeros
-from hdserve.engine.kernels.compiled import apart, inlined
+from hdserve.engine.kernels.compiled import inlined
 from hdserve.engine.kernels.memory import room_for_floats
 from hdserve.engine.kernels.pairs import NUM_PAIRED, fused_pairs, load_pairs, spread_pair
 from hdserve.engine.kernels.registers import NUM_LANES
@@ -96,8 +96,15 @@ def _four_lanes(call: Call, queries: Any, turned: Any, first: int) -> Any:
     return _sums_of((_sums_of((a, b)), _sums_of((c, d))))
 
 
-@apart
-def _score_all(call: Call, tile: Tile) -> int:
+@inlined
+def score_by_turned_keys(call: Call, tile: Tile) -> int:
+    """Fill in scores of the columns that all queries of a tile see.
+
+    Returns:
+        The first column that is left.
+    """
+    if call.keys.shape[2] > _MAX_KEY_SIZE:
+        return tile.origin
     turned = _room()
     stop = tile.origin + (tile.shared - tile.origin) // _KEYS_AT_ONCE * _KEYS_AT_ONCE
     quarter = 4 * _PAIR
@@ -112,15 +119,3 @@ def _score_all(call: Call, tile: Tile) -> int:
             sums = _sums_of((_sums_of((first, third)), _sums_of((second, fourth))))
             _store_all((call, queries, column - tile.origin, sums))
     return stop
-
-
-@inlined
-def scores_of_many(call: Call, tile: Tile) -> int:
-    """Fill in scores of the columns that all queries of a tile see, if it has many.
-
-    Returns:
-        The first column that is left.
-    """
-    if tile.num_queries < MANY_QUERIES or call.keys.shape[2] > _MAX_KEY_SIZE:
-        return tile.origin
-    return _score_all(call, tile)
