@@ -34,6 +34,11 @@ class ForwardCost:
         seconds: FloatArray = np.interp(wanted, self._rows, self._seconds) + beyond
         return seconds
 
+    def scaled(self, factor: float) -> ForwardCost:
+        """Of forwards that take ``factor`` as long."""
+        seconds = (factor * self._seconds).tolist()
+        return ForwardCost(dict(zip(self._rows.astype(int).tolist(), seconds, strict=True)))
+
 
 class BatchCost:
     """The time of one forward by its rows, the number of sequences that they belong to, and the
@@ -69,6 +74,19 @@ class BatchCost:
         self._plain_s: dict[int, tuple[float, float]] = {}
         """The costs by the number of sequences: of one row for each, and of another column."""
         self.reading_share = reading_share
+
+    def scaled(self, factor: float) -> BatchCost:
+        """Of forwards that all take ``factor`` as long."""
+        by_num_sequences = {
+            number: cost.scaled(factor) for number, cost in self._by_num_sequences.items()
+        }
+        column_cost = None if self._column_cost is None else self._column_cost.scaled(factor)
+        return BatchCost(
+            by_num_sequences,
+            num_columns=self._num_columns,
+            column_cost=column_cost,
+            reading_share=self.reading_share,
+        )
 
     def of_drafts(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,40 +23,46 @@ _MEMORY = 0.998
 
 _AFFORDABLE_READING = 0.06
 
-_NUM_SHARE_STEPS = 32
+_NUM_COMPARED_FORWARDS = 32
 _MOST_SHARE = 2.0
-"""A step counts for one part in so many of how long forwards take, and as no more than this
-multiple of what was measured: something else kept the machine busy."""
+"""The most that a forward counts for, as a share of what was expected: something else kept the
+machine busy."""
+
+_TOO_SLOW = 0.9
+"""Where forwards take no more than this share of what was measured, that was too much."""
 
 
 @dataclass(slots=True)
 class _Experience:
-    """What was learned from steps of about as many sequences.
+    """What was learned from steps of about as many sequences, and what their forwards are taken to
+    cost."""
 
-    Attributes:
-        scale: what measured times of forwards are multiplied with: where something else kept the
-            machine busy while they were measured, they are too long.  What forwards take more is a
-            matter of their drafts.
-        forward_share: how long forwards took, as a share of what was measured.
-    """
-
+    cost: BatchCost
     patience: Patience
     price: DraftPrice = field(default_factory=DraftPrice)
-    scale: float = 1.0
-    forward_share: float = 1.0
+    num_forwards: int = 0
+    forward_share: float = 0.0
+    """How long these forwards took, as a share of what was expected."""
 
     def note_forward(self, share: float) -> None:
-        """Learn from a forward that took such a share of what was measured."""
-        self.forward_share += (min(share, _MOST_SHARE) - self.forward_share) / _NUM_SHARE_STEPS
-        self.scale = min(1.0, self.forward_share)
+        """Learn from one more that took such a share of what was expected."""
+        self.num_forwards = self.num_forwards % _NUM_COMPARED_FORWARDS + 1
+        more = min(share, _MOST_SHARE) - self.forward_share
+        self.forward_share += more / self.num_forwards
+
+    @property
+    def is_measured_too_slow(self) -> bool:
+        """Whether the last forwards, together, took much less than expected."""
+        is_known = self.num_forwards == _NUM_COMPARED_FORWARDS
+        return is_known and self.forward_share <= _TOO_SLOW
 
 
-class _Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Step:
     """The step whose trees were cut last.
 
     Attributes:
-        forward_s: what its forward should take as it was measured, which nobody knows with rows of
-            prompts.
+        forward_s: what its forward should take, which nobody knows with rows of prompts.
     """
 
     experience: _Experience
@@ -79,12 +84,14 @@ class DraftBudget:
     worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
     known of a source that is cut off fades, so that it is tried again.
 
-    Where forwards take less than was measured when the engine started, all of them count for less.
     What a step takes beside its forward is timed for steps with and without drafts: looking for
     them and learning from them has its price, too, a part of which grows with their number, as
     does what forwards take more in the middle of other work (:class:`DraftPrice`).  Where the
     chosen drafts of the last steps were not worth it, drafting pauses for one step, then two, four
     and so on, until it pays.  Few sequences and many have prices and pauses of their own.
+
+    Something else may have kept the machine busy while forwards were timed when the engine started.
+    Where they take much less than expected, what they cost is scaled, and all is learned anew.
 
     Attributes:
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total; what was
@@ -105,7 +112,7 @@ class DraftBudget:
         """Compile, or load what an earlier run of this machine compiled."""
         tree = DraftTree(0, 1)
         tree.add_node(0, 0, Source.OTHER)
-        self._cut([tree], np.ones(2), 1.0, 0.0, 0.0)
+        self._cut([tree], np.ones(2))
 
     @property
     def affords_reading(self) -> bool:
@@ -159,16 +166,14 @@ class DraftBudget:
         """
         if not (max_drafts and num_sequences):
             return 0.0
-        least_more_s = self._cost.of_cheapest_draft(
+        experience = self._experience_with(num_sequences)
+        least_more_s = experience.cost.of_cheapest_draft(
             max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
         )
-        experience = self._experience_with(num_sequences)
-        plain_s = self._cost.of_plain(num_sequences, num_columns)
+        plain_s = experience.cost.of_plain(num_sequences, num_columns)
         looking_s = max(0.0, experience.patience.looking_s * num_sequences)
-        price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
-        scale = experience.scale
-        least_more_s = scale * least_more_s + price_s
-        least_worth = num_sequences / (scale * plain_s + looking_s) * least_more_s
+        least_more_s += experience.price.seconds(has_prompts=num_other_rows > 0)
+        least_worth = num_sequences / (plain_s + looking_s) * least_more_s
         return min(1.0, least_worth / max(self.corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
@@ -184,13 +189,11 @@ class DraftBudget:
         """
         if self._last is None:
             return
-        experience, number, num_drafted, measured_s = self._last
+        number, expected_s = self._last.num_sequences, self._last.forward_s
+        experience = self._last.experience
         patience, price = experience.patience, experience.price
-        num_drafts, beside_s = num_drafted / number, (step_s - forward_s) / number
-        more_s = None
-        if measured_s is not None:
-            more_s = (forward_s - experience.scale * measured_s) / number
-            experience.note_forward(forward_s / measured_s)
+        num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
+        more_s = None if expected_s is None else (forward_s - expected_s) / number
         if patience.was_cautious and patience.was_looking:
             price.fade(1 + patience.num_steps_since)
         elif patience.was_looking:
@@ -204,6 +207,10 @@ class DraftBudget:
             catching_up_s=catching_up_s / number,
             beside_prompts=more_s is None,
         )
+        if expected_s is not None:
+            experience.note_forward(forward_s / expected_s)
+            if experience.is_measured_too_slow:
+                self._begin(number, experience.cost.scaled(experience.forward_share))
 
     def trim(
         self, trees: Sequence[DraftTree], num_other_rows: int = 0, num_columns: int = 0
@@ -222,35 +229,34 @@ class DraftBudget:
         patience = experience.patience
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
         if not (num_proposed or patience.was_looking):
-            plain_s = self._cost.of_plain(number, num_columns)
+            plain_s = experience.cost.of_plain(number, num_columns)
             self._last = _Step(experience, number, 0, None if num_other_rows else plain_s)
             return
         beside_plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
-        measured_s = self._cost.of_drafts(
+        seconds = experience.cost.of_drafts(
             num_proposed, number, num_columns=num_columns, num_other_rows=num_other_rows
         )
-        scale = experience.scale
         price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
         tokens, num_kept = float(number), 0
         if num_proposed:
-            tokens, num_kept = self._cut(trees, measured_s, scale, looking_s, price_s)
-        as_plain_s = tokens / number * (scale * float(measured_s[0]) + beside_plain_s)
-        kept_s = float(measured_s[num_kept])
-        drafting_s = scale * kept_s + looking_s + price_s * num_kept
+            tokens, num_kept = self._cut(
+                trees, seconds + looking_s + price_s * np.arange(num_proposed + 1)
+            )
+        as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
+        forward_s = float(seconds[num_kept])
+        drafting_s = forward_s + looking_s + price_s * num_kept
         patience.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
-        self._last = _Step(experience, number, num_kept, None if num_other_rows else kept_s)
+        self._last = _Step(experience, number, num_kept, None if num_other_rows else forward_s)
 
     def _cut(
-        self,
-        trees: Sequence[DraftTree],
-        forwards_s: npt.NDArray[np.float64],
-        scale: float,
-        looking_s: float,
-        price_s: float,
+        self, trees: Sequence[DraftTree], seconds: npt.NDArray[np.float64]
     ) -> tuple[float, int]:
-        """Truncate to the best number of nodes, see :func:`find_cut`.
+        """Truncate to the best number of nodes.
+
+        Args:
+            seconds: of a step with 0, 1, ... nodes.
 
         Returns:
             Tokens to be expected, and the number of nodes.
@@ -266,10 +272,7 @@ class DraftBudget:
             np.array(scores),
             np.frombuffer(bytearray(sources), np.uint8),
             np.array(self.corrections()),
-            forwards_s,
-            scale,
-            looking_s,
-            price_s,
+            seconds,
             fields,
             by_source,
             tokens,
@@ -288,9 +291,14 @@ class DraftBudget:
     def _experience_with(self, num_sequences: int) -> _Experience:
         size = num_sequences.bit_length()
         if size not in self._experiences:
-            step_s = self._cost.of_plain(num_sequences) / num_sequences
-            self._experiences[size] = _Experience(Patience(step_s, num_sequences))
+            self._begin(num_sequences, self._cost)
         return self._experiences[size]
+
+    def _begin(self, num_sequences: int, cost: BatchCost) -> None:
+        """Begin to learn from steps of about as many sequences."""
+        step_s = cost.of_plain(num_sequences) / num_sequences
+        experience = _Experience(cost, Patience(step_s, num_sequences))
+        self._experiences[num_sequences.bit_length()] = experience
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn what the scores of ``tree`` were worth."""

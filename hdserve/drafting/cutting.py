@@ -54,10 +54,7 @@ def find_cut(
     scores: Floats,
     sources: npt.NDArray[np.uint8],
     corrections: Floats,
-    forwards_s: Floats,
-    scale: float,
-    looking_s: float,
-    price_s: float,
+    seconds: Floats,
     trees: Ints,
     by_source: Ints,
     tokens: Floats,
@@ -71,9 +68,7 @@ def find_cut(
         scores: of the nodes of all trees but their roots; overwritten by what they count for.
         sources: of the same nodes.
         corrections: what scores turned out to be worth, by source.
-        forwards_s: of the forward of a step with 0, 1, ... nodes, in units of ``scale`` seconds.
-        looking_s: what the step takes beside it.
-        price_s: what it takes more for each node.
+        seconds: of a step with 0, 1, ... nodes.
         trees: ``[num_trees, NUM_TREE_FIELDS]`` with ``SIZE``; the rest is filled.
         by_source: ``[2, num_sources]`` zeros, for the nodes that were proposed and are kept.
         tokens: ``[1]``, for those that are to be expected of the step.
@@ -83,14 +78,13 @@ def find_cut(
     """
     _weigh(scores, sources, corrections, trees, by_source)
     expected, num_kept = float(len(trees)), 0
-    tokens[0], best_rate = expected, expected / (scale * forwards_s[0] + looking_s)
+    tokens[0], best_rate = expected, expected / seconds[0]
     for num_taken in range(1, len(scores) + 1):
         tree = _likeliest(scores, trees)
         expected += scores[trees[tree, START] + trees[tree, TAKEN]]
         trees[tree, TAKEN] += 1
-        step_s = scale * forwards_s[num_taken] + looking_s + price_s * num_taken
-        if expected > best_rate * step_s:
-            tokens[0], num_kept, best_rate = expected, num_taken, expected / step_s
+        if expected > best_rate * seconds[num_taken]:
+            tokens[0], num_kept, best_rate = expected, num_taken, expected / seconds[num_taken]
             for tree in range(len(trees)):
                 trees[tree, KEPT] = trees[tree, TAKEN]
     for tree in range(len(trees)):
