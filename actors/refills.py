@@ -25,12 +25,12 @@ class Refills:
 
     def ask(self, namespace: str, reader: str, now_s: float) -> bool:
         """Whether to ask ``reader``, who calls; if so nobody else is asked for a while.  One that
-        was asked and calls again has not heard of it, or could not give all."""
+        was asked and calls again meanwhile has not heard of it, or could not give all."""
         if not self.is_wanted(namespace, reader):
             return False
         asked, until_s = self._asked[namespace]
-        if reader != asked and now_s < until_s:
-            return False
+        if now_s < until_s:
+            return reader == asked
         self._asked[namespace] = reader, now_s + LEASE_S
         return True
 

@@ -23,7 +23,7 @@ from actors.corpus import Corpus, describe, describe_for, file_checksum
 from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError, DatabaseGone
 
-METHODS_VERSION = 2
+METHODS_VERSION = 3
 """Raised when the actor learns a method that replicas call.  It is a part of the actor's name,
 because one that outlives an upgrade keeps the methods it was started with."""
 
@@ -84,6 +84,13 @@ class StatisticsDatabaseActor:
             if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
                 self._forget(other.corpus_id)
         return self._corpora.setdefault(corpus.corpus_id, corpus)
+
+    def withdraw(self, directory: str) -> None:
+        """Offer the corpus in ``directory`` no longer, because it is damaged; a node that has one
+        of the same path that is not offers it again."""
+        for corpus in list(self._corpora.values()):
+            if corpus.directory == directory:
+                self._forget(corpus.corpus_id)
 
     def catalogue(self, fingerprint: str) -> list[Corpus]:
         """The corpora of one tokenizer, in the order of registration."""
@@ -200,6 +207,18 @@ def offer(fingerprint: str, directory: Path, resources: Mapping[str, float] = NO
             tokenizer.
     """
     _ask(CALL_TIMEOUT_S, resources, "register", fingerprint, str(directory.absolute()))
+
+
+def withdraw(directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> None:
+    """Have a damaged corpus of this node offered no longer.
+
+    Args:
+        resources: see :func:`get_or_create`.
+
+    Raises:
+        DatabaseError: the actor is out of reach.
+    """
+    _ask(CALL_TIMEOUT_S, resources, "withdraw", str(directory.absolute()))
 
 
 def _ask(timeout_s: float, resources: Mapping[str, float], method: str, *args: Any) -> Any:

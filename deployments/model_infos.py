@@ -25,7 +25,7 @@ class ModelInfos:
     Args:
         describe: asks a replica of the model of a name.
         max_wait_s: how long the list of models waits for one.
-        timeout_s: how long an answer to everybody may take.
+        timeout_s: how long who wants to know whether a model answers waits for it.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class ModelInfos:
 
     async def is_ready(self, name: str) -> bool:
         """Return whether a replica of the model has answered in time."""
-        return await asyncio.shield(self._question(name))
+        question = self._question(name)
+        await asyncio.wait([question], timeout=self._timeout_s)
+        return question.done() and question.result()
 
     async def context_lengths(
         self, models: Iterable[str], unasked: Collection[str] = ()
@@ -88,9 +90,8 @@ class ModelInfos:
 
     async def _ask(self, name: str) -> bool:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self.describe(name)
-        except (HdserveError, TimeoutError):
+            await self.describe(name)
+        except HdserveError:
             return False
         finally:
             asyncio.get_running_loop().call_later(self._keep_s, self._questions.pop, name)

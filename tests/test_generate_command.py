@@ -107,16 +107,25 @@ def test_a_job_in_which_an_answer_failed_fails(is_printed: bool, tmp_path: Path)
     weights["model.embed_tokens.weight"][poison] = float("nan")
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     rows, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
-    rows.write_text("".join(f'{{"prompt": "{text}"}}\n' for text in ("A river", QUESTION)))
+    texts = ("A river", QUESTION)
+    rows.write_text("".join(f'{{"prompt": "{text}", "error": null}}\n' for text in texts))
     arguments = ["--prompts", str(rows), "--complete", "--json"] + [str(output)] * (not is_printed)
     result = CliRunner().invoke(app, ["generate", *arguments, *OPTIONS[2:], "--model", str(model)])
     answers = result.stdout if is_printed else output.read_text()
     failed, answered = map(json.loads, answers.splitlines())
     assert failed["finish_reason"] == "error"
     assert failed["error"]
-    assert "error" not in answered
+    assert answered["error"] is None
     assert answered["finish_reason"] in ("stop", "length")
     assert result.exit_code == 1
+
+
+def test_a_row_may_have_a_field_of_this_name(tmp_path: Path) -> None:
+    """It says nothing of the answer."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": QUESTION, "error": "what came before"}))
+    (answer,) = map(json.loads, generate("--prompts", str(path), "--json").splitlines())
+    assert answer["finish_reason"] in ("stop", "length")
 
 
 def test_a_value_out_of_range_is_refused_before_a_model_is_loaded() -> None:

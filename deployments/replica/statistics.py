@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from actors.local_corpora import ensure_local
-from actors.statistics_database import NO_RESOURCES, Choice, current_choice, offer
+from actors.statistics_database import NO_RESOURCES, Choice, current_choice, offer, withdraw
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
@@ -180,14 +180,26 @@ class ChosenStatistics:
             self.num_unusable += 1
             logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
             _discard_copy(database.directory)
-            self._own = None
+            self._withdraw()
             self._engine.call(lambda engine: self._host.use_statistics(engine, None))
+
+    def _offered(self) -> Path | None:
+        """What other nodes may fetch from this one."""
+        is_copy = self._own is not None and self._own.parent == _cache_directory()
+        return None if is_copy else self._own
 
     def _offer(self) -> None:
         """Have other nodes find what this node has, whatever became of the actor since."""
-        if self._own is not None and self._own.parent != _cache_directory():
+        if (own := self._offered()) is not None:
             with contextlib.suppress(DatabaseError):  # as where the actor's node lacks it
-                offer(self._fingerprint, self._own, self._resources)
+                offer(self._fingerprint, own, self._resources)
+
+    def _withdraw(self) -> None:
+        """Have other nodes find no longer what this node had."""
+        if (own := self._offered()) is not None:
+            with contextlib.suppress(DatabaseError):  # of an actor out of reach
+                withdraw(own, self._resources)
+        self._own = None
 
     def _follow(self) -> None:
         choice = current_choice(self._key, self._tried, self._resources)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hdserve import core
-from hdserve.core import StepOutput
+from hdserve.core import FinishReason, StepOutput
 
 _STYLES = {
     "plain": "",
@@ -59,7 +59,7 @@ class JsonPrinter:
         """Print one row with its answer.  Returns whether it did not fail."""
         answer, _ = collected(row, outputs)
         typer.echo(line(answer))
-        return "error" not in answer
+        return not has_failed(answer)
 
 
 def collected(
@@ -86,6 +86,11 @@ def collected(
         },
     }
     return found, seq
+
+
+def has_failed(answer: dict[str, Any]) -> bool:
+    """Whether there is no answer; a row may have any name for what came with it."""
+    return bool(answer["finish_reason"] == FinishReason.ERROR)
 
 
 def line(answer: dict[str, Any]) -> str:

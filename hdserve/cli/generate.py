@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdserve.cli.answers import JsonPrinter, TextPrinter, collected, line
+from hdserve.cli.answers import JsonPrinter, TextPrinter, collected, has_failed, line
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
 from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Model, takes
@@ -179,7 +179,7 @@ def _write_answers(
     journal.finish()
     num_now = len(rows) - journal.num_restored
     typer.echo(f"{path}: {len(rows):,} rows, {num_now:,} of them answered now")
-    if any("error" in answer for answer in answers):
+    if any(map(has_failed, answers)):
         raise typer.Exit(1)
 
 

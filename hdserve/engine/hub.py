@@ -10,6 +10,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, resolve_model
 
+_ANSWERS = (401, 403, 404)
+"""The hub has no such model, or not for everybody: transformers asks once, and says so."""
+
 
 def check_hub(model: str, revision: str | None) -> None:
     """Ask the hub once for a model without an owner, most likely a bundled one with its name
@@ -24,9 +27,11 @@ def check_hub(model: str, revision: str | None) -> None:
         return
     try:
         file_exists(model, "config.json", revision=revision)
-    except (HfHubHTTPError, ValueError):
-        return  # transformers says so, too
+    except ValueError:
+        return  # no name the hub could have, as transformers says, too
     except Exception as error:  # of connections; their class is another library's
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in _ANSWERS:
+            return
         raise ConfigError(
             f"cannot load the model {model!r}: there is no such directory, the bundled models are "
             f"{', '.join(bundled_models())}, and the hub cannot be asked: {error}"

@@ -47,8 +47,8 @@ _MIN_ROWS = 17
 takes as long as PyTorch for one sequence, and a third as long for sixteen (docs/adr/0017)."""
 
 _TRIED_ROWS = 256
-"""The rows of a prompt with which the kernel is tried.  With 16 or 64 it takes about as long as
-PyTorch, with 256 of heads of 64 numbers half as long, and less with more."""
+"""The rows of a prompt, behind as many, with which the kernel is tried.  With 16 or 64 it takes
+about as long as PyTorch, with 256 of heads of 64 numbers half as long, and less with more."""
 
 
 class TreeAttention:
@@ -203,16 +203,17 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     on this machine for a chunk of a prompt, tried with the first layer."""
     tried = shape.layers[0]
     kinds = KVShape(tuple(dict.fromkeys(shape.layers)))  # which decide whether tiles are used
-    cache = KVCache(kinds, _TRIED_ROWS, dtype, torch.device("cpu"))
+    num_keys = 2 * _TRIED_ROWS
+    cache = KVCache(kinds, num_keys, dtype, torch.device("cpu"))
     if not TreeAttention.can_read(cache):
         return _MIN_ROWS
     kernel = TreeAttention(cache, Workers())
     if kernel.uses_tiles:
         return UNLIMITED
-    keys, values = cache.read(0, 0, _TRIED_ROWS)
+    keys, values = cache.read(0, 0, num_keys)
     query = keys.new_zeros((1, tried.num_heads, _TRIED_ROWS, tried.key_size))
-    mask = query.new_zeros((_TRIED_ROWS, _TRIED_ROWS))
-    chunk = Chunk(Segment(0, _TRIED_ROWS), 0, [0] * _TRIED_ROWS, None)
+    mask = query.new_zeros((_TRIED_ROWS, num_keys))
+    chunk = Chunk(Segment(0, num_keys), num_keys - _TRIED_ROWS, [0] * _TRIED_ROWS, None)
     columns = list_columns(PlacedChunks.of([(0, chunk)]), _TRIED_ROWS)
 
     def ours(_count: int) -> object:

@@ -77,6 +77,7 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
 
 
 @pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)
+@pytest.mark.usefixtures("actor")
 def test_a_damaged_one_is_given_up(
     directory: Path, host: ModelHost, engine: AsyncEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,9 +99,13 @@ def test_a_damaged_one_is_given_up(
 def test_one_that_was_given_up_is_not_offered_again(
     host: ModelHost, engine: AsyncEngine, actor: StatisticsDatabaseActor
 ) -> None:
-    """Other nodes would fetch it, to give it up as well."""
+    """Other nodes would fetch it, to give it up as well; nor is it any longer, as from where the
+    replica found it."""
+    assert host.statistics is not None
+    actor.register(host.tokenizer.fingerprint, str(host.statistics.directory))
     chosen = ChosenStatistics(host, engine, None)
     chosen._check_first()
+    assert actor.catalogue(host.tokenizer.fingerprint) == []
     chosen._offer()
     assert actor.catalogue(host.tokenizer.fingerprint) == []
 

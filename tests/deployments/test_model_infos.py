@@ -49,6 +49,24 @@ def test_a_model_is_asked_until_it_has_answered() -> None:
     asyncio.run(run())
 
 
+def test_a_late_answer_is_heard() -> None:
+    """A model that takes longer than who asks whether it answers would wait is not asked anew, and
+    its length is known once it has answered."""
+
+    async def run() -> None:
+        models = Models()
+        infos = ModelInfos(models.describe, max_wait_s=0.01, timeout_s=0.01)
+        assert not await infos.is_ready("c")
+        assert await infos.context_lengths("c") == {}
+        assert not await infos.is_ready("c")
+        models.is_c_up.set()
+        assert await infos.is_ready("c")
+        assert await infos.context_lengths("c") == {"c": 99}
+        assert models.asked == ["c"]
+
+    asyncio.run(run())
+
+
 def test_models_that_would_be_started_are_not_asked() -> None:
     """What they have said before is known."""
 

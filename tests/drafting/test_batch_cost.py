@@ -105,3 +105,24 @@ def test_more_drafts_and_longer_sequences_never_cost_less(
         assert cost.of_plain(num_sequences, number) == pytest.approx(seconds[0])
     for fewer, more in itertools.pairwise(longer.tolist()):
         assert more >= fewer * (1 - 1e-12)
+
+
+def test_all_of_a_scaled_cost_takes_as_much_longer() -> None:
+    """Few rows and many, of short sequences and long ones, beside prompts and beyond what was
+    measured."""
+    points = {1: 1.0, 4: 1.5, 16: 3.0}
+    cost = BatchCost(
+        {1: ForwardCost(points), 4: ForwardCost({4: 2.0, 16: 4.0})},
+        num_columns=64,
+        column_cost=ForwardCost({1: 0.01, 16: 0.02}),
+        reading_share=0.05,
+    )
+    scaled = cost.scaled(0.25)
+    for number, num_columns, num_other_rows in ((1, 0, 0), (3, 900, 0), (4, 64, 40)):
+        where = {"num_columns": num_columns, "num_other_rows": num_other_rows}
+        found, whole = scaled.of_drafts(30, number, **where), cost.of_drafts(30, number, **where)
+        np.testing.assert_allclose(found, 0.25 * whole)
+        assert scaled.of_plain(number, num_columns) == pytest.approx(
+            0.25 * cost.of_plain(number, num_columns)
+        )
+    assert scaled.reading_share == cost.reading_share

@@ -253,7 +253,8 @@ def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) ->
 def test_a_misspelt_model_is_told_at_once_where_there_is_no_hub(tmp_path: Path) -> None:
     """It is not asked for again and again: nobody answers on port 9."""
     code = "from hdserve import LLM; LLM('tiny')"
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
+    environment = {**os.environ, **hub}
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

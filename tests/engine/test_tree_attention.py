@@ -32,6 +32,7 @@ needs_pairs = pytest.mark.skipif(
 NUM_KV_HEADS, NUM_HEADS = 2, 6
 SEGMENT_ROWS = 256
 IN_VECTORS, IN_PAIRS, IN_TILES = (80, 96), (96, 80), (64, 128)
+LARGE, TOO_LARGE_TO_TURN = (256, 64), (288, 48)
 """Numbers of a key and of a value that fit into the one or the other, where there are any."""
 SCALE = 0.11
 
@@ -42,6 +43,8 @@ KINDS = pytest.mark.parametrize(
         (torch.bfloat16, IN_VECTORS),
         (torch.bfloat16, IN_PAIRS),
         (torch.bfloat16, IN_TILES),
+        (torch.bfloat16, LARGE),
+        (torch.bfloat16, TOO_LARGE_TO_TURN),
     ],
     ids=str,
 )

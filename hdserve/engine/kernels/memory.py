@@ -45,7 +45,7 @@ def _matrices_at(item: Any) -> Any:
 
 def room_for_floats(num_rows: int, num_columns: int) -> Any:
     """A function for compiled code that gives float32 ``[num_rows, num_columns]`` on the stack, not
-    initialised, for as long as the entry point runs."""
+    initialised, for as long as the function runs that it is compiled into."""
     kind = types.Array(types.float32, 2, "C")
 
     def build(_context: Any) -> Any:
