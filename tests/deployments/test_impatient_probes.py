@@ -28,7 +28,7 @@ class Slow:
     """Says what it is after a while."""
 
     async def describe(self) -> ModelInfo:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         return ModelInfo("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
 
 
@@ -53,6 +53,6 @@ def test_a_probe_that_gives_up(base_url: str) -> None:
     assert httpx.get(url, timeout=PATIENCE_S).json() == {"status": "ready", "not_ready": []}
     time.sleep(1.5)  # until that is not known any more
     with pytest.raises(httpx.TimeoutException):
-        httpx.get(url, timeout=0.5)
+        httpx.get(url, timeout=0.25)
     answers = [httpx.get(url, timeout=PATIENCE_S) for _ in range(2)]
     assert [answer.json()["status"] for answer in answers] == ["ready", "ready"]
