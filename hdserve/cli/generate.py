@@ -93,9 +93,9 @@ def generate(options: GenerateOptions) -> None:
     """Answer a prompt, or each row of a file, as it is generated.
 
     Rows of a file are answered one after the other with the same model, so later answers are
-    drafted from earlier ones.  With --json each row has its `text`, `finish_reason` and what
-    drafting did.  An interrupted job with --json PATH goes on with the first row it has not
-    answered when the same command is run again.  --output is another name of --json.  It exits
+    drafted from earlier ones.  With --json each row has its `text`, `finish_reason`, `stop_reason`
+    and what drafting did.  An interrupted job with --json PATH goes on with the first row it has
+    not answered when the same command is run again.  --output is another name of --json.  It exits
     with 1 where an answer failed, after all others.
     """
     output = JsonOutput(options.json_path)

@@ -14,7 +14,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-_LINE_BYTES = 64
+from hdserve.databases.cache_lines import LINE_BYTES
 
 
 def _builds(item: Any, num_dimensions: int) -> tuple[Any, Callable[..., Any]]:
@@ -53,7 +53,7 @@ def room_for_floats(num_rows: int, num_columns: int) -> Any:
             array = context.make_array(kind)(context, builder)
             room = ir.ArrayType(ir.FloatType(), num_rows * num_columns)
             found = cgutils.alloca_once(builder, room)  # type: ignore[no-untyped-call]
-            found.align = _LINE_BYTES
+            found.align = LINE_BYTES
             data = builder.bitcast(found, array.data.type)
             sizes = (num_rows, num_columns, 4 * num_columns, 4)
             rows, columns, stride, size = (context.get_constant(types.intp, n) for n in sizes)

@@ -14,14 +14,9 @@ from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, load_sum, s
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated
 from hdserve.engine.kernels.compiled import inlined
 from hdserve.engine.kernels.memory import room_for_floats
-from hdserve.engine.kernels.pairs import (
-    fused_pairs,
-    load_in_turns,
-    load_pairs,
-    spread_pair,
-    store_pairs,
-)
+from hdserve.engine.kernels.pairs import fused_pairs, load_in_turns, load_pairs, spread_pair
 from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
+from hdserve.engine.kernels.vectors import store
 
 _PAIR = 2
 _POSITIONS_AT_ONCE = 128
@@ -56,7 +51,7 @@ def _lay_out(call: Call, tile: Tile, first: int, stop: int, d: int, paired: Any)
         kv_row, pair = tile.first_key + position, (position - first) // _PAIR
         for number in range(0, NUMBERS_AT_ONCE, NUM_LANES):
             one, other = (head, kv_row, d + number), (head, kv_row + 1, d + number)
-            store_pairs(paired, (pair, number), load_in_turns(call.values, one, other))
+            store(paired, (pair, number), load_in_turns(call.values, one, other))
 
 
 @inlined

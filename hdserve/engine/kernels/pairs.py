@@ -163,19 +163,7 @@ def _store_halves(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
     return types.void(array, indices, vector), codegen
 
 
-def _store_pairs(_context: Any, array: Any, indices: Any, pairs: Any) -> Any:
-    """``array[indices : + ...] = pairs``, whatever the array is of."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], builder.bitcast(pointer, _HALVES.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, indices, pairs), codegen
-
-
 load_pairs: Any = intrinsic(_load_pairs)
-store_pairs: Any = intrinsic(_store_pairs)
 load_in_turns: Any = intrinsic(_load_in_turns)
 spread_pair: Any = intrinsic(_spread_pair)
 store_halves: Any = intrinsic(_store_halves)

@@ -102,11 +102,11 @@ def _item(typing_context: Any, array: Any, indices: Any) -> Any:
 
 
 def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
-    """``array[indices : + NUM_LANES] = value``."""
+    """Write a vector to ``array`` from ``indices`` on, whatever numbers it is seen as."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        builder.store(args[2], builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+        builder.store(args[2], builder.bitcast(pointer, args[2].type.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(array, indices, value), codegen
