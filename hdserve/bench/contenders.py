@@ -27,6 +27,7 @@ from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.stats import StepTimes, add_counts
+from hdserve.engine.turned_layers import keep_rows
 
 State = Literal["cold", "online", "warm"]
 
@@ -234,7 +235,7 @@ class GenerateContender(Contender):
     """Stock ``generate`` of transformers, plain or with prompt lookup.
 
     What the model's own generation config asks for, such as a penalty, is left out as it is of
-    hdserve's contenders.
+    hdserve's contenders.  Weights that hdserve has turned are stored in PyTorch's order, too.
     """
 
     max_batch_size = 1
@@ -243,6 +244,7 @@ class GenerateContender(Contender):
         super().__init__(name)
         self._host = host
         self._looks_up = looks_up
+        keep_rows(host.model.module)
 
     def run(self, task: Task, decoding: Decoding) -> Run:
         """Decode one prompt after the other, each in a slice of its own."""

@@ -74,11 +74,11 @@ def can_compile() -> bool:
 def can_pack(module: torch.nn.Module) -> bool:
     """Whether products by tiles of the processor (AMX) are to be had for the model's weights."""
     layers = [*linear_layers_of(module)]
-    num_bytes = sum(layer.weight.nbytes for layer in layers)
-    return 0 < num_bytes <= _MAX_PACKED_BYTES and all(
+    can_be = all(
         is_plain(layer) and multiplies_tiles(layer.weight.device, layer.weight.dtype)
         for layer in layers
     )
+    return can_be and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES
 
 
 class CompiledForward:

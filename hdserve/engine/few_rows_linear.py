@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.engine.python_operator import define_operator
-from hdserve.engine.shared_linear import SharedLinear, is_plain, linear_layers_of, replace_layers
+from hdserve.engine.shared_linear import SharedLinear, is_plain, linear_layers_of, replace_modules
 from hdserve.engine.step_context import current_plan
 
 
@@ -26,7 +26,7 @@ class FewRowsLinear(SharedLinear):
 def use_few_rows_linear(module: torch.nn.Module) -> None:
     """Replace the linear layers of ``module``, in place."""
     layers = filter(is_plain, linear_layers_of(module))
-    replace_layers(module, {layer: FewRowsLinear(layer) for layer in layers})
+    replace_modules(module, {layer: FewRowsLinear(layer) for layer in layers})
 
 
 def multiply_by_plan(

@@ -11,8 +11,9 @@ from hdserve.engine.devices import multiplies_tiles
 from hdserve.engine.few_rows_linear import use_few_rows_linear
 from hdserve.engine.kernel_choice import max_rows_faster
 from hdserve.engine.row_linear import ALL_ROWS, RowLinear, can_multiply, multiply_rows
-from hdserve.engine.shared_linear import is_plain, linear_layers_of, replace_layers
-from hdserve.engine.turned_linear import TurnedLinear, can_turn
+from hdserve.engine.shared_linear import is_plain, linear_layers_of, replace_modules
+from hdserve.engine.turned_layers import turn_layers
+from hdserve.engine.turned_linear import TurnedLinear
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
@@ -36,7 +37,7 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     weights faster by columns, so these are copied where layers are small, and PyTorch has one row
     and many; where the kernel is not faster they are stored by columns alone.  Where the processor
     multiplies tiles, PyTorch does all of it unless results must be exact; where it multiplies
-    bfloat16 in pairs, a kernel for all rows does, if weights may be stored twice.
+    bfloat16 in pairs, a kernel for all rows does, for which weights are turned.
     """
     layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
@@ -54,13 +55,14 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    replaced: dict[torch.nn.Linear, torch.nn.Linear] = {**_turned(layers)}
-    found = [layer for layer in layers if can_multiply(layer) and layer not in replaced]
+    turn_layers(module)
+    found = [layer for layer in linear_layers_of(module) if can_multiply(layer)]
     max_rows = _max_rows(found, by_column)
+    replaced = dict[torch.nn.Module, torch.nn.Module]()
     if is_exact or max_rows:
         limit = torch.tensor(max_rows)
-        replaced |= {layer: RowLinear(layer, limit, by_column.get(layer)) for layer in found}
-    replace_layers(module, replaced)
+        replaced = {layer: RowLinear(layer, limit, by_column.get(layer)) for layer in found}
+    replace_modules(module, replaced)
     _store_by_column(layer for layer in own if layer not in replaced)
 
 
@@ -89,15 +91,6 @@ def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
     is_float32 = layers[0].weight.dtype == torch.float32
     num_weights = sum(layer.weight.numel() for layer in layers)
     return is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
-
-
-def _turned(layers: Iterable[torch.nn.Linear]) -> dict[torch.nn.Linear, TurnedLinear]:
-    """The turned layers that replace those that can be turned, if copies of their weights are not
-    too large."""
-    found = [layer for layer in layers if can_turn(layer)]
-    if sum(layer.weight.nbytes for layer in found) > _MAX_COPIED_BYTES:
-        return {}
-    return {layer: TurnedLinear(layer) for layer in found}
 
 
 @torch.inference_mode()

@@ -189,11 +189,11 @@ def prepare_model(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
     register_attention()
-    parameters = [*module.parameters()]
-    dtype, device = parameters[0].dtype, parameters[0].device
+    first = next(module.parameters())
+    dtype, device = first.dtype, first.device
+    vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
     is_packed = config.compile is True and multiplies_tiles(device, dtype)
     prepare_linear_layers(module, config.exact is True and not is_packed)
-    vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
     generation = generation or getattr(module, "generation_config", None)
     cast("Any", module).set_attn_implementation(ATTENTION_NAME)
     number_layers(module)
@@ -214,7 +214,7 @@ def prepare_model(
         ),
         max_attended_rows=max_attended_rows(kv_shape, dtype) if device.type == "cpu" else 0,
         default_sampling=_default_sampling(generation),
-        weight_bytes=sum(map(_stored_bytes, (*parameters, *module.buffers()))),
+        weight_bytes=sum(map(_stored_bytes, (*module.parameters(), *module.buffers()))),
     )
 
 

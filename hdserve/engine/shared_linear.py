@@ -27,11 +27,11 @@ def is_plain(layer: torch.nn.Module) -> bool:
     return type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor
 
 
-def replace_layers(
-    module: torch.nn.Module, found: Mapping[torch.nn.Linear, torch.nn.Linear]
+def replace_modules(
+    module: torch.nn.Module, found: Mapping[torch.nn.Module, torch.nn.Module]
 ) -> None:
-    """Put what is ``found`` for a layer wherever ``module`` has it."""
+    """Put what is ``found`` for a part wherever ``module`` has it."""
     for parent in [*module.modules()]:
         for name, child in [*parent._modules.items()]:
-            if isinstance(child, torch.nn.Linear) and child in found:
+            if child is not None and child in found:
                 setattr(parent, name, found[child])

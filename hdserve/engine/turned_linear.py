@@ -1,10 +1,9 @@
-"""Linear layers whose weights are stored a second time, turned for the kernel that multiplies them
-(docs/adr/0034)."""
+"""Linear layers whose weights are turned for the kernel that multiplies them (docs/adr/0034)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,17 +13,17 @@ from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
 from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK, multiply_turned_at
 from hdserve.engine.python_operator import define_operator
 from hdserve.engine.row_linear import can_multiply, multiply_pairs
-from hdserve.engine.shared_linear import SharedLinear
 from hdserve.engine.step_context import current_plan
+from hdserve.engine.turned_weights import turn, turn_back
 from hdserve.engine.workers import Workers
 
-_PAIR: Final = 2
 
+class TurnedLinear(torch.nn.Linear):
+    """A layer whose rows, however many, the kernel multiplies, by weights that are stored for it
+    alone.
 
-class TurnedLinear(SharedLinear):
-    """A layer whose rows, however many, the kernel multiplies, by a turned copy of the weights.
-
-    Outside a step of the engine it is the other one.
+    Outside a step of the engine it is the layer that it stands for, and takes long: weights are
+    turned back each time, unless they are :meth:`kept <keep_rows>` so.
 
     Args:
         layer: one that :func:`can_turn`.
@@ -33,8 +32,20 @@ class TurnedLinear(SharedLinear):
     turned: torch.Tensor
 
     def __init__(self, layer: torch.nn.Linear) -> None:
-        super().__init__(layer)
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias = layer.bias
+        self._rows: torch.Tensor | None = None
         self.register_buffer("turned", turn(layer.weight.data), persistent=False)
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """The weights as PyTorch has them."""
+        return turn_back(self.turned, self.out_features) if self._rows is None else self._rows
+
+    def keep_rows(self) -> None:
+        """Store the weights as PyTorch has them, too."""
+        self._rows = self.weight
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -46,25 +57,6 @@ class TurnedLinear(SharedLinear):
         if plan is None:
             return F.linear(input, self.weight, self.bias)
         return multiply_turned(input, self.turned, self.bias, self.out_features, plan.workers)
-
-
-def turn(weights: torch.Tensor) -> torch.Tensor:
-    """Weights for the kernel.
-
-    Args:
-        weights: bfloat16 ``[num_outputs, num_inputs]``, the outputs a multiple of ``NUM_LANES`` and
-            at least :data:`OUTPUTS_PER_BLOCK`, the inputs an even number.
-
-    Returns:
-        ``[num_blocks, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK]``.  The last block has the last
-        outputs, some of which the one before it may have, too.
-    """
-    num_outputs, num_inputs = weights.shape
-    starts = range(0, num_outputs, OUTPUTS_PER_BLOCK)
-    last = num_outputs - OUTPUTS_PER_BLOCK
-    blocks = [weights[min(n, last) :][:OUTPUTS_PER_BLOCK] for n in starts]
-    pairs = torch.stack(blocks).view(-1, OUTPUTS_PER_BLOCK, num_inputs // _PAIR, _PAIR)
-    return pairs.transpose(1, 2).flatten(2)
 
 
 def can_turn(layer: torch.nn.Linear) -> bool:

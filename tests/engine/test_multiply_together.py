@@ -10,7 +10,7 @@ import torch
 from hdserve.engine import few_rows_linear, turned_linear  # noqa: F401 - with operators
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.multiply_together import MultiplyTogether
-from hdserve.engine.turned_linear import turn
+from hdserve.engine.turned_weights import turn
 from tests.engine.test_row_linear import step
 
 OPERATORS: list[tuple[str, tuple[int, ...]]] = [("few_rows_linear", ()), ("turned_linear", (64,))]

@@ -73,7 +73,7 @@ def _panel_multiplier(tile: Callable[[int], Any]) -> Any:
     one of fewer.
 
     Args:
-        tile: makes the product of so many rows and some outputs for compiled code: a function of
+        tile: makes the product of so many rows and four outputs for compiled code: a function of
             the rows, the weights, the bias, the products, room for the sums of a panel, and a
             :class:`Part`.
     """
@@ -101,12 +101,8 @@ def _panel_multiplier(tile: Callable[[int], Any]) -> Any:
     return multiply
 
 
-def multiplier_of(tile: Callable[[int], Any], outputs_at_once: int) -> Any:
-    """The product over whole rows for compiled code.
-
-    Args:
-        tile: see :func:`_panel_multiplier`; of ``outputs_at_once`` outputs.
-    """
+def _multiplier_of(tile: Callable[[int], Any]) -> Any:
+    """The product over whole rows for compiled code."""
     multiply_panel = _panel_multiplier(tile)
 
     @inlined
@@ -114,8 +110,8 @@ def multiplier_of(tile: Callable[[int], Any], outputs_at_once: int) -> Any:
         num_rows, num_inputs = rows.shape
         for panel in range(0, num_rows, _ROWS_PER_PANEL):
             size = min(_ROWS_PER_PANEL, num_rows - panel)
-            for n in range(first, stop, outputs_at_once):
-                ahead = min(n + outputs_at_once, stop - outputs_at_once)
+            for n in range(first, stop, OUTPUTS_AT_ONCE):
+                ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
                 part = Part(panel, n, 0, 0, num_inputs, ahead, 0)
                 multiply_panel(rows, weights, bias, products, None, part, size)
 
@@ -218,7 +214,7 @@ def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
 def multiplier(vectors: Vectors) -> Any:
     """The multiplier for numbers of one kind, which sums each output across the lanes."""
     inputs_per_block = VECTORS_PER_BLOCK * vectors.num_lanes
-    in_whole = multiplier_of(partial(_tile, vectors=vectors, is_whole=True), OUTPUTS_AT_ONCE)
+    in_whole = _multiplier_of(partial(_tile, vectors=vectors, is_whole=True))
     in_blocks = _block_multiplier_of(
         partial(_tile, vectors=vectors, is_whole=False), inputs_per_block
     )

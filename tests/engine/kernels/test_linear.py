@@ -14,8 +14,13 @@ from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
-from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK, multiply_turned_at
-from hdserve.engine.turned_linear import turn
+from hdserve.engine.kernels.turned_linear import (
+    INPUTS_PER_BLOCK,
+    MOST_ROWS,
+    OUTPUTS_PER_BLOCK,
+    multiply_turned_at,
+)
+from hdserve.engine.turned_weights import turn, turn_back
 
 needs_pairs = pytest.mark.skipif(
     not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs"
@@ -174,6 +179,28 @@ def test_pairs_are_the_same_product(
 
 
 @needs_pairs
+@pytest.mark.parametrize("num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416])
+@pytest.mark.parametrize("num_rows", [*range(MOST_ROWS, 3 * MOST_ROWS + 2), 257, 300, 520])
+def test_turned_weights_in_blocks_have_the_bits_of_whole_ones(
+    num_rows: int, num_inputs: int
+) -> None:
+    """Few rows are multiplied in whole; tiles of a panel are of two sizes."""
+    generator = np.random.default_rng(num_rows)
+    rows = as_bfloat16(generator.standard_normal((num_rows, num_inputs), np.float32))
+    weights = as_bfloat16(generator.standard_normal((80, num_inputs), np.float32))
+
+    def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
+        return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, is_turned=True)
+
+    found = product_of(rows, parts=2)
+    wanted = widened(rows) @ widened(weights).T + widened(weights[:, 0])
+    np.testing.assert_allclose(widened(found), wanted, rtol=2**-8, atol=2e-2)
+    for first in range(0, num_rows, MOST_ROWS - 1):
+        few = slice(first, first + MOST_ROWS - 1)
+        assert (product_of(rows[few]) == found[few]).all()
+
+
+@needs_pairs
 def test_pairs_write_nothing_beside_the_outputs() -> None:
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, 12))
     products = np.full((5, 12), 7, np.uint16)
@@ -198,17 +225,19 @@ def test_what_is_turned_has_every_weight_where_it_is_looked_for(
         block = min(output // OUTPUTS_PER_BLOCK, len(blocks) - 1)
         first = min(block * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
         assert torch.equal(blocks[block, :, output - first].flatten(), weights[output])
+    assert torch.equal(turn_back(turn(weights), num_outputs), weights)
 
 
 @needs_pairs
-def test_turned_weights_write_nothing_beside_their_blocks() -> None:
+@pytest.mark.parametrize("num_rows", [5, 13])
+def test_turned_weights_write_nothing_beside_their_blocks(num_rows: int) -> None:
     num_outputs = 2 * OUTPUTS_PER_BLOCK + 16
-    rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, num_outputs))
+    rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (num_rows, num_outputs))
     stored = turned(weights)
-    products = np.full((6, num_outputs), 7, np.uint16)
+    products = np.full((num_rows + 1, num_outputs), 7, np.uint16)
     addresses = (address_of(rows), address_of(stored), 0, address_of(products))
-    multiply_turned_at(*addresses, 5, 32, num_outputs, 1, 2)
+    multiply_turned_at(*addresses, num_rows, 32, num_outputs, 1, 2)
     second = slice(OUTPUTS_PER_BLOCK, 2 * OUTPUTS_PER_BLOCK)
-    assert (widened(products[:5, second]) == 32.0).all()
-    products[:5, second] = 7
+    assert (widened(products[:num_rows, second]) == 32.0).all()
+    products[:num_rows, second] = 7
     assert (products == 7).all()

@@ -25,7 +25,8 @@ from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, can_attend_by_tiles
-from hdserve.engine.turned_linear import multiply_turned_by_plan, turn
+from hdserve.engine.turned_linear import multiply_turned_by_plan
+from hdserve.engine.turned_weights import turn
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 

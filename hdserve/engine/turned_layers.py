@@ -1,0 +1,62 @@
+"""Which weights of a model are turned (docs/adr/0034)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from hdserve.engine.shared_linear import linear_layers_of, replace_modules
+from hdserve.engine.turned_embedding import TurnedEmbedding, has_rows
+from hdserve.engine.turned_linear import TurnedLinear, can_turn
+
+
+def turn_layers(module: torch.nn.Module) -> None:
+    """Turn the weights of all linear layers that the kernel can multiply, in place.
+
+    They are stored so and no other way: an embedding that shares them reads its rows from those
+    that were turned.  Weights that are shared otherwise are left as they are.
+    """
+    for sharing in _modules_by_weight(module):
+        layer = _to_turn(sharing)
+        if layer is not None:
+            turned = TurnedLinear(layer)
+            layer.weight.data = layer.weight.data.new_empty(0)
+            embedding = TurnedEmbedding(turned)
+            replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: turned})
+
+
+def keep_rows(module: torch.nn.Module) -> None:
+    """Have all layers keep their weights as PyTorch has them, too, for those who call them outside
+    a step of the engine."""
+    for each in module.modules():
+        if isinstance(each, TurnedLinear):
+            each.keep_rows()
+
+
+def _modules_by_weight(module: torch.nn.Module) -> Iterable[Sequence[torch.nn.Module]]:
+    """For each parameter that linear layers have as their weight, all modules that have it."""
+    found: dict[torch.nn.Parameter, list[torch.nn.Module]] = defaultdict(list)
+    for each in module.modules():
+        for parameter in each.parameters(recurse=False):
+            found[parameter].append(each)
+    weights = dict.fromkeys(layer._parameters.get("weight") for layer in linear_layers_of(module))
+    return [found[weight] for weight in weights if weight is not None]
+
+
+def _to_turn(sharing: Sequence[torch.nn.Module]) -> torch.nn.Linear | None:
+    """The layer among those that share a weight, if it can be turned and the others can do with
+    that."""
+    layers = [each for each in sharing if isinstance(each, torch.nn.Linear) and can_turn(each)]
+    if len(layers) != 1:
+        return None
+    (layer,) = layers
+    others = [each for each in sharing if each is not layer]
+    if all(map(_is_plain_embedding, others)) and (not others or has_rows(layer)):
+        return layer
+    return None
+
+
+def _is_plain_embedding(module: torch.nn.Module) -> bool:
+    return type(module) is torch.nn.Embedding and module.max_norm is None

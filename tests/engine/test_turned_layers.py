@@ -1,0 +1,116 @@
+"""Which weights of a model are turned, and that nobody misses them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.turned_embedding import TurnedEmbedding
+from hdserve.engine.turned_layers import keep_rows, turn_layers
+from hdserve.engine.turned_linear import TurnedLinear
+
+pytestmark = pytest.mark.skipif(
+    not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
+)
+
+
+class ScaledEmbedding(torch.nn.Embedding):
+    """As some models of transformers have."""
+
+
+def make_model(
+    vocab_size: int = 128, embedding: type[torch.nn.Embedding] = torch.nn.Embedding
+) -> torch.nn.Sequential:
+    """An embedding, a layer with a bias, and a head that may have the weights of the embedding."""
+    model = torch.nn.Sequential(
+        embedding(vocab_size, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, vocab_size, False)
+    )
+    return model.bfloat16().requires_grad_(False)
+
+
+def tied(model: torch.nn.Sequential) -> torch.nn.Sequential:
+    model[2].weight = model[0].weight
+    return model
+
+
+def num_stored_bytes(model: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@torch.inference_mode()
+def test_weights_are_stored_once_and_say_the_same(is_tied: bool) -> None:
+    model = tied(make_model()) if is_tied else make_model()
+    num_bytes, before = num_stored_bytes(model), copy.deepcopy(model)
+    turn_layers(model)
+    assert isinstance(model[0], TurnedEmbedding if is_tied else torch.nn.Embedding)
+    assert all(isinstance(layer, TurnedLinear) for layer in model[1:])
+    assert num_stored_bytes(model) == num_bytes
+    token_ids = torch.arange(128)
+    assert torch.equal(model(token_ids), before(token_ids))
+
+
+def test_whoever_holds_the_weights_of_before_holds_no_memory() -> None:
+    """A model is never in memory twice."""
+    model = make_model()
+    weights = [layer.weight for layer in model[1:]]
+    turn_layers(model)
+    assert all(weight.numel() == 0 for weight in weights)
+
+
+@torch.inference_mode()
+def test_rows_are_kept_for_those_who_ask() -> None:
+    model = tied(make_model())
+    num_bytes, wanted = num_stored_bytes(model), [layer.weight.clone() for layer in model]
+    turn_layers(model)
+    keep_rows(model)
+    assert num_stored_bytes(model) == num_bytes, "what is kept is no part of the model"
+    for layer, weight in zip(model, wanted, strict=True):
+        assert torch.equal(layer.weight, weight)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(tied(make_model(80)), id="an output in two blocks"),
+        pytest.param(
+            tied(make_model(embedding=ScaledEmbedding)), id="an embedding of another kind"
+        ),
+    ],
+)
+def test_shared_weights_are_left_where_not_all_can_do_with_turned_ones(
+    model: torch.nn.Sequential,
+) -> None:
+    embedding, _, head = model
+    turn_layers(model)
+    assert model[0] is embedding
+    assert model[2] is head
+    assert head.weight is embedding.weight
+    assert isinstance(model[1], TurnedLinear)
+
+
+def test_an_embedding_that_renews_its_rows_keeps_them() -> None:
+    model = tied(make_model())
+    model[0].max_norm = 1.0
+    turn_layers(model)
+    assert model[2].weight is model[0].weight
+
+
+def test_weights_of_several_layers_are_left() -> None:
+    model = make_model()
+    model.append(torch.nn.Linear(64, 64, bias=False))
+    model[3].weight = model[1].weight
+    turn_layers(model)
+    assert model[3].weight is model[1].weight
+    assert isinstance(model[2], TurnedLinear)
+
+
+def test_a_layer_in_two_places_stays_one() -> None:
+    model = make_model()
+    model.append(model[1])
+    turn_layers(model)
+    assert model[3] is model[1]
+    assert isinstance(model[1], TurnedLinear)
