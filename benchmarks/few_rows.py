@@ -37,6 +37,8 @@ from hdserve.engine.sampler import choose_one
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.turned_linear import multiply_turned
+from hdserve.engine.turned_weights import turn
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
@@ -141,6 +143,12 @@ def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) 
     if multiplies_bfloat16(CPU):
         contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
         contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
+    if HAS_PAIRS:
+        turned = [turn(weight) for weight in halves]
+        contenders["kernel, turned"] = lambda: [
+            multiply_turned(rows.bfloat16(), weight, None, num_outputs, workers)
+            for weight in turned
+        ]
     return best_ms(contenders, num_rounds)
 
 
