@@ -72,10 +72,11 @@ class RowLinear(SharedLinear):
 
 def can_multiply(layer: torch.nn.Linear) -> bool:
     """Whether the kernel knows the layer's device, dtype and sizes."""
+    if not is_plain(layer):
+        return False
     num_outputs, num_inputs = layer.weight.shape
     return (
-        is_plain(layer)
-        and layer.weight.device.type == "cpu"
+        layer.weight.device.type == "cpu"
         and layer.weight.dtype in (torch.float32, torch.bfloat16)
         and layer.weight.is_contiguous()
         and num_inputs % NUM_LANES == 0

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hdserve.engine import turned_linear
+from hdserve.engine.compiled_forward import can_pack
 from hdserve.engine.kernels.registers import HAS_PAIRS, HAS_TILES
-from hdserve.engine.linear_layers import multiply_row_by_row, prepare_linear_layers
+from hdserve.engine.linear_layers import (
+    call_natively,
+    multiply_row_by_row,
+    prepare_linear_layers,
+)
 from hdserve.engine.row_linear import RowLinear
 from hdserve.engine.shared_linear import replace_modules
 from hdserve.engine.turned_linear import TurnedLinear
@@ -88,3 +94,19 @@ def test_rows_are_their_own_where_the_kernel_multiplies_all_of_them() -> None:
     assert multiply_row_by_row(model)
     model.append(RowLinear(known, torch.tensor(32), known.weight.detach()))
     assert not multiply_row_by_row(model), "a single row is PyTorch's"
+
+
+@pytest.mark.skipif(not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs")
+def test_nothing_is_turned_back_when_layers_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take as long as turning all of them."""
+
+    def refuse(*_: object) -> torch.Tensor:
+        pytest.fail("weights were turned back")
+
+    monkeypatch.setattr(turned_linear, "turn_back", refuse)
+    module = layers_of(128, torch.bfloat16)
+    prepare_linear_layers(module, is_exact=True)
+    assert all(isinstance(layer, TurnedLinear) for layer in module)
+    assert multiply_row_by_row(module)
+    assert not can_pack(module)
+    assert call_natively(module, is_native=True)
