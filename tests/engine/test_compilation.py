@@ -393,6 +393,18 @@ def test_small_layers_are_not_called_from_python_on_a_cpu(monkeypatch: pytest.Mo
     assert not any("forward" in vars(each) for each in model.modules())
 
 
+def test_weights_count_for_the_size_of_a_layer_however_they_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that were turned are no parameters."""
+    model = make_model(dtype=torch.bfloat16, hidden_size=128, intermediate_size=128)
+    layers = model.model.layers
+    num_bytes = sum(weights.nbytes for weights in layers.parameters())
+    monkeypatch.setattr(repeated_layers, "_MIN_LAYER_BYTES", num_bytes // len(layers))
+    prepare_model(model, EngineConfig(exact=True))
+    assert should_repeat(model)
+
+
 def test_layers_that_are_called_otherwise_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated_layers, "_MIN_LAYER_BYTES", 1000)
     model = make_model()
