@@ -35,9 +35,7 @@ def should_repeat(module: torch.nn.Module) -> bool:
         return False
     if not layers or next(module.parameters()).device.type != "cpu":
         return bool(layers)
-    num_bytes = sum(
-        weights.nbytes for layer in layers for weights in (*layer.parameters(), *layer.buffers())
-    )
+    num_bytes = sum(weights.nbytes for layer in layers for weights in layer.parameters())
     return num_bytes >= _MIN_LAYER_BYTES * len(layers)
 
 

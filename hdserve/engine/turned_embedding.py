@@ -16,12 +16,10 @@ class TurnedEmbedding(torch.nn.Module):
         layer: one that :func:`has_rows`.
     """
 
-    turned: torch.Tensor
-
     def __init__(self, layer: TurnedLinear) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
-        self.register_buffer("turned", layer.turned, persistent=False)
+        self.turned = layer.turned
 
     @property
     def weight(self) -> torch.Tensor:

@@ -29,14 +29,12 @@ class TurnedLinear(torch.nn.Linear):
         layer: one that :func:`can_turn`.
     """
 
-    turned: torch.Tensor
-
     def __init__(self, layer: torch.nn.Linear) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
         self._rows: torch.Tensor | None = None
-        self.register_buffer("turned", turn(layer.weight.data), persistent=False)
+        self.turned = torch.nn.Parameter(turn(layer.weight.data), requires_grad=False)
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]

@@ -396,7 +396,6 @@ def test_small_layers_are_not_called_from_python_on_a_cpu(monkeypatch: pytest.Mo
 def test_weights_count_for_the_size_of_a_layer_however_they_are_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those that were turned are no parameters."""
     model = make_model(dtype=torch.bfloat16, hidden_size=128, intermediate_size=128)
     layers = model.model.layers
     num_bytes = sum(weights.nbytes for weights in layers.parameters())
