@@ -144,10 +144,9 @@ def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) 
         contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
         contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
     if HAS_PAIRS:
-        turned = [turn(weight) for weight in halves]
+        turned, inputs = [turn(weight) for weight in halves], rows.bfloat16()
         contenders["kernel, turned"] = lambda: [
-            multiply_turned(rows.bfloat16(), weight, None, num_outputs, workers)
-            for weight in turned
+            multiply_turned(inputs, weight, None, num_outputs, workers) for weight in turned
         ]
     return best_ms(contenders, num_rounds)
 

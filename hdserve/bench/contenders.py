@@ -26,8 +26,8 @@ from hdserve.core import DraftCounts, SamplingParams, SpeculationParams
 from hdserve.engine.attention import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.engine.shared_linear import linear_layers_of
 from hdserve.engine.stats import StepTimes, add_counts
-from hdserve.engine.turned_layers import keep_rows
 
 State = Literal["cold", "online", "warm"]
 
@@ -235,7 +235,8 @@ class GenerateContender(Contender):
     """Stock ``generate`` of transformers, plain or with prompt lookup.
 
     What the model's own generation config asks for, such as a penalty, is left out as it is of
-    hdserve's contenders.  Weights that hdserve has turned are stored in PyTorch's order, too.
+    hdserve's contenders.  Layers that hdserve has turned are asked for their weights, by which they
+    multiply as PyTorch does then.
     """
 
     max_batch_size = 1
@@ -244,7 +245,8 @@ class GenerateContender(Contender):
         super().__init__(name)
         self._host = host
         self._looks_up = looks_up
-        keep_rows(host.model.module)
+        for layer in linear_layers_of(host.model.module):
+            _ = layer.weight
 
     def run(self, task: Task, decoding: Decoding) -> Run:
         """Decode one prompt after the other, each in a slice of its own."""

@@ -27,14 +27,6 @@ def turn_layers(module: torch.nn.Module) -> None:
             replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: turned})
 
 
-def keep_rows(module: torch.nn.Module) -> None:
-    """Have all layers keep their weights as PyTorch has them, too, for those who call them outside
-    a step of the engine."""
-    for each in module.modules():
-        if isinstance(each, TurnedLinear):
-            each.keep_rows()
-
-
 def _modules_by_weight(module: torch.nn.Module) -> Iterable[Sequence[torch.nn.Module]]:
     """For each parameter that linear layers have as their weight, all modules that have it."""
     found: dict[torch.nn.Parameter, list[torch.nn.Module]] = defaultdict(list)

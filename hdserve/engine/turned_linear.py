@@ -22,8 +22,8 @@ class TurnedLinear(torch.nn.Linear):
     """A layer whose rows, however many, the kernel multiplies, by weights that are stored for it
     alone.
 
-    Outside a step of the engine it is the layer that it stands for, and takes long: weights are
-    turned back each time, unless they are :meth:`kept <keep_rows>` so.
+    Who asks for the weights as PyTorch has them gets a copy, which is kept: by it the layer
+    multiplies outside a step of the engine from then on, as the layer that it stands for.
 
     Args:
         layer: one that :func:`can_turn`.
@@ -33,17 +33,16 @@ class TurnedLinear(torch.nn.Linear):
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
-        self._rows: torch.Tensor | None = None
         self.turned = torch.nn.Parameter(turn(layer.weight.data), requires_grad=False)
+        self._rows: torch.Tensor | None = None
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weights as PyTorch has them."""
-        return turn_back(self.turned, self.out_features) if self._rows is None else self._rows
-
-    def keep_rows(self) -> None:
-        """Store the weights as PyTorch has them, too."""
-        self._rows = self.weight
+        """The weights ``[out_features, in_features]``.  Some models ask for them, or for their
+        dtype, in every forward."""
+        if self._rows is None:
+            self._rows = turn_back(self.turned.data, self.out_features)
+        return self._rows
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -52,9 +51,10 @@ class TurnedLinear(torch.nn.Linear):
             )
             return cast("torch.Tensor", found)
         plan = current_plan()
-        if plan is None:
-            return F.linear(input, self.weight, self.bias)
-        return multiply_turned(input, self.turned, self.bias, self.out_features, plan.workers)
+        if plan is None and self._rows is not None:
+            return F.linear(input, self._rows, self.bias)
+        workers = Workers() if plan is None else plan.workers
+        return multiply_turned(input, self.turned, self.bias, self.out_features, workers)
 
 
 def can_turn(layer: torch.nn.Linear) -> bool:

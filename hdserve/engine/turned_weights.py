@@ -26,17 +26,22 @@ def turn(weights: torch.Tensor) -> torch.Tensor:
     num_blocks = -(-num_outputs // OUTPUTS_PER_BLOCK)
     turned = weights.new_empty(num_blocks, num_inputs // _PAIR, OUTPUTS_PER_BLOCK * _PAIR)
     for number, block in enumerate(in_pairs(turned)):
-        first = min(number * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
-        outputs = weights[first : first + OUTPUTS_PER_BLOCK]
+        outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
         block.copy_(outputs.reshape(OUTPUTS_PER_BLOCK, -1, _PAIR).transpose(0, 1))
     return turned
 
 
 def turn_back(turned: torch.Tensor, num_outputs: int) -> torch.Tensor:
     """Weights ``[num_outputs, num_inputs]`` that were turned."""
-    blocks = in_pairs(turned).transpose(1, 2).flatten(2)
-    num_last = num_outputs - OUTPUTS_PER_BLOCK * (len(blocks) - 1)
-    return torch.cat([blocks[:-1].flatten(0, 1), blocks[-1, -num_last:]])
+    weights = turned.new_empty(num_outputs, turned.shape[1] * _PAIR)
+    for number, block in enumerate(in_pairs(turned)):
+        outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
+        outputs.copy_(block.transpose(0, 1).flatten(1))
+    return weights
+
+
+def _first_output(block: int, num_outputs: int) -> int:
+    return min(block * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
 
 
 def in_pairs(turned: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.turned_embedding import TurnedEmbedding
-from hdserve.engine.turned_layers import keep_rows, turn_layers
+from hdserve.engine.turned_layers import turn_layers
 from hdserve.engine.turned_linear import TurnedLinear
 
 pytestmark = pytest.mark.skipif(
@@ -50,7 +50,9 @@ def test_weights_are_stored_once_and_say_the_same(is_tied: bool) -> None:
     assert all(isinstance(layer, TurnedLinear) for layer in model[1:])
     assert num_stored_bytes(model) == num_bytes
     token_ids = torch.arange(128)
-    assert torch.equal(model(token_ids), before(token_ids))
+    torch.testing.assert_close(model(token_ids), before(token_ids), atol=2e-2, rtol=2e-2)
+    for layer, other in zip(model, before, strict=True):
+        assert torch.equal(layer.weight, other.weight)
 
 
 def test_whoever_holds_the_weights_of_before_holds_no_memory() -> None:
@@ -59,17 +61,6 @@ def test_whoever_holds_the_weights_of_before_holds_no_memory() -> None:
     weights = [layer.weight for layer in model[1:]]
     turn_layers(model)
     assert all(weight.numel() == 0 for weight in weights)
-
-
-@torch.inference_mode()
-def test_rows_are_kept_for_those_who_ask() -> None:
-    model = tied(make_model())
-    num_bytes, wanted = num_stored_bytes(model), [layer.weight.clone() for layer in model]
-    turn_layers(model)
-    keep_rows(model)
-    assert num_stored_bytes(model) == num_bytes, "what is kept is no part of the model"
-    for layer, weight in zip(model, wanted, strict=True):
-        assert torch.equal(layer.weight, weight)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from hdserve.engine.kernels.block_sums import loads_block, stores_block
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import bfloats_at, floats_at, room_for_floats
 from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
-from hdserve.engine.kernels.vectors import load, prefetch, store, store_totals
+from hdserve.engine.kernels.vectors import load, prefetch, store_totals
 
 OUTPUTS_AT_ONCE = NUM_COLUMNS
 """Outputs that are computed together; the number of outputs of a matrix is a multiple of it."""
@@ -148,24 +149,11 @@ def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> A
     return multiply
 
 
-@inlined
-def _load_sum(index: int, given: Any) -> Any:
-    sums, line = given
-    return load(sums, (line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES))
-
-
-@inlined
-def _store_sum(index: int, given: Any) -> None:
-    sums, line, block = given
-    place = line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES
-    store(sums, place, block[index])
-
-
 def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
     """The product of so many rows and four outputs, over whole rows or a block of inputs."""
     num_lanes, load, with_products, store_totals = vectors
-    zero_block, size = zeros(num_rows), num_rows * NUM_COLUMNS
-    load_sums, store_sums = repeated(_load_sum, size), repeated(_store_sum, size)
+    zero_block = zeros(num_rows)
+    load_sums, store_sums = loads_block(num_rows), stores_block(num_rows)
 
     @inlined
     def load_line(index: int, given: Any) -> Any:

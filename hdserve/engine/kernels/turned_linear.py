@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from hdserve.engine.kernels.block_sums import loads_block, stores_block
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import bfloats_at, room_for_floats
@@ -35,7 +36,7 @@ from hdserve.engine.kernels.pairs import (
     store_halves,
 )
 from hdserve.engine.kernels.registers import NUM_LANES
-from hdserve.engine.kernels.vectors import added, load, prefetch, store
+from hdserve.engine.kernels.vectors import added, load, prefetch
 
 OUTPUTS_PER_BLOCK: Final = NUM_COLUMNS * NUM_LANES
 """Outputs that lie together; a matrix has at least as many."""
@@ -45,6 +46,9 @@ INPUTS_PER_BLOCK: Final = 128
 
 MOST_ROWS: Final = 6
 """Rows of a tile: with four vectors of weights their sums fill the registers."""
+
+_FEWEST_OF_SEVERAL: Final = 3
+"""Rows of the smallest tile where more than :data:`MOST_ROWS` are divided evenly: 7 are 3 and 4."""
 
 _MAX_ROWS_PER_PANEL: Final = 256
 """While so many rows meet a block of weights, the next one has long been read from memory."""
@@ -83,19 +87,6 @@ def _load_outputs(index: int, given: Any) -> Any:
 
 
 @inlined
-def _load_sum(index: int, given: Any) -> Any:
-    sums, line = given
-    return load(sums, (line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES))
-
-
-@inlined
-def _store_sum(index: int, given: Any) -> None:
-    sums, line, block = given
-    place = line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES
-    store(sums, place, block[index])
-
-
-@inlined
 def _store_product(index: int, given: Any) -> None:
     products, m, n, bias, block = given
     column = n + index % NUM_COLUMNS * NUM_LANES
@@ -112,9 +103,8 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
     """The product of so many rows and a block of weights.  One of several tiles meanwhile fetches
     every other vector of the next block, and the one after it the rest."""
     zero_block, load_rows = zeros(num_rows), repeated(_load_pair, num_rows)
-    num_sums = num_rows * NUM_COLUMNS
-    load_sums, store_sums = repeated(_load_sum, num_sums), repeated(_store_sum, num_sums)
-    store_products = repeated(_store_product, num_sums)
+    load_sums, store_sums = loads_block(num_rows), stores_block(num_rows)
+    store_products = repeated(_store_product, num_rows * NUM_COLUMNS)
 
     @inlined
     def multiply_tile(
@@ -143,34 +133,46 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
     return multiply_tile
 
 
-def _tile_of_any(*, is_alone: bool) -> Any:
-    """The product of any number of rows up to :data:`MOST_ROWS` and a block of weights."""
-    one, two, three, four, five, six = (
-        _tile(num_rows, is_alone=is_alone) for num_rows in range(1, MOST_ROWS + 1)
-    )
-
-    @inlined
-    def multiply_tile(
-        rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: _Part, num_rows: int
-    ) -> None:
-        if num_rows == 1:
-            one(rows, weights, bias, products, sums, part)
-        elif num_rows == 2:
-            two(rows, weights, bias, products, sums, part)
-        elif num_rows == 3:
-            three(rows, weights, bias, products, sums, part)
-        elif num_rows == 4:
-            four(rows, weights, bias, products, sums, part)
-        elif num_rows == 5:
-            five(rows, weights, bias, products, sums, part)
-        else:
-            six(rows, weights, bias, products, sums, part)
-
-    return multiply_tile
+_one, _two, _three, _four, _five, _six = (
+    _tile(num_rows, is_alone=True) for num_rows in range(1, MOST_ROWS + 1)
+)
+_three_of_more, _four_of_more, _five_of_more, _six_of_more = (
+    _tile(num_rows, is_alone=False) for num_rows in range(_FEWEST_OF_SEVERAL, MOST_ROWS + 1)
+)
 
 
-_multiply_alone = _tile_of_any(is_alone=True)
-_multiply_one_of_several = _tile_of_any(is_alone=False)
+@inlined
+def _multiply_alone(
+    rows: Any, weights: Any, bias: Any, products: Any, part: _Part, num_rows: int
+) -> None:
+    if num_rows == 1:
+        _one(rows, weights, bias, products, None, part)
+    elif num_rows == 2:
+        _two(rows, weights, bias, products, None, part)
+    elif num_rows == 3:
+        _three(rows, weights, bias, products, None, part)
+    elif num_rows == 4:
+        _four(rows, weights, bias, products, None, part)
+    elif num_rows == 5:
+        _five(rows, weights, bias, products, None, part)
+    else:
+        _six(rows, weights, bias, products, None, part)
+
+
+@inlined
+def _multiply_one_of_several(
+    rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: _Part, num_rows: int
+) -> None:
+    if num_rows == 3:
+        _three_of_more(rows, weights, bias, products, sums, part)
+    elif num_rows == 4:
+        _four_of_more(rows, weights, bias, products, sums, part)
+    elif num_rows == 5:
+        _five_of_more(rows, weights, bias, products, sums, part)
+    else:
+        _six_of_more(rows, weights, bias, products, sums, part)
+
+
 _room_for_sums = room_for_floats(_MAX_ROWS_PER_PANEL, OUTPUTS_PER_BLOCK)
 
 
@@ -179,7 +181,7 @@ def _multiply_few(rows: Any, weights: Any, bias: Any, products: Any, first: int,
     num_rows, num_inputs = rows.shape
     for block in range(first, stop):
         part = _Part(0, 0, block, 0, num_inputs, 0)
-        _multiply_alone(rows, weights, bias, products, None, part, num_rows)
+        _multiply_alone(rows, weights, bias, products, part, num_rows)
 
 
 @inlined
