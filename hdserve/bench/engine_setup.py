@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hdserve.arguments import naming
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
+from hdserve.bench.engine import ALL_TASKS
 from hdserve.bench.prompts import EncodedPrompt, encode_prompts, longest_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
@@ -76,7 +78,7 @@ def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     for prompt in encoded_prompts(path, limit, host, max_tokens):
         prompts[prompt.row.task].append(prompt)
-    return [Task(name, found) for name, found in prompts.items()]
+    return _apart([Task(name, found) for name, found in prompts.items()])
 
 
 def replay_tasks(
@@ -110,7 +112,15 @@ def replay_tasks(
             f"{max_tokens} together are at most {host.model.max_model_len} tokens, and neither "
             "prompt nor response is empty"
         )
-    return [Task(name, found, recorded[name]) for name, found in prompts.items()], num_left_out
+    tasks = [Task(name, found, recorded[name]) for name, found in prompts.items()]
+    return _apart(tasks), num_left_out
+
+
+def _apart(tasks: Sequence[Task]) -> list[Task]:
+    """Keep what names no task apart from all tasks together, where others name one."""
+    if len(tasks) == 1:
+        return list(tasks)
+    return [replace(task, name="other") if task.name == ALL_TASKS else task for task in tasks]
 
 
 def encoded_prompts(

@@ -27,8 +27,8 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse ``true`` for a number, 1 for ``true``, and an empty path, which would be the
-        working directory; replace ``~/`` in paths."""
+        """Refuse ``true`` for a number, 1 for ``true``, an empty path, which would be the working
+        directory, and one that no file can have; replace ``~/`` in paths."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         is_union = get_origin(annotation) in (Union, UnionType)
@@ -38,9 +38,15 @@ class StrictModel(BaseModel):
             raise ValueError("a number is expected, not true or false")
         if type(value) in (int, float) and bool in kinds and not takes_numbers:
             raise ValueError("true or false is expected, not a number")
-        if value == "" and Path in kinds:
-            raise ValueError("a path must not be empty")
-        return at_home(value) if Path in kinds and isinstance(value, str) else value
+        return _checked_path(value) if Path in kinds and isinstance(value, str) else value
+
+
+def _checked_path(path: str) -> str:
+    if not path:
+        raise ValueError("a path must not be empty")
+    if "\0" in path:
+        raise ValueError("a path must not have a NUL character")
+    return at_home(path)
 
 
 def at_home(path: str) -> str:

@@ -21,7 +21,7 @@ from hdserve.bench.contenders import (
     State,
 )
 from hdserve.bench.engine import Result, Runs, filling, run_rounds
-from hdserve.bench.engine_setup import encoded_prompts, replay_tasks, use_statistics
+from hdserve.bench.engine_setup import encoded_prompts, prompt_tasks, replay_tasks, use_statistics
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
@@ -150,6 +150,15 @@ def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path, host: Mod
     assert num_left_out == 2
     assert [tuple(prompt.token_ids) for prompt in task.prompts] == [(5,)]
     assert task.recorded == [(6, 7)]
+
+
+def test_rows_without_a_task_are_one_beside_others(prompts: Path, host: ModelHost) -> None:
+    """All together is another group, whose figures would take the place of theirs."""
+    with prompts.open("a") as file:
+        file.write('{"prompt": "Which?"}\n')
+    assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["I", "A", "other"]
+    prompts.write_text('{"prompt": "Which?"}\n')
+    assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["all"]
 
 
 def test_recorded_requests_of_which_none_fits_are_refused(tmp_path: Path, host: ModelHost) -> None:

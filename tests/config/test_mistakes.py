@@ -58,6 +58,13 @@ def test_an_empty_path_is_none(tmp_path: Path) -> None:
     ]
 
 
+def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
+    text = f'{MODEL}access:\n  api_keys_file: "a\\0b"\n'
+    assert problems(tmp_path / "config.yaml", text) == [
+        "line 5, access.api_keys_file: a path must not have a NUL character",
+    ]
+
+
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
