@@ -273,12 +273,15 @@ class Gateway:
         ids: list[int] = await self._ask(model, "tokenize", text, adds_special_tokens)
         return ids
 
-    async def tokenize_chat(
-        self, model: str, messages: list[dict[str, Any]], num_body_bytes: int
-    ) -> list[int]:
-        """Return the token ids of a conversation that came in a body of so many bytes."""
-        ids: list[int] = await self._ask(model, "tokenize_chat", messages, num_body_bytes)
+    async def tokenize_chat(self, model: str, request: GenerationRequest) -> list[int]:
+        """Return the token ids of the conversation of ``request``."""
+        ids: list[int] = await self._ask(model, "tokenize_chat", request)
         return ids
+
+    async def token_texts(self, model: str, token_ids: list[int]) -> list[str]:
+        """Return tokens as the model's vocabulary writes them."""
+        texts: list[str] = await self._ask(model, "token_texts", token_ids)
+        return texts
 
     async def detokenize(self, model: str, token_ids: list[int], param: str) -> str:
         """Return the text of token ids that came as the parameter ``param``."""

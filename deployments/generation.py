@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from deployments.prediction import PredictionCounts
+from hdserve.conversation import ChatEnd
 from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
 
 Prompt = str | tuple[int, ...]
@@ -24,6 +25,7 @@ class GenerationRequest:
         template_options: further variables of the chat template.
         reasoning_effort: a variable of chat templates that name it.
         tools: functions the model may call, as the chat template takes them.
+        chat_end: where the text of the conversation ends.
         sampling: fields of ``SamplingParams`` the client set.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
         prompt_logprobs_param: the parameter that asked for the log probabilities of prompts, which
@@ -33,6 +35,7 @@ class GenerationRequest:
         prediction: the text the client expects in the answer.
         namespace: which model databases the request may read and feed.
         includes_sources: whether deltas carry ``texts`` and ``draft``.
+        includes_prompts: whether deltas carry the token ids of prompts.
         trace: the headers that name the gateway's span; empty when the request is not traced.
         session_id: the conversation it belongs to; empty where nobody knows.
         num_body_bytes: of the HTTP body it came in: how much there is to make tokens of.
@@ -44,6 +47,7 @@ class GenerationRequest:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    chat_end: ChatEnd = ChatEnd.BEFORE_ANSWER
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
     prompt_logprobs_param: str | None = None
@@ -52,6 +56,7 @@ class GenerationRequest:
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE
     includes_sources: bool = False
+    includes_prompts: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
     session_id: str = ""
     num_body_bytes: int = 0
@@ -104,6 +109,7 @@ class Delta(NamedTuple):
         text: of the answer.
         sources: values of :class:`hdserve.core.Source`, one per token.
         texts: if asked for, one per token; together they are all the model wrote.
+        prompt_token_ids: if asked for, in the first delta of all choices of a prompt.
         reasoning: what it thought before its answer, where that is told apart; ``None`` before it
             has begun to.
         draft: if asked for, the tree that was verified, from node 1 on.
@@ -124,6 +130,7 @@ class Delta(NamedTuple):
     texts: tuple[str, ...] | None = None
     draft: tuple[DraftedToken, ...] = ()
     prompt_logprobs: tuple[TokenInfo, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
     reasoning: str | None = None
     num_prompt_tokens: int = 0
     temperature: float = 1.0

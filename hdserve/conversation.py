@@ -5,9 +5,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from hdserve.errors import InvalidRequest, Unsupported
+
+
+class ChatEnd(Enum):
+    """Where the text of a conversation ends."""
+
+    BEFORE_ANSWER = auto()
+    """Where the assistant is to speak: what begins its message is there."""
+
+    IN_LAST_MESSAGE = auto()
+    """Right behind the content of the last message, which is to go on."""
+
+    AFTER_LAST_MESSAGE = auto()
+    """Where the last message has ended, and no other has begun."""
+
+    @classmethod
+    def of(cls, adds_generation_prompt: bool | None, continues_final_message: bool) -> ChatEnd:
+        """Return the end that is meant by the options that transformers and vLLM have.
+
+        Args:
+            adds_generation_prompt: ``None`` is whatever goes with the other one.
+
+        Raises:
+            InvalidRequest: both are asked for.
+        """
+        if continues_final_message and adds_generation_prompt:
+            name = "continue_final_message"
+            raise InvalidRequest(f"{name} cannot go with add_generation_prompt: true", name)
+        if continues_final_message:
+            return cls.IN_LAST_MESSAGE
+        return cls.AFTER_LAST_MESSAGE if adds_generation_prompt is False else cls.BEFORE_ANSWER
 
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

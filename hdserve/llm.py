@@ -23,7 +23,7 @@ from hdserve.arguments import (
 )
 from hdserve.completion import Completion, completion_of
 from hdserve.config import ModelConfig, checked
-from hdserve.conversation import for_template
+from hdserve.conversation import ChatEnd, for_template
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
@@ -98,6 +98,8 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **unknown: Never,
     ) -> list[Completion]:
         """Answer the messages of a chat, or of several, by the model's chat template.
@@ -107,6 +109,10 @@ class LLM:
             tools: functions that the template shows the model, in the form of the OpenAI API.  An
                 answer that calls one has the call in its text.
             chat_template_kwargs: variables of the template, such as ``enable_thinking``.
+            add_generation_prompt: whether what begins a message of the assistant follows the
+                messages.  Default: unless the last message is continued.
+            continue_final_message: whether the answer goes on with the content of the last message,
+                which may be the beginning of one.
 
         Returns:
             One answer for each chat, so of one chat a list of one.
@@ -118,7 +124,10 @@ class LLM:
         refuse_keywords(unknown)
         chats, is_single = chats_of(messages)
         encode = partial(
-            self._encode_chat, template_options=chat_template_kwargs or {}, tools=tools
+            self._encode_chat,
+            template_options=chat_template_kwargs or {},
+            tools=tools,
+            end=ChatEnd.of(add_generation_prompt, continue_final_message),
         )
         where = "" if is_single else "messages[{}]"
         return self._answer(chats, encode, params, speculation, where)
@@ -297,9 +306,10 @@ class LLM:
         messages: Sequence[Message],
         template_options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        end: ChatEnd = ChatEnd.BEFORE_ANSWER,
     ) -> list[int]:
         messages = for_template(messages)
-        return self._host.tokenizer.encode_chat(messages, template_options, tools)
+        return self._host.tokenizer.encode_chat(messages, template_options, tools, end)
 
 
 def _at_full_speed(config: ModelConfig) -> ModelConfig:

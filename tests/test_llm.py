@@ -163,6 +163,23 @@ def test_a_chat_is_answered_by_its_template(llm: LLM) -> None:
     assert llm.chat([]) == []
 
 
+def test_a_message_goes_on(llm: LLM) -> None:
+    """From a beginning of what the model says, as it would have; or after it has ended."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    (whole,) = llm.chat(CHAT, params)
+    (begun,) = llm.chat(CHAT, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    chat = [*CHAT, {"role": "assistant", "content": begun.text}]
+    (rest,) = llm.chat(chat, params, continue_final_message=True)
+    assert rest.prompt_token_ids == [*whole.prompt_token_ids, *begun.token_ids]
+    assert rest.token_ids[:6] == whole.token_ids[6:]
+    (after,) = llm.chat(chat, params, add_generation_prompt=False)
+    (answer,) = llm.chat(chat, params)
+    num_ending = len(after.prompt_token_ids) - len(rest.prompt_token_ids)
+    assert 0 < num_ending < len(answer.prompt_token_ids) - len(rest.prompt_token_ids)
+    with pytest.raises(InvalidRequest, match="cannot go with"):
+        llm.chat(chat, params, continue_final_message=True, add_generation_prompt=True)
+
+
 def test_a_chat_may_be_as_clients_of_the_api_have_it(llm: LLM) -> None:
     """With parts, a silent assistant, and what says nothing: asked in all ways it is what the texts
     alone are."""

@@ -47,6 +47,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
             is_one_call=body.parallel_tool_calls is False,
             is_named_call=body.names_tool,
             num_prompt_logprobs=body.prompt_logprobs,
+            shows_token_ids=bool(body.return_token_ids),
         )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
 
@@ -67,7 +68,10 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
                 ]
             )
         form = CompletionFormat(
-            echoes, num_logprobs=body.logprobs, num_prompt_logprobs=body.prompt_logprobs
+            echoes,
+            num_logprobs=body.logprobs,
+            num_prompt_logprobs=body.prompt_logprobs,
+            shows_token_ids=bool(body.return_token_ids),
         )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -10,7 +11,6 @@ from fastapi.responses import Response
 from deployments.http.body_schema import body_schema
 from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
 from deployments.http.json_body import read_json
-from deployments.openai.messages import messages_for_template
 from deployments.openai.protocol import DetokenizeBody, TokenizeBody
 from hdserve.errors import InvalidRequest
 
@@ -41,11 +41,13 @@ async def _tokenize(gateway: Gateway, request: Request, response: Response) -> d
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:
-        messages = [*messages_for_template(body.messages or ())]
-        num_bytes = len(await request.body())
-        tokens = await gateway.tokenize_chat(body.model, messages, num_bytes)
+        chat = replace(body.to_generation(), num_body_bytes=len(await request.body()))
+        tokens = await gateway.tokenize_chat(body.model, chat)
     info = await gateway.describe(body.model)
-    return {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+    found = {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+    if body.return_token_strs:
+        found["token_strs"] = await gateway.token_texts(body.model, tokens)
+    return found
 
 
 async def _detokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:

@@ -12,8 +12,10 @@ class Answer:
         self.prompt_index = prompt_index
         self.reasoning: str | None = None
         self.text = ""
+        self.token_ids: list[int] = []
         self.logprobs: list[TokenInfo] | None = None
         self.prompt_logprobs: tuple[TokenInfo, ...] = ()
+        self.prompt_token_ids: tuple[int, ...] = ()
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -22,9 +24,11 @@ class Answer:
         if delta.reasoning is not None:
             self.reasoning = (self.reasoning or "") + delta.reasoning
         self.text += delta.text
+        self.token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.prompt_logprobs += delta.prompt_logprobs
+        self.prompt_token_ids += delta.prompt_token_ids
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += delta.logprobs

@@ -22,6 +22,8 @@ class ChatFormat:
         is_named_call: whether the request named the function to call.
         num_prompt_logprobs: how many of the likeliest tokens a whole answer shows at each place of
             the prompt; ``None`` shows nothing of it.
+        shows_token_ids: whether choices have the ids of their tokens, and answers those of the
+            prompt.
     """
 
     prefix = "chatcmpl"
@@ -35,8 +37,10 @@ class ChatFormat:
         is_one_call: bool = False,
         is_named_call: bool = False,
         num_prompt_logprobs: int | None = None,
+        shows_token_ids: bool = False,
     ) -> None:
         self._num_prompt_logprobs = num_prompt_logprobs
+        self._shows_token_ids = shows_token_ids
         self._make_reader = partial(
             ToolReader, tool_parser, is_one_call=is_one_call, is_named=is_named_call
         )
@@ -68,6 +72,8 @@ class ChatFormat:
         }
         if delta.finish_reason is not None:
             entries[-1]["stop_reason"] = delta.stop_reason
+        if self._shows_token_ids:
+            entries[-1]["token_ids"] = list(delta.token_ids)
         return entries
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
@@ -81,21 +87,33 @@ class ChatFormat:
             message["reasoning_content"] = answer.reasoning
         if calls:
             message["tool_calls"] = calls
-        return {
+        found = {
             "index": index,
             "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": reader.finish_reason(answer.finish_reason),
             "stop_reason": answer.stop_reason,
         }
+        if self._shows_token_ids:
+            found["token_ids"] = answer.token_ids
+        return found
+
+    def beside_delta(self, delta: Delta) -> dict[str, Any]:
+        """Return the fields beside the choices of the first chunk of a stream."""
+        if not self._shows_token_ids:
+            return {}
+        return {"prompt_token_ids": list(delta.prompt_token_ids)}
 
     def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
         """Return the fields of a whole answer beside its choices, which all have the same
         prompt."""
-        if self._num_prompt_logprobs is None:
-            return {}
-        tokens = answers[0].prompt_logprobs
-        return {"prompt_logprobs": shown_prompt(tokens, self._num_prompt_logprobs)}
+        found: dict[str, Any] = {}
+        if self._num_prompt_logprobs is not None:
+            tokens = answers[0].prompt_logprobs
+            found["prompt_logprobs"] = shown_prompt(tokens, self._num_prompt_logprobs)
+        if self._shows_token_ids:
+            found["prompt_token_ids"] = list(answers[0].prompt_token_ids)
+        return found
 
     def _logprobs(self, tokens: Iterable[TokenInfo] | None) -> dict[str, Any] | None:
         if tokens is None:

@@ -21,6 +21,8 @@ class CompletionFormat:
         num_logprobs: how many of the likeliest tokens each token has beside itself at most.
         num_prompt_logprobs: how many of them a choice of a whole answer shows at each place of its
             prompt; ``None`` shows nothing of it.
+        shows_token_ids: whether choices have the ids of their tokens, and those of their prompt
+            where they begin.
     """
 
     prefix = "cmpl"
@@ -33,17 +35,19 @@ class CompletionFormat:
         *,
         num_logprobs: int | None = None,
         num_prompt_logprobs: int | None = None,
+        shows_token_ids: bool = False,
     ) -> None:
         self._echoes = echoes
         self._num_logprobs = num_logprobs
         self._num_prompt_logprobs = num_prompt_logprobs
+        self._shows_token_ids = shows_token_ids
         self._num_characters: dict[int, int] = {}
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
         """Return the ``choices`` entry of a delta's chunk."""
         text = (self._echo(delta.prompt_index) if is_first else "") + delta.text
-        entry = {
+        entry: dict[str, Any] = {
             "index": index,
             "text": text,
             "logprobs": self._logprobs(delta, index),
@@ -51,11 +55,15 @@ class CompletionFormat:
         }
         if delta.finish_reason is not None:
             entry["stop_reason"] = delta.stop_reason
+        if self._shows_token_ids:
+            entry["token_ids"] = list(delta.token_ids)
+            if is_first:
+                entry["prompt_token_ids"] = list(delta.prompt_token_ids)
         return [entry]
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
         """Return the ``choices`` entry of a whole answer."""
-        found = {
+        found: dict[str, Any] = {
             "index": index,
             "text": self._echo(answer.prompt_index) + answer.text,
             "logprobs": self._logprobs(answer, index),
@@ -65,7 +73,14 @@ class CompletionFormat:
         if self._num_prompt_logprobs is not None:
             prompt = shown_prompt(answer.prompt_logprobs, self._num_prompt_logprobs)
             found["prompt_logprobs"] = prompt
+        if self._shows_token_ids:
+            found["token_ids"] = answer.token_ids
+            found["prompt_token_ids"] = list(answer.prompt_token_ids)
         return found
+
+    def beside_delta(self, delta: Delta) -> dict[str, Any]:
+        """Return nothing, since each choice has its own prompt."""
+        return {}
 
     def beside_choices(self, answers: Mapping[int, Answer]) -> dict[str, Any]:
         """Return nothing, since each choice has its own prompt."""

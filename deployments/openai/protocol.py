@@ -9,11 +9,12 @@ from pydantic import Field
 
 from deployments.generation import GenerationRequest, Prompt
 from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth
+from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.openai.structured import Constraint, StructuredFields, one_of
-from deployments.openai.tools import ToolFields, has_unheld_strict
+from deployments.openai.tools import ToolFields, Tools, has_unheld_strict
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import MAX_TOP_LOGPROBS
@@ -137,6 +138,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
     speculation: Speculation | None = None
 
     @property
@@ -196,15 +198,13 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
         }
 
 
-class ChatBody(GenerationBody, ToolFields):
+class ChatBody(GenerationBody, ChatFields, ToolFields):
     """``POST /v1/chat/completions``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "add_generation_prompt": (True,),
         "add_special_tokens": (False,),
         "best_of": (1,),
         "chat_template": (),
-        "continue_final_message": (False,),
         "documents": ([],),
         "echo": (False,),
         "functions": ([],),
@@ -224,7 +224,6 @@ class ChatBody(GenerationBody, ToolFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
 
     @property
@@ -276,12 +275,14 @@ class ChatBody(GenerationBody, ToolFields):
             template_options=self.chat_template_kwargs or {},
             reasoning_effort=self.reasoning_effort,
             tools=self.template_tools(),
+            chat_end=self.chat_end,
             sampling=sampling,
             grammar_param=constraint and constraint.param,
             prompt_logprobs_param=None if num_scores is None else "prompt_logprobs",
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             includes_sources=self.includes_sources,
+            includes_prompts=bool(self.return_token_ids),
             prediction=None
             if self.prediction is None
             else joined(self.prediction.content, "prediction", separator=""),
@@ -355,6 +356,7 @@ class CompletionBody(GenerationBody):
             num_choices=self.num_choices,
             speculation=self.speculation_fields(),
             includes_sources=self.includes_sources,
+            includes_prompts=bool(self.return_token_ids),
         )
 
     def _scores(self, *, computes_prompt: bool) -> dict[str, int]:
@@ -373,23 +375,35 @@ class CompletionBody(GenerationBody):
         return found
 
 
-class TokenizeBody(OfferedBody):
+class TokenizeBody(OfferedBody, ChatFields):
     """``POST /tokenize``: the token ids of a text or of a chat."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "add_generation_prompt": (True,),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
         "mm_processor_kwargs": ({},),
-        "return_token_strs": (False,),
-        "tools": ([],),
     }
 
     model: str
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
+    tools: Tools | None = None
+    return_token_strs: bool | None = None
+
+    def to_generation(self) -> GenerationRequest:
+        """Return the conversation as a request to continue it would have it.
+
+        Raises:
+            InvalidRequest: parameters contradict each other.
+            Unsupported: a message has a part that is not text.
+        """
+        return GenerationRequest(
+            request_id="",
+            messages=messages_for_template(self.messages or ()),
+            template_options=self.chat_template_kwargs or {},
+            tools=tuple(tool.for_template() for tool in self.tools or ()),
+            chat_end=self.chat_end,
+        )
 
 
 class DetokenizeBody(OfferedBody):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.generation import Delta, Summary, TokenInfo
+from deployments.generation import Delta, Summary
 from deployments.openai.answer import Answer
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
@@ -48,7 +48,8 @@ class ResponseBuilder:
         self._answers: dict[int, Answer] = {}
         self._num_tokens: Counter[int] = Counter()
         """The number of tokens of each choice of a stream so far."""
-        self._prompts: dict[int, tuple[TokenInfo, ...]] = {}
+        self._prompts: dict[int, Delta] = {}
+        """By the index of a prompt, the first delta of all its choices."""
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the chunks of one delta: one, but two where a tool call begins and goes on, and
@@ -64,11 +65,15 @@ class ResponseBuilder:
         usage_so_far: dict[str, Any] = {"usage": None} if self._includes_usage else {}
         if self._counts_in_chunks:
             usage_so_far["usage"] = token_counts(delta.num_prompt_tokens, self._num_tokens[index])
-        return [
+        chunks = [
             {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_so_far}
             for choice in choices
             if self._counts_in_chunks or _has_content(choice)
         ]
+        if is_first and len(self._answers) == 1:
+            for chunk in chunks[:1]:
+                chunk |= self._form.beside_delta(delta)
+        return chunks
 
     def end(self, summary: Summary) -> list[dict[str, Any]]:
         """Return the chunk after the last delta, if asked for: no choices, but usage and what
@@ -110,11 +115,11 @@ class ResponseBuilder:
         }
 
     def _with_prompt(self, delta: Delta) -> Delta:
-        """Return the first delta of a choice with the log probabilities of its prompt, which came
-        once."""
-        prompt = delta.prompt_logprobs or self._prompts.get(delta.prompt_index, ())
-        self._prompts[delta.prompt_index] = prompt
-        return delta._replace(prompt_logprobs=prompt)
+        """Return the first delta of a choice with what is known of its prompt, which came once."""
+        first = self._prompts.setdefault(delta.prompt_index, delta)
+        return delta._replace(
+            prompt_logprobs=first.prompt_logprobs, prompt_token_ids=first.prompt_token_ids
+        )
 
     def _index(self, delta: Delta) -> int:
         return delta.prompt_index * self._num_choices + delta.choice_index
@@ -122,7 +127,7 @@ class ResponseBuilder:
 
 def _has_content(choice: Mapping[str, Any]) -> bool:
     """Whether the entry of a chunk tells a client anything."""
-    names = ("delta", "text", "logprobs", "finish_reason", "token_sources", "draft")
+    names = ("delta", "text", "logprobs", "finish_reason", "token_sources", "draft", "token_ids")
     return any(choice.get(name) for name in names)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray import serve
 
@@ -196,14 +196,20 @@ class ModelServer:
             return await self._off_loop(len(text), encode, text)
 
     @tells_faults
-    async def tokenize_chat(self, messages: list[dict[str, Any]], num_body_bytes: int) -> list[int]:
-        """Return the token ids of a conversation that came in a body of so many bytes.
+    async def tokenize_chat(self, request: GenerationRequest) -> list[int]:
+        """Return the token ids of the conversation of ``request``.
 
         Raises:
             Overloaded: too many large texts wait already.
         """
-        with self._text(num_body_bytes):
-            return await self._off_loop(num_body_bytes, self._tokenizer.encode_chat, messages, {})
+        encode = self._sequence_builder.chat_token_ids
+        with self._text(request.num_body_bytes):
+            return await self._off_loop(request.num_body_bytes, encode, request)
+
+    @tells_faults
+    async def token_texts(self, token_ids: list[int]) -> list[str]:
+        """Return tokens as the vocabulary writes them."""
+        return await self._off_loop(len(token_ids), self._tokenizer.written, token_ids)
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,6 +60,7 @@ class RecordStreams:
         clocks = [self._requests.clock(seq) for seq in sequences]
         readers = self._reasoning.of(request, sequences)
         shows_prompts = request.prompt_logprobs_param is not None
+        prompts = _prompts(sequences, request.num_choices) if request.includes_prompts else {}
         tasks = [
             asyncio.create_task(self._pump(seq, clock, merged, trace))
             for seq, clock in zip(sequences, clocks, strict=True)
@@ -76,9 +77,8 @@ class RecordStreams:
                 items = await _all_of(merged)
                 outputs = [item for item in items if isinstance(item, StepOutput)]
                 num_open -= items.count(None)
-                records: list[Delta | Summary] = [
-                    *await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
-                ]
+                found = await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
+                records: list[Delta | Summary] = [*_with_prompts(found, prompts)]
                 if not num_open:
                     if request.prediction and records:  # to count it may take a while
                         yield tuple(records)
@@ -124,6 +124,19 @@ class RecordStreams:
         finally:
             spans.end()
             await outputs.aclose()
+
+
+def _prompts(sequences: list[Sequence], num_choices: int) -> dict[int, tuple[int, ...]]:
+    """Return the prompt of each ``num_choices`` of ``sequences``, which have no output yet, by its
+    index."""
+    return {number: tuple(seq.token_ids) for number, seq in enumerate(sequences[::num_choices])}
+
+
+def _with_prompts(deltas: Iterable[Delta], prompts: dict[int, tuple[int, ...]]) -> Iterator[Delta]:
+    """Yield ``deltas``, the first of each prompt in ``prompts`` with it; it is taken out."""
+    for delta in deltas:
+        found = prompts.pop(delta.prompt_index, None)
+        yield delta if found is None else delta._replace(prompt_token_ids=found)
 
 
 def as_asked(error: BaseException, request: GenerationRequest) -> BaseException:

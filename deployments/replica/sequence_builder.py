@@ -125,14 +125,27 @@ class SequenceBuilder:
     def _beginnings(self, request: GenerationRequest, num_tokens: int) -> Iterator[TextBeginning]:
         """Yield whole prompts, but for those that have far more than ``num_tokens``."""
         if request.messages:
-            options = {**self._effort(request), **request.template_options}
-            text = self._tokenizer.render_chat(request.messages, options, request.tools)
+            text = self._chat(request)
             yield encode_beginning(self._tokenizer, text, num_tokens, adds_special_tokens=False)
         for prompt in request.prompts:
             if isinstance(prompt, str):
                 yield encode_beginning(self._tokenizer, prompt, num_tokens)
             else:
                 yield TextBeginning(prompt, is_whole=True)
+
+    def chat_token_ids(self, request: GenerationRequest) -> list[int]:
+        """Return the token ids of a conversation, however long it is.
+
+        Raises:
+            InvalidRequest: the template is wrong.
+        """
+        return self._tokenizer.encode(self._chat(request), adds_special_tokens=False)
+
+    def _chat(self, request: GenerationRequest) -> str:
+        options = {**self._effort(request), **request.template_options}
+        return self._tokenizer.render_chat(
+            request.messages, options, request.tools, request.chat_end
+        )
 
     def _effort(self, request: GenerationRequest) -> dict[str, str]:
         """Return the variable of the template that says how much to reason, if the request does.

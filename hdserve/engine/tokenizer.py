@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from hdserve.conversation import ChatEnd
 from hdserve.engine.hub import check_hub
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
@@ -134,9 +135,10 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         template_options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        end: ChatEnd = ChatEnd.BEFORE_ANSWER,
     ) -> list[int]:
         """Token ids of :meth:`render_chat`, which says what the arguments and errors are."""
-        text = self.render_chat(messages, template_options, tools)
+        text = self.render_chat(messages, template_options, tools, end)
         return self.encode(text, adds_special_tokens=False)
 
     def render_chat(
@@ -144,9 +146,9 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         template_options: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        end: ChatEnd = ChatEnd.BEFORE_ANSWER,
     ) -> str:
-        """The text of a conversation, up to where the assistant is to speak, with all its special
-        tokens.
+        """The text of a conversation, up to ``end``, with all its special tokens.
 
         Args:
             messages: their role ``developer``, the OpenAI API's newer name of ``system``, is
@@ -177,7 +179,7 @@ class Tokenizer:
             raise Unsupported(reason, "tools")
         self._check_shown(messages, has_tools=bool(tools))
         try:
-            return self._render(messages, tools, template_options)
+            return self._render(messages, tools, template_options, end)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
@@ -187,6 +189,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         template_options: Mapping[str, Any],
+        end: ChatEnd = ChatEnd.BEFORE_ANSWER,
     ) -> str:
         known_tools = list(tools) or None
         knows_developer = _DEVELOPER in self._tokenizer.get_chat_template(tools=known_tools)
@@ -194,7 +197,8 @@ class Tokenizer:
             list(messages if knows_developer else _with_system(messages)),
             tools=known_tools,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=end is ChatEnd.BEFORE_ANSWER,
+            continue_final_message=end is ChatEnd.IN_LAST_MESSAGE,
             **template_options,
         )
         return text
@@ -220,6 +224,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skips_special_tokens)
         return text
+
+    def written(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary writes them; those that are not in it are empty."""
+        return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, special tokens included."""

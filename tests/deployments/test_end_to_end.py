@@ -121,6 +121,56 @@ def test_each_database_drafts(client: openai.OpenAI, database: str) -> None:
     assert metrics["accepted_by_source"][database] > 0
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_goes_on_from_its_beginning(client: openai.OpenAI, is_streamed: bool) -> None:
+    """From the text of the last message, by token ids that ``/tokenize`` has as well."""
+    asked: dict[str, Any] = {"model": MODELS[1], "temperature": 0, "max_tokens": 24}
+    extra: dict[str, Any] = {"return_token_ids": True, "ignore_eos": True}
+    whole = client.chat.completions.create(messages=QUESTION, extra_body=extra, **asked)  # type: ignore[arg-type]
+    token_ids = (whole.choices[0].model_extra or {})["token_ids"]
+    prompt_ids = (whole.model_extra or {})["prompt_token_ids"]
+    assert len(token_ids) == 24
+    begun = text_of(client, token_ids[:8])
+    messages: Any = [*QUESTION, {"role": "assistant", "content": begun}]
+    counted = tokenized(client, messages=messages, continue_final_message=True)
+    assert counted["tokens"] == [*prompt_ids, *token_ids[:8]]
+    assert len(counted["token_strs"]) == counted["count"]
+    asked["max_tokens"] = 16
+    extra["continue_final_message"] = True
+    if is_streamed:
+        stream = client.chat.completions.create(
+            messages=messages, extra_body=extra, stream=True, **asked
+        )
+        chunks = list(stream)
+        found = [ids for c in chunks for ids in (c.choices[0].model_extra or {})["token_ids"]]
+        prompts = [(chunk.model_extra or {}).get("prompt_token_ids") for chunk in chunks]
+        assert prompts == [counted["tokens"], *[None] * (len(chunks) - 1)]
+    else:
+        rest = client.chat.completions.create(messages=messages, extra_body=extra, **asked)
+        assert (rest.model_extra or {})["prompt_token_ids"] == counted["tokens"]
+        found = (rest.choices[0].model_extra or {})["token_ids"]
+    assert found == token_ids[8:]
+
+
+def tokenized(client: openai.OpenAI, **fields: Any) -> dict[str, Any]:
+    """What the server's tokenizer makes of a conversation."""
+    body = {"model": MODELS[1], "return_token_strs": True, **fields}
+    found: dict[str, Any] = post(client, "tokenize", body)
+    return found
+
+
+def text_of(client: openai.OpenAI, token_ids: list[int]) -> str:
+    found: str = post(client, "detokenize", {"model": MODELS[1], "tokens": token_ids})["prompt"]
+    return found
+
+
+def post(client: openai.OpenAI, route: str, body: dict[str, Any]) -> Any:
+    """The answer of a route beside ``/v1``."""
+    return client.with_options(base_url=str(client.base_url).replace("/v1/", "/")).post(
+        f"/{route}", body=body, cast_to=object
+    )
+
+
 def test_choices_and_logprobs(client: openai.OpenAI) -> None:
     """``n`` choices differ; log probabilities cover the answer's tokens."""
     answer = client.chat.completions.create(

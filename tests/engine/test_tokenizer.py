@@ -19,6 +19,7 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Metaspace as MetaspaceSplit
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hdserve.conversation import ChatEnd
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import bundled_model_path
@@ -80,6 +81,43 @@ def test_a_conversation_ends_where_the_assistant_speaks() -> None:
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert TOKENIZER.decode(ids) == text
     assert ids == TOKENIZER.encode(text, adds_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [
+        (ChatEnd.BEFORE_ANSWER, "<|im_end|>\n<|im_start|>assistant\n"),
+        (ChatEnd.IN_LAST_MESSAGE, ""),
+        (ChatEnd.AFTER_LAST_MESSAGE, "<|im_end|>\n"),
+    ],
+)
+@pytest.mark.parametrize("content", ["So", "So ", " \nSo\n\n"])
+def test_a_conversation_ends_where_it_is_told_to(end: ChatEnd, ending: str, content: str) -> None:
+    """A message that is continued keeps the white space that it ends with."""
+    messages = [USER, {"role": "assistant", "content": content}]
+    text = TOKENIZER.render_chat(messages, {}, (), end)
+    beginning = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert text == f"{beginning}{content}{ending}"
+    assert TOKENIZER.encode_chat(messages, {}, (), end) == TOKENIZER.encode(
+        text, adds_special_tokens=False
+    )
+
+
+def test_a_message_without_a_content_cannot_be_continued(tmp_path: Path) -> None:
+    """Nor one that the template does not show."""
+    silent = [USER, {"role": "assistant"}]
+    hiding = with_template(tmp_path, "{% for m in messages[:1] %}{{ m.content }}{% endfor %}")
+    hidden = [USER, {"role": "assistant", "content": "So"}]
+    for tokenizer, messages in ((TOKENIZER, silent), (hiding, hidden)):
+        with pytest.raises(InvalidRequest, match="continue_final_message") as caught:
+            tokenizer.render_chat(messages, {}, (), ChatEnd.IN_LAST_MESSAGE)
+        assert caught.value.param == "messages"
+
+
+def test_tokens_are_written_as_the_vocabulary_has_them() -> None:
+    ids = TOKENIZER.encode(" table\n", adds_special_tokens=False)
+    assert "".join(TOKENIZER.written(ids)) == "ĠtableĊ"
+    assert TOKENIZER.written([TOKENIZER.vocab_size + 5]) == [""]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from deployments.openai.protocol import (
     TokenizeBody,
 )
 from deployments.openai.request_body import parse_body
+from hdserve.conversation import ChatEnd
 from hdserve.core import MAX_TOP_LOGPROBS, SamplingParams, SpeculationParams
 from hdserve.errors import InvalidRequest, Unsupported
 from tests.deployments.bodies import USER, chat, refused
@@ -150,11 +151,9 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "audio", {}),
     (ChatBody, "verbosity", "low"),
     (ChatBody, "use_beam_search", True),
-    (ChatBody, "add_generation_prompt", False),
     (ChatBody, "add_special_tokens", True),
     (CompletionBody, "add_special_tokens", False),
     (ChatBody, "chat_template", "{{ 7 * 7 }}"),
-    (ChatBody, "continue_final_message", True),
     (ChatBody, "documents", [{"text": "x"}]),
     (ChatBody, "echo", True),
     (CompletionBody, "allowed_token_ids", [1]),
@@ -173,7 +172,6 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (CompletionBody, "json_schema", "{}"),
     (CompletionBody, "stop_regex", "a+"),
     (CompletionBody, "prompt_embeds", "AAAA"),
-    (ChatBody, "return_token_ids", True),
     (CompletionBody, "return_tokens_as_token_ids", True),
     (ChatBody, "return_prompt_text", True),
     (ChatBody, "include_reasoning", False),
@@ -461,15 +459,57 @@ def test_tokenize_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"tools": [{}]}, {"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}],
+    "fields", [{"chat_template": "{{ 1 }}"}, {"mm_processor_kwargs": {"a": 1}}]
 )
 def test_tokenize_refuses_what_would_change_the_count(fields: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as caught:
         TokenizeBody.parse({"model": "m", "messages": USER} | fields)
     assert [caught.value.param] == list(fields)
-    neutral = {"tools": [], "chat_template": None, "add_generation_prompt": True, "other": 1}
+    neutral = {"mm_processor_kwargs": {}, "chat_template": None, "other": 1}
     assert TokenizeBody.parse({"model": "m", "messages": USER} | neutral).ignored == ("other",)
+
+
+def test_tokenize_reads_a_conversation_as_a_chat_does() -> None:
+    """So that what it counts is the prompt of the request that has the same parameters."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    fields = {
+        "model": "m",
+        "messages": [*USER, {"role": "assistant", "content": "So"}],
+        "tools": [tool],
+        "chat_template_kwargs": {"a": 1},
+        "continue_final_message": True,
+    }
+    asked = TokenizeBody.parse(fields).to_generation()
+    answered = ChatBody.parse(fields).to_generation("r")
+    for name in ("messages", "tools", "template_options", "chat_end", "reasoning_effort"):
+        assert getattr(asked, name) == getattr(answered, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, ChatEnd.BEFORE_ANSWER),
+        ({"add_generation_prompt": True}, ChatEnd.BEFORE_ANSWER),
+        ({"add_generation_prompt": False}, ChatEnd.AFTER_LAST_MESSAGE),
+        ({"continue_final_message": True}, ChatEnd.IN_LAST_MESSAGE),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            ChatEnd.IN_LAST_MESSAGE,
+        ),
+        ({"continue_final_message": False}, ChatEnd.BEFORE_ANSWER),
+    ],
+)
+def test_where_a_conversation_ends(fields: dict[str, Any], end: ChatEnd) -> None:
+    body = ChatBody.parse({"model": "m", "messages": USER, **fields})
+    assert body.to_generation("r").chat_end is end
+
+
+def test_a_message_is_not_both_continued_and_answered() -> None:
+    fields = {"continue_final_message": True, "add_generation_prompt": True}
+    body = ChatBody.parse({"model": "m", "messages": USER, **fields})
+    with pytest.raises(InvalidRequest, match="cannot go with") as caught:
+        body.to_generation("r")
+    assert caught.value.param == "continue_final_message"
 
 
 JSON = st.recursive(

@@ -63,6 +63,43 @@ def test_what_stopped_a_choice_is_told(
     assert last["stop_reason"] == reason
 
 
+def test_token_ids_of_a_chat() -> None:
+    """Those of the prompt are beside the choices, once, as vLLM has them."""
+    first = delta("a", token_ids=(5, 6), prompt_token_ids=(1, 2, 3))
+    deltas = [first, delta("", token_ids=(7,)), delta("b", token_ids=(8,), finish_reason="stop")]
+    other = delta("c", choice=1, token_ids=(9,), finish_reason="stop")
+    whole = collected(ChatFormat(shows_token_ids=True), *deltas, other, num_choices=2)
+    assert whole["prompt_token_ids"] == [1, 2, 3]
+    assert [choice["token_ids"] for choice in whole["choices"]] == [[5, 6, 7, 8], [9]]
+    made = builder(ChatFormat(shows_token_ids=True), 2)
+    chunks = [chunk for item in (*deltas, other) for chunk in made.add(item)]
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[5, 6], [7], [8], [9]]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], None, None, None]
+    without = collected(ChatFormat(), *deltas)
+    assert "token_ids" not in without["choices"][0]
+    assert "prompt_token_ids" not in without
+
+
+def test_token_ids_of_completions() -> None:
+    """Each choice has those of its own prompt, in a stream where it begins."""
+    deltas = [
+        delta("a", prompt=0, token_ids=(5,), prompt_token_ids=(1, 2)),
+        delta("b", prompt=1, token_ids=(6,), prompt_token_ids=(3,)),
+        delta("c", prompt=1, choice=1, token_ids=(7,)),
+        delta("d", prompt=0, token_ids=(8,)),
+    ]
+    form = CompletionFormat(shows_token_ids=True)
+    choices = collected(form, *deltas, num_choices=2)["choices"]
+    found = {
+        choice["index"]: (choice["prompt_token_ids"], choice["token_ids"]) for choice in choices
+    }
+    assert found == {0: ([1, 2], [5, 8]), 2: ([3], [6]), 3: ([3], [7])}
+    made = builder(CompletionFormat(shows_token_ids=True), 2)
+    chunks = [chunk["choices"][0] for item in deltas for chunk in made.add(item)]
+    assert [chunk["token_ids"] for chunk in chunks] == [[5], [6], [7], [8]]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2], [3], [3], None]
+
+
 def test_the_usage_of_a_prediction() -> None:
     """In the fields of the real client, for requests that had one."""
     assert "completion_tokens_details" not in usage(SUMMARY)

@@ -1,0 +1,27 @@
+"""The parameters of a request that say how its conversation becomes a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from hdserve.conversation import ChatEnd
+
+
+class ChatFields(BaseModel):
+    """What the chat template is given beside the messages."""
+
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def chat_end(self) -> ChatEnd:
+        """Where the text of the conversation ends.
+
+        Raises:
+            InvalidRequest: the parameters contradict each other.
+        """
+        return ChatEnd.of(self.add_generation_prompt, bool(self.continue_final_message))
