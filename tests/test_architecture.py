@@ -53,6 +53,7 @@ LAYERS = {
     "deployments.metrics": 8,
     "deployments.parsers": 8,
     "deployments.openai": 9,
+    "deployments.anthropic": 10,
     "deployments.replica": 10,
     "deployments.http": 11,
     "deployments": 11,

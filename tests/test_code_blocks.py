@@ -83,6 +83,7 @@ NOT_RUN = {
 PYTHON_RUN_ELSEWHERE = {
     "README.md": 2,
     "docs/adding-a-draft-source.md": 2,
+    "docs/http.md": 1,
     "docs/offline.md": 3,
     "docs/quickstart.md": 3,
 }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.http.error_answer import error_answer
 from deployments.http.own_path import own_path, without_slashes
-from deployments.openai.objects import error_body
 from hdserve.access import Identity
 from hdserve.current_access import CurrentAccess
 from hdserve.errors import Forbidden, Unauthorized
@@ -45,9 +44,7 @@ class SignIn:
         try:
             identity = self._access.identify(authorization_of(scope))
         except Unauthorized as error:
-            response = JSONResponse(
-                error_body(error), error.status, headers={"www-authenticate": "Bearer"}
-            )
+            response = error_answer(scope, error, headers={"www-authenticate": "Bearer"})
             await response(scope, receive, send)
             return
         scope.setdefault("state", {})["identity"] = identity
@@ -55,9 +52,12 @@ class SignIn:
 
 
 def authorization_of(scope: Scope) -> str:
-    """Return the header that says who sends a request; empty where there is none."""
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    return values[0].decode("latin-1") if values else ""
+    """Return the header that says who sends a request, or what it would be where the key is in that
+    of Anthropic's API; empty where there is neither."""
+    headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+    key = headers.get(b"x-api-key")
+    found: str = headers.get(b"authorization", f"Bearer {key}" if key else "")
+    return found
 
 
 def identity_of(request: Request) -> Identity:

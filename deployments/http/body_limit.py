@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi.responses import JSONResponse
 from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.openai.objects import error_body
+from deployments.http.error_answer import error_answer
 from hdserve.access import Identity
 from hdserve.config import GatewayConfig
 from hdserve.errors import BodyTooLarge
@@ -33,8 +32,7 @@ class BodyLimit:
             _check(self._declared_bytes(scope), max_bytes)
             await self._app(scope, self._counting(receive, max_bytes), send)
         except BodyTooLarge as error:
-            response = JSONResponse(error_body(error), status_code=error.status)
-            await response(scope, receive, send)
+            await error_answer(scope, error)(scope, receive, send)
 
     def _counting(self, receive: Receive, max_bytes: int) -> Receive:
         num_bytes = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from deployments.http.error_answer import error_answer
 from deployments.http.own_path import own_path, root_of, without_slashes
-from deployments.openai.objects import error_body
 from hdserve.errors import HdserveError, ModelNotFound, Overloaded, RequestError, RequestTimeout
 
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
@@ -42,7 +42,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, RequestTimeout):  # which clients would let happen twice more
         headers["x-should-retry"] = "false"
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    return error_answer(request.scope, error, headers=headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -53,12 +53,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         if moved is not None:
             return moved
         message = _no_route(request, own_path(request.scope))
-    body = error_body(RequestError(message))
-    body["error"] |= {"type": "invalid_request_error", "code": "invalid_route"}
     headers = {**(error.headers or {})}
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed_methods(request))
-    return JSONResponse(body, status_code=error.status_code, headers=headers)
+    told = RequestError(message)
+    return error_answer(
+        request.scope, told, status=error.status_code, code="invalid_route", headers=headers
+    )
 
 
 def _moved(request: Request) -> RedirectResponse | None:
@@ -87,9 +88,9 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
+async def _on_unexpected(request: Request, _error: Exception) -> Response:
     error = HdserveError("an internal error occurred; the log of the gateway says more")
-    return JSONResponse(error_body(error), status_code=500)
+    return error_answer(request.scope, error)
 
 
 def _allowed_methods(request: Request) -> list[str]:

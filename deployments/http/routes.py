@@ -15,6 +15,7 @@ from deployments.http.completion_routes import add_completion_routes
 from deployments.http.documented_api import DocumentedApi
 from deployments.http.errors import add_error_handlers
 from deployments.http.head_requests import HeadRequests
+from deployments.http.messages_route import add_messages_routes
 from deployments.http.metrics import add_metrics_route, known_answers
 from deployments.http.model_routes import add_model_routes
 from deployments.http.operation_routes import add_operation_routes
@@ -45,6 +46,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     add_completion_routes(api, gateway)
     add_token_routes(api, gateway)
     add_responses_route(api, gateway)
+    add_messages_routes(api, gateway)
     add_model_routes(api, gateway)
     add_operation_routes(api, gateway)
     add_metrics_route(api, gateway)

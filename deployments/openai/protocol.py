@@ -49,7 +49,7 @@ _SAMPLING_FIELDS = (
     "include_stop_str_in_output",
 )
 
-_OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
+OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
@@ -216,7 +216,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         "suffix": ("",),
         "verbosity": ("medium",),
         "web_search_options": (),
-        **_OF_RESPONSES,
+        **OF_RESPONSES,
     }
 
     messages: Messages = Field(min_length=1)
@@ -308,7 +308,7 @@ class CompletionBody(GenerationBody):
         "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
-        **_OF_RESPONSES,
+        **OF_RESPONSES,
     }
 
     prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(

@@ -13,7 +13,8 @@ from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body, metrics
 from deployments.openai.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from deployments.openai.responses_protocol import ResponsesBody
-from deployments.parsers.call_reader import Arguments, CallBegin, CallPart
+from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
+from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
 from hdserve.errors import HdserveError
 
@@ -55,9 +56,7 @@ class ResponseEvents:
         self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
     ) -> None:
         self._head = _head(body, request_id)
-        self._parser = tool_parser() if tool_parser else None
-        self._max_calls = 1 if body.parallel_tool_calls is False else None
-        self._num_calls = 0
+        self._reader = AnswerReader(tool_parser, is_one_call=body.parallel_tool_calls is False)
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
         self._finish_reason: str | None = None
@@ -67,12 +66,7 @@ class ResponseEvents:
         """Return the events of a delta; before the first one those that begin the response."""
         begun = [] if self._num_events else self._begin_response(delta)
         self._finish_reason = delta.finish_reason or self._finish_reason
-        parts: list[str | CallPart] = [delta.text]
-        if self._parser is not None:
-            parts = [*self._parser.push(delta.text)]
-            parts += self._parser.finish() if delta.finish_reason is not None else []
-        events = [*self._reason(delta.reasoning or "")]
-        events += [event for part in parts for event in self._read(part)]
+        events = [event for piece in self._reader.read(delta) for event in self._read(piece)]
         return begun + [self._numbered(event) for event in events]
 
     def _begin_response(self, first: Delta) -> list[Event]:
@@ -122,30 +116,17 @@ class ResponseEvents:
     def _response(self, status: str) -> dict[str, Any]:
         return {**self._head, "status": status, "output": [*self._items]}
 
-    def _reason(self, text: str) -> Iterator[Event]:
-        if not text:
-            return
-        if not isinstance(self._open, ReasoningItem):
-            yield from self._begin(ReasoningItem())
-        yield from self._add(text)
-
-    def _read(self, part: str | CallPart) -> Iterator[Event]:
-        if isinstance(part, CallBegin):
-            self._num_calls += 1
-            if self._is_wanted and self._parser is not None:
-                yield from self._begin(CallItem(part.name, self._parser.call_id()))
-        elif isinstance(part, Arguments):
-            if self._is_wanted:
-                yield from self._add(part.text)
-                yield from self._close("completed") if part.is_last else ()
-        elif part:
-            if not isinstance(self._open, MessageItem):
-                yield from self._begin(MessageItem())
-            yield from self._add(part)
-
-    @property
-    def _is_wanted(self) -> bool:
-        return self._max_calls is None or self._num_calls <= self._max_calls
+    def _read(self, piece: Piece) -> Iterator[Event]:
+        if isinstance(piece, Call):
+            yield from self._begin(CallItem(piece.name, piece.call_id))
+        elif isinstance(piece, Arguments):
+            yield from self._add(piece.text)
+            yield from self._close("completed") if piece.is_last else ()
+        else:
+            kind = ReasoningItem if isinstance(piece, Thought) else MessageItem
+            if not isinstance(self._open, kind):
+                yield from self._begin(kind())
+            yield from self._add(piece.text if isinstance(piece, Thought) else piece)
 
     def _begin(self, item: Item) -> Iterator[Event]:
         yield from self._close("completed")

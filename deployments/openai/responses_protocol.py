@@ -34,7 +34,7 @@ _SAME_AS_CHAT = (
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
-_OF_CHATS: Mapping[str, tuple[Any, ...]] = {
+OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
@@ -261,7 +261,7 @@ class ResponsesBody(RequestBody):
         "prompt": (),
         "store": (False,),
         "top_logprobs": (0,),
-        **_OF_CHATS,
+        **OF_CHATS,
     }
     """Nothing is stored, so nothing of an earlier response can be asked for."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, Field
 
@@ -45,7 +45,15 @@ class FunctionDefinition(Body):
         return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
 
 
-def has_unheld_strict(functions: Iterable[FunctionDefinition], choice: Any) -> bool:
+class MayBeStrict(Protocol):
+    """A function whose calls are to be held to its parameters, or need not be."""
+
+    @property
+    def strict(self) -> bool | None:
+        """Whether they are to be."""
+
+
+def has_unheld_strict(functions: Iterable[MayBeStrict], choice: Any) -> bool:
     """Whether calls may be made by ``choice`` that nothing holds to the parameters of functions
     that are ``strict``.
 

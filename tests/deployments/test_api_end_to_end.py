@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import jsonschema
 import openai
 import pytest
 
+from hdserve.config import GatewayConfig
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Publish
@@ -97,6 +99,13 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
 @pytest.fixture(scope="module")
 def client(application: ServedApplication) -> openai.OpenAI:
     return application.client(ANNA_KEY)
+
+
+@pytest.fixture(scope="module")
+def claude(application: ServedApplication) -> anthropic.Anthropic:
+    """The client of the other API, which adds the version to the address itself."""
+    base_url = application.base_url
+    return anthropic.Anthropic(base_url=base_url, api_key=ANNA_KEY, max_retries=0)
 
 
 def _model(directory: Path) -> Path:
@@ -426,6 +435,138 @@ def test_responses_that_are_refused(
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**options, stream=is_streamed)
     assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, seed: int) -> None:
+    """Anthropic's API gives the text of the chat, streamed and whole, with drafts and without."""
+    chat = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, seed=seed, max_tokens=25, temperature=0.8
+    )
+    text = chat.choices[0].message.content
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 25}
+    for is_enabled in (False, True):
+        speculation = {"enabled": is_enabled}
+        extra = {"seed": seed, "temperature": 0.8, "speculation": speculation}
+        message = claude.messages.create(messages=QUESTION, **options, extra_body=extra)
+        assert [block.text for block in message.content if block.type == "text"] == [text]
+    is_cut_off = chat.choices[0].finish_reason == "length"
+    assert message.stop_reason == ("max_tokens" if is_cut_off else "end_turn")
+    usage = message.usage
+    assert chat.usage is not None
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == chat.usage.prompt_tokens
+    assert usage.output_tokens == chat.usage.completion_tokens
+    counted = claude.messages.count_tokens(model=MODEL, messages=QUESTION)
+    assert counted.input_tokens == chat.usage.prompt_tokens
+    extra["speculation"] = {"enabled": False}  # with drafts it may come at once
+    with claude.messages.stream(messages=QUESTION, **options, extra_body=extra) as stream:
+        pieces = list(stream.text_stream)
+        last = stream.get_final_message()
+    assert len(pieces) > 1
+    assert "".join(pieces) == text
+    assert last.stop_reason == message.stop_reason
+    assert last.usage.output_tokens == usage.output_tokens
+
+
+def test_messages_that_go_on(claude: anthropic.Anthropic) -> None:
+    """From the beginning of an answer; a stop sequence ends them, and is told."""
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 30, "extra_body": {"temperature": 0}}
+    whole = claude.messages.create(messages=QUESTION, system="Be brief.", **options)
+    (block,) = whole.content
+    assert block.type == "text"
+    begun, found, rest = block.text.partition(" ")
+    assert found
+    messages: Any = [*QUESTION, {"role": "assistant", "content": begun}]
+    gone_on = claude.messages.create(
+        messages=messages, system="Be brief.", stop_sequences=[rest[4:8]], **options
+    )
+    (continued,) = gone_on.content
+    assert continued.type == "text"
+    assert continued.text == found + rest[: rest.index(rest[4:8])]
+    assert (gone_on.stop_reason, gone_on.stop_sequence) == ("stop_sequence", rest[4:8])
+
+
+def test_messages_with_tools(claude: anthropic.Anthropic) -> None:
+    """A call is a block, streamed as it is written, and its result can be sent back."""
+    functions = [tool["function"] for tool in (BOOK, CANCEL)]
+    tools: Any = [{"name": f["name"], "input_schema": f["parameters"]} for f in functions]
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "max_tokens": 400,
+        "tools": tools,
+        "tool_choice": {"type": "tool", "name": "book_table"},
+        "extra_body": {"seed": 1},
+    }
+    message = claude.messages.create(**options)
+    (call,) = message.content
+    assert call.type == "tool_use"
+    assert (call.name, message.stop_reason) == ("book_table", "tool_use")
+    jsonschema.validate(call.input, SCHEMA)
+    with claude.messages.stream(**options) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        (streamed,) = stream.get_final_message().content
+    assert streamed.type == "tool_use"
+    assert streamed.input == call.input
+    assert len(pieces) > 1
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
+    history: Any = [
+        *QUESTION,
+        {"role": "assistant", "content": [call.to_dict()]},
+        {"role": "user", "content": [result]},
+    ]
+    again = claude.messages.create(model=MODEL, messages=history, tools=tools, max_tokens=3)
+    counted = claude.messages.count_tokens(model=MODEL, messages=history, tools=tools)
+    reused = again.usage.cache_read_input_tokens or 0
+    assert counted.input_tokens == again.usage.input_tokens + reused
+    form: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    held = claude.messages.create(
+        model=MODEL, messages=QUESTION, max_tokens=400, output_config=form
+    )
+    (block,) = held.content
+    assert block.type == "text"
+    jsonschema.validate(json.loads(block.text), SCHEMA)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"extra_body": {"temperature": -1}}, "temperature"),
+        ({"messages": [{"role": "user", "content": " the" * 50_000}]}, "maximum context length"),
+        ({"stop_sequences": ["x" * 1000]}, "256 characters"),
+        ({"extra_body": {"frobnicate": 1}}, "frobnicate"),
+    ],
+)
+def test_messages_that_are_refused(
+    claude: anthropic.Anthropic, is_streamed: bool, fields: dict[str, Any], told: str
+) -> None:
+    """With a status before any event, and an error in the shape of this API."""
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 2, **fields}
+    with pytest.raises(anthropic.BadRequestError, match=told) as caught:
+        claude.messages.create(**options, stream=is_streamed)
+    body: Any = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+
+
+def test_errors_before_a_message_is_read(application: ServedApplication) -> None:
+    """Have the shape of this API, too; a key may come in its header."""
+    url = f"{application.base_url}/v1/messages"
+    body = {"model": "no-such-model", "max_tokens": 1, "messages": QUESTION}
+    small = json.dumps(body).encode()
+    large = small + b" " * GatewayConfig().max_body_bytes
+    for headers, sent, status, kind in (
+        ({}, small, 401, "authentication_error"),
+        ({"x-api-key": "wrong"}, small, 401, "authentication_error"),
+        ({"x-api-key": ANNA_KEY}, small, 404, "not_found_error"),
+        ({"x-api-key": ANNA_KEY}, large, 413, "request_too_large"),
+    ):
+        answer = httpx.post(url, headers=headers, content=sent)
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] == kind
+    answer = httpx.get(url, headers={"x-api-key": ANNA_KEY})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_strict_requests(client: openai.OpenAI) -> None:

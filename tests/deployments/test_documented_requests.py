@@ -86,8 +86,9 @@ def test_the_programs_of_the_documents(
     quick, readme = (
         shown(page, "python", "OpenAI") for page in ("docs/quickstart.md", "README.md")
     )
-    assert (len(quick), len(readme)) == (2, 1)
-    for program in (*quick, *readme):
+    messages = shown("docs/http.md", "python", "Anthropic")
+    assert (len(quick), len(readme), len(messages)) == (2, 1, 1)
+    for program in (*quick, *readme, *messages):
         assert "http://localhost:8000" in program
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # a script's client ends with it

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -178,6 +179,35 @@ def test_responses(client: openai.OpenAI) -> None:
     assert events[-1].response.output_text == ""
     again = [{"role": "user", "content": "hi"}, thought.to_dict(), QUESTION[0]]
     assert client.responses.create(**{**chosen, "input": again}).output
+
+
+def test_messages(application: ServedApplication) -> None:
+    """What the model thought is a block, streamed and whole; it can be sent back."""
+    client = anthropic.Anthropic(base_url=application.base_url, api_key="none", max_retries=0)
+    chosen: dict[str, Any] = {
+        "model": THINKER,
+        "messages": QUESTION,
+        "max_tokens": 5,
+        "extra_body": {"temperature": 0},
+    }
+    whole = client.messages.create(**chosen)
+    (thought,) = whole.content
+    assert thought.type == "thinking"
+    assert whole.stop_reason == "max_tokens"
+    assert whole.usage.output_tokens_details is not None
+    assert whole.usage.output_tokens_details.thinking_tokens == whole.usage.output_tokens == 5
+    with client.messages.stream(**chosen) as stream:
+        pieces = [event.thinking for event in stream if event.type == "thinking"]
+        assert stream.get_final_message().content == whole.content
+    assert "".join(pieces) == thought.thinking
+    answered = [thought.to_dict(), {"type": "text", "text": "When?"}]
+    again = [*QUESTION, {"role": "assistant", "content": answered}, *QUESTION]
+    counts = [
+        client.messages.count_tokens(model=THINKER, messages=messages).input_tokens
+        for messages in (again, [*QUESTION, {"role": "assistant", "content": "When?"}, *QUESTION])
+    ]
+    assert counts[0] > counts[1]
+    assert client.messages.create(**{**chosen, "messages": again}).content
 
 
 def test_the_template_makes_the_prompt(application: ServedApplication) -> None:

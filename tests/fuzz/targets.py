@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from deployments.anthropic.protocol import MessagesBody
 from deployments.openai.json_text import parse_json
 from deployments.openai.protocol import (
     ChatBody,
@@ -101,7 +102,9 @@ def protocol(data: bytes) -> None:
         elif which % 2:
             read_generation(CompletionBody.parse(body).to_generation("r"))
         else:
-            chat = ResponsesBody.parse(body).to_chat() if which % 8 == 6 else ChatBody.parse(body)
+            kinds: dict[int, Any] = {4: MessagesBody, 6: ResponsesBody}
+            kind = kinds.get(which % 8)
+            chat = ChatBody.parse(body) if kind is None else kind.parse(body).to_chat()
             parser = [*TOOL_PARSERS.values(), None][which // 8 % (len(TOOL_PARSERS) + 1)]
             read_generation(chat.to_generation("r", parser))
 

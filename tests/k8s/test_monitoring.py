@@ -147,7 +147,7 @@ def test_shares_are_of_requests_of_clients() -> None:
     """Refusals are counted against every route that generates; errors against all routes but those
     of probes and Prometheus: 503 of ``/ready`` while a model loads is no failure."""
     routes = {route for route, _ in known_answers(build_api(Gateway(default_config(), {})))}
-    generating = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+    generating = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}
     probed = {"/ready", "/health", "/metrics"}
     assert generating | probed <= routes
     expressions = {rule["alert"]: rule["expr"] for rule in rules()}

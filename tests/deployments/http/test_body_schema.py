@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from deployments.anthropic.protocol import CountTokensBody, MessagesBody
 from deployments.http.body_schema import body_schema
 from deployments.openai.body import Body
 from deployments.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from deployments.openai.responses_protocol import ResponsesBody
 
-BODIES = [ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody]
+TALKS = [ChatBody, ResponsesBody, TokenizeBody, MessagesBody, CountTokensBody]
+BODIES = [*TALKS, CompletionBody, DetokenizeBody]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -20,5 +22,5 @@ def test_schemas_of_bodies_stand_for_themselves(body: type[Body]) -> None:
     text = json.dumps(body_schema(body))
     assert '"$ref"' not in text
     assert '"$defs"' not in text
-    if body in (ChatBody, ResponsesBody, TokenizeBody):
+    if body in TALKS:
         assert '"role"' in text

@@ -72,5 +72,5 @@ def test_what_can_be_streamed_says_so() -> None:
         for (_, path), operation in documented.items()
         if "text/event-stream" in operation["responses"]["200"].get("content", {})
     }
-    paths = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+    paths = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
     assert streamed == {path: {"application/json", "text/event-stream"} for path in paths}

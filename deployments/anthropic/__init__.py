@@ -1,0 +1,1 @@
+"""The Messages API of Anthropic, for clients that know no other."""

@@ -1,0 +1,46 @@
+"""What all answers of the Messages API have in common: errors and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deployments.generation import Summary
+from hdserve.errors import HdserveError
+
+_ERROR_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status, but for the general ones."""
+
+
+def error_body(error: HdserveError, status: int | None = None) -> dict[str, Any]:
+    """Return the error object of this API.
+
+    Args:
+        status: with which it is answered, where that is not its own.
+    """
+    status = status or error.status
+    general = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    told = {"type": _ERROR_TYPES.get(status, general), "message": error.message}
+    return {"type": "error", "error": told}
+
+
+def usage(summary: Summary) -> dict[str, Any]:
+    """Return the ``usage`` object, in which ``input_tokens`` are those that were not cached."""
+    num_reused = summary.num_reused_tokens
+    found: dict[str, Any] = {
+        "input_tokens": summary.num_prompt_tokens - num_reused,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_reused,
+        "output_tokens": summary.num_output_tokens,
+    }
+    if summary.num_reasoning_tokens is not None:
+        found["output_tokens_details"] = {"thinking_tokens": summary.num_reasoning_tokens}
+    return found

@@ -1,0 +1,244 @@
+"""The requests of Anthropic's Messages API, as the chats they are here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from deployments.anthropic.content import PARAM, InputMessages, Texts, text_of
+from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
+from deployments.openai.request_body import OfferedBody
+from deployments.openai.responses_protocol import OF_CHATS
+from deployments.openai.structured import Schema
+from deployments.openai.tools import has_unheld_strict
+from hdserve.errors import InvalidRequest
+
+PARAM_NAMES: Mapping[str, str] = {
+    "continue_final_message": PARAM,
+    "parallel_tool_calls": "tool_choice",
+    "stop": "stop_sequences",
+}
+"""What a request of this API calls parameters of a chat that it calls otherwise."""
+
+_SAME_AS_CHAT = (
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+)
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesTool(Body):
+    """A function the model may call."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {"allowed_callers", "cache_control", "eager_input_streaming"}
+    )
+
+    type: Literal["custom"] | None = None
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    input_schema: Mapping[str, Any]
+    strict: Truth | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        """Return the tool as a chat has it."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.input_schema,
+            "strict": self.strict,
+        }
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(ClosedBody):
+    """Which tool is called, if any."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: Truth | None = None
+
+    def for_chat(self) -> Any:
+        """Return the ``tool_choice`` of a chat.
+
+        Raises:
+            InvalidRequest: a tool is to be called that is not named.
+        """
+        if self.type != "tool":
+            return _CHOICES[self.type]
+        if self.name is None:
+            raise InvalidRequest("tool_choice.name is missing", "tool_choice")
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class Thinking(Body):
+    """Whether the model is to think before it answers."""
+
+    type: Literal["adaptive", "between_tools", "disabled", "enabled"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+    @property
+    def unmet(self) -> set[str]:
+        """What is asked in vain: there is no budget but ``max_tokens``, and what was thought is
+        shown as it is."""
+        return {name for name in ("budget_tokens", "display") if getattr(self, name) is not None}
+
+
+class OutputFormat(ClosedBody):
+    """The form of the answer, which is always held."""
+
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema")
+
+
+class OutputConfig(ClosedBody):
+    """How much effort the answer is worth, and its form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class _Chat(ChatBody):
+    """The chat that a request of this API is, whose errors name ``output_config`` where the form is
+    wrong."""
+
+    format_param: ClassVar[str] = "output_config"
+
+
+class CountTokensBody(OfferedBody):
+    """``POST /v1/messages/count_tokens``."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "container": (),
+        "fallbacks": ([],),
+        "mcp_servers": ([],),
+        "output_format": (),
+        **{
+            name: neutral
+            for name, neutral in {**OF_CHATS, **OF_RESPONSES}.items()
+            if name not in ("context_management", "max_tokens", "messages")
+        },
+    }
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "cache_control",
+            "diagnostics",
+            "inference_geo",
+            "metadata",
+            "service_tier",
+            "speed",
+            "user_profile_id",
+            "workspace_id",
+        }
+    )
+
+    model: str
+    messages: InputMessages
+    system: str | Texts | None = None
+    tools: Annotated[tuple[MessagesTool, ...], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: Mapping[str, Any] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """Beside what all requests may ask in vain: nothing is taken out of a conversation, and
+        calls are held to a strict tool's parameters only as in a chat."""
+        thinking = self.thinking.unmet if self.thinking is not None else set[str]()
+        choice = self.tool_choice.type if self.tool_choice is not None else None
+        is_free = choice in {None, "auto"} and self.output_format is None
+        asked = {
+            "context_management": bool(self.context_management),
+            "tools.strict": is_free and has_unheld_strict(self.tools or (), choice),
+            **{f"thinking.{name}": True for name in thinking},
+        }
+        return super().unmet.union(name for name, is_asked in asked.items() if is_asked)
+
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """The form that the answer is held to."""
+        return self.output_config.format if self.output_config is not None else None
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether at most one call is wanted."""
+        return self.tool_choice is not None and bool(self.tool_choice.disable_parallel_tool_use)
+
+    def to_chat(self) -> ChatBody:
+        """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
+
+        Raises:
+            InvalidRequest: a value is wrong.
+        """
+        return _Chat.parse(
+            {name: value for name, value in self._chat().items() if value is not None}
+        )
+
+    def _chat(self) -> dict[str, Any]:
+        messages = [*self._messages()]
+        if messages[-1].get("tool_calls"):
+            raise InvalidRequest("the results of the last message's calls are missing", PARAM)
+        form = self.output_format
+        schema = None if form is None else {"name": "output", "schema": form.schema_}
+        return {
+            "model": self.model,
+            "messages": messages,
+            "continue_final_message": messages[-1]["role"] == "assistant",
+            "tools": None if self.tools is None else [tool.for_chat() for tool in self.tools],
+            "tool_choice": None if self.tool_choice is None else self.tool_choice.for_chat(),
+            "parallel_tool_calls": False if self.is_one_call else None,
+            "response_format": schema and {"type": "json_schema", "json_schema": schema},
+            "chat_template_kwargs": {
+                **dict(self._variables()),
+                **(self.chat_template_kwargs or {}),
+            },
+        }
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        system = text_of(self.system)
+        if system:
+            yield {"role": "system", "content": system}
+        for message in self.messages:
+            yield from message.for_chat()
+
+    def _variables(self) -> Iterator[tuple[str, Any]]:
+        """Yield the variables of chat templates that say whether, and how much, to think; those
+        that a template does not know change nothing."""
+        if self.thinking is not None:
+            yield "enable_thinking", self.thinking.type != "disabled"
+        if self.output_config is not None and self.output_config.effort is not None:
+            yield "reasoning_effort", self.output_config.effort
+
+
+class MessagesBody(CountTokensBody):
+    """``POST /v1/messages``."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    speculation: Speculation | None = None
+
+    def _chat(self) -> dict[str, Any]:
+        found = super()._chat()
+        found |= self.model_dump(include={*_SAME_AS_CHAT})
+        found["stop"] = self.stop_sequences
+        if self.speculation is not None:
+            found["speculation"] = self.speculation.model_dump()
+        return found

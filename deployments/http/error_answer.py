@@ -1,0 +1,39 @@
+"""Errors in the shape of the API that was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.types import Scope
+
+from deployments.anthropic import objects as anthropic
+from deployments.http.own_path import own_path, without_slashes
+from deployments.openai import objects as openai
+from hdserve.errors import HdserveError
+
+_MESSAGES = "/v1/messages"
+
+
+def error_answer(
+    scope: Scope,
+    error: HdserveError,
+    *,
+    status: int | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """Return the answer of a request that failed.
+
+    Args:
+        status, code: instead of the error's own, which may be a more general one.
+    """
+    found = dict(headers or {})
+    path = without_slashes(own_path(scope))
+    if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
+        return JSONResponse(anthropic.error_body(error, status), status or error.status, found)
+    body: dict[str, Any] = openai.error_body(error)
+    if code is not None:
+        body["error"] |= {"type": "invalid_request_error", "code": code}
+    return JSONResponse(body, status or error.status, found)

@@ -1,0 +1,72 @@
+"""The Messages API of Anthropic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from deployments.anthropic.message_events import MessageEvents
+from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
+from deployments.http.body_schema import body_schema
+from deployments.http.generation_route import (
+    GENERATION_ERRORS,
+    GENERATION_RESPONSES,
+    ignored_header,
+    owned,
+    request_id,
+    streamed_answer,
+    whole_answer,
+)
+from deployments.http.json_body import read_json
+from deployments.http.param_names import params_named, with_params_named
+from deployments.openai.response_events import named_event
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+
+def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
+    """Add the routes, whose answers are those of a chat in other words."""
+
+    @api.post(
+        "/v1/messages",
+        responses=dict(GENERATION_RESPONSES),
+        openapi_extra=body_schema(MessagesBody),
+    )
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, with blocks and events."""
+        deadline = gateway.deadline()
+        body = MessagesBody.parse(await deadline.wait(read_json(request)))
+        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+        with params_named(PARAM_NAMES):
+            chat = body.to_chat()
+            has_tools = chat.may_call_tools
+            parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
+            generation = chat.to_generation(request_id(request), parser)
+        generation = await owned(request, generation)
+        events = MessageEvents(body, generation.request_id, chat.tool_reader(parser))
+        found = gateway.generate(body.model, generation, deadline)
+        records = with_params_named(PARAM_NAMES, found)
+        if not body.stream:
+            return await whole_answer(events, records, headers)
+        return await streamed_answer(events, records, headers, deadline, write=named_event)
+
+    @api.post(
+        "/v1/messages/count_tokens",
+        responses=dict(GENERATION_ERRORS),
+        openapi_extra=body_schema(CountTokensBody),
+    )
+    async def count_tokens(request: Request, response: Response) -> dict[str, int]:
+        """The number of tokens of a conversation, as it would be answered."""
+        deadline = gateway.deadline()
+        body = CountTokensBody.parse(await deadline.wait(read_json(request)))
+        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+        response.headers.update(headers)
+        with params_named(PARAM_NAMES):
+            generation = body.to_chat().to_generation(request_id(request))
+        generation = replace(generation, num_body_bytes=len(await request.body()))
+        tokens = await deadline.wait(gateway.tokenize_chat(body.model, generation))
+        return {"input_tokens": len(tokens)}

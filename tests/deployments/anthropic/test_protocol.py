@@ -1,0 +1,240 @@
+"""Requests of the Messages API are chats in other words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
+from deployments.generation import GenerationRequest
+from deployments.http.param_names import params_named
+from deployments.openai.protocol import ChatBody
+from hdserve.conversation import ChatEnd
+from hdserve.core import SamplingParams
+from hdserve.errors import InvalidRequest, Unsupported
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+TOOL = {"name": "f", "description": "Does f.", "input_schema": SCHEMA}
+CALLING = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "b"}}
+
+
+def parsed(**fields: Any) -> MessagesBody:
+    return MessagesBody.parse({"model": "m", "max_tokens": 9, "messages": HI, **fields})
+
+
+def generation(**fields: Any) -> GenerationRequest:
+    with params_named(PARAM_NAMES):
+        return parsed(**fields).to_chat().to_generation("r")
+
+
+def messages(*given: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    """What the template is given of a conversation."""
+    return [dict(found) for found in generation(messages=given, **fields).messages]
+
+
+def test_it_is_the_chat_that_asks_for_the_same() -> None:
+    chat = ChatBody.parse(
+        {
+            "model": "m",
+            "messages": [{"role": "system", "content": "Be brief."}, *HI],
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 7,
+            "stop": ["x"],
+            "tools": [{"type": "function", "function": {**TOOL, "parameters": SCHEMA}}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+    ).to_generation("r")
+    found = generation(
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        stop_sequences=["x"],
+        tools=[TOOL],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        metadata={"user_id": "u"},
+    )
+    assert found == chat
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_choices_of_tools(choice: dict[str, Any], wanted: Any) -> None:
+    chat = parsed(tools=[TOOL], tool_choice=choice).to_chat()
+    assert chat.model_dump()["tool_choice"] == wanted
+
+
+def test_blocks_of_a_conversation() -> None:
+    """Results come before what is said after them, and thoughts, texts and calls of one answer are
+    one message."""
+    found = messages(
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Well.", "signature": "s"},
+                {"type": "text", "text": "So:"},
+                CALLING,
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "42", "is_error": True},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "content": [{"type": "text", "text": "43"}],
+                },
+                {"type": "text", "text": "And?"},
+            ],
+        },
+        tools=[TOOL],
+    )
+    user, assistant, first, second, last = found
+    assert user == {"role": "user", "content": "a\nb"}
+    assert assistant["reasoning_content"] == "Well."
+    assert assistant["content"] == "So:"
+    (call,) = assistant["tool_calls"]
+    assert (call["id"], call["function"]) == ("t1", {"name": "f", "arguments": {"a": "b"}})
+    assert first == {"role": "tool", "tool_call_id": "t1", "content": "42"}
+    assert second == {"role": "tool", "tool_call_id": "t2", "content": "43"}
+    assert last == {"role": "user", "content": "And?"}
+
+
+def test_a_last_message_of_the_assistant_goes_on() -> None:
+    found = generation(messages=[*HI, {"role": "assistant", "content": "The answer is ("}])
+    assert found.chat_end is ChatEnd.IN_LAST_MESSAGE
+    assert found.messages[-1]["content"] == "The answer is ("
+    assert generation().chat_end is ChatEnd.BEFORE_ANSWER
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({}, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
+    ],
+)
+def test_thinking_is_asked_for_by_the_template(
+    fields: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert generation(**fields).template_options == variables
+
+
+def test_the_form_of_the_answer() -> None:
+    """Is held; a wrong one is told by the parameter it came in."""
+    form = {"type": "json_schema", "schema": SCHEMA}
+    found = generation(output_config={"format": form})
+    assert found.grammar_param == "output_config"
+    assert json.dumps("a") in found.sampling["grammar"]
+    endless = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+    with pytest.raises(InvalidRequest) as caught:
+        generation(output_config={"format": {**form, "schema": endless}})
+    assert caught.value.param == "output_config"
+
+
+def test_what_is_asked_in_vain_is_named() -> None:
+    body = parsed(
+        thinking={"type": "enabled", "budget_tokens": 5000, "display": "omitted"},
+        context_management={"edits": []},
+        tools=[{**TOOL, "strict": True, "cache_control": {"type": "ephemeral"}}],
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        frobnicate=1,
+    )
+    assert body.ignored == (
+        "context_management",
+        "frobnicate",
+        "thinking.budget_tokens",
+        "thinking.display",
+        "tools.strict",
+    )
+    form = {"type": "json_schema", "schema": SCHEMA}
+    held = {"tools": [{**TOOL, "strict": True}]}
+    for fields in ({"tool_choice": {"type": "any"}}, {"output_config": {"format": form}}):
+        assert parsed(**held, **fields).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: at least 1 is expected"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [CALLING]}]}, "messages", "role 'user' has no"),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": [CALLING]}]},
+            "messages",
+            "the results of the last message's calls are missing",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages",
+            "messages.0.content.0: a type of",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools", "tools.0.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice", "name is missing"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
+            "tool_choice",
+            "there is no tool 'g'",
+        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
+        ({"temperature": -1}, "temperature", "temperature"),
+        ({"stop_sequences": "x"}, "stop_sequences", "an array is expected"),
+        ({"stop_sequences": ["x" * 1000]}, "stop_sequences", "256 characters"),
+        ({"thinking": {"type": "sometimes"}}, "thinking", "thinking.type"),
+    ],
+)
+def test_wrong_values_are_named(fields: dict[str, Any], param: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught, params_named(PARAM_NAMES):
+        SamplingParams(**generation(**fields).sampling)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"container": "c"},
+        {"mcp_servers": [{"url": "u"}]},
+        {"n": 2},
+        {"response_format": {"type": "json_object"}},
+        {"stop": "x"},
+        {"previous_response_id": "r"},
+        {"bad_words": ["x"]},
+    ],
+)
+def test_what_is_not_offered_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        parsed(**fields)
+    assert [caught.value.param] == list(fields)
+
+
+def test_tokens_are_counted_of_the_same_prompt() -> None:
+    """Without what says how to answer, which may be there all the same."""
+    fields: dict[str, Any] = {"model": "m", "messages": HI, "system": "s", "tools": [TOOL]}
+    counted = CountTokensBody.parse(fields).to_chat().to_generation("r")
+    answered = generation(system="s", tools=[TOOL])
+    for name in ("messages", "tools", "template_options", "chat_end"):
+        assert getattr(counted, name) == getattr(answered, name)
