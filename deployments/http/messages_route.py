@@ -11,18 +11,15 @@ from fastapi.responses import Response
 from deployments.anthropic.message_events import MessageEvents
 from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
 from deployments.http.body_schema import body_schema
+from deployments.http.chat_in_other_words import answer_as_chat
 from deployments.http.generation_route import (
     GENERATION_ERRORS,
     GENERATION_RESPONSES,
     ignored_header,
-    owned,
     request_id,
-    streamed_answer,
-    whole_answer,
 )
 from deployments.http.json_body import read_json
-from deployments.http.param_names import params_named, with_params_named
-from deployments.openai.response_events import named_event
+from deployments.http.param_names import params_named
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -40,19 +37,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, with blocks and events."""
         deadline = gateway.deadline()
         body = MessagesBody.parse(await deadline.wait(read_json(request)))
-        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
-        with params_named(PARAM_NAMES):
-            chat = body.to_chat()
-            has_tools = chat.may_call_tools
-            parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
-            generation = chat.to_generation(request_id(request), parser)
-        generation = await owned(request, generation)
-        events = MessageEvents(body, generation.request_id, chat.tool_reader(parser))
-        found = gateway.generate(body.model, generation, deadline)
-        records = with_params_named(PARAM_NAMES, found)
-        if not body.stream:
-            return await whole_answer(events, records, headers)
-        return await streamed_answer(events, records, headers, deadline, write=named_event)
+        return await answer_as_chat(gateway, request, deadline, body, PARAM_NAMES, MessageEvents)
 
     @api.post(
         "/v1/messages/count_tokens",
@@ -63,10 +48,10 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         """The number of tokens of a conversation, as it would be answered."""
         deadline = gateway.deadline()
         body = CountTokensBody.parse(await deadline.wait(read_json(request)))
-        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
-        response.headers.update(headers)
         with params_named(PARAM_NAMES):
             generation = body.to_chat().to_generation(request_id(request))
+        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+        response.headers.update(headers)
         generation = replace(generation, num_body_bytes=len(await request.body()))
         tokens = await deadline.wait(gateway.tokenize_chat(body.model, generation))
         return {"input_tokens": len(tokens)}

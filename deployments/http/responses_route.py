@@ -8,17 +8,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from deployments.http.body_schema import body_schema
-from deployments.http.generation_route import (
-    GENERATION_RESPONSES,
-    ignored_header,
-    owned,
-    request_id,
-    streamed_answer,
-    whole_answer,
-)
+from deployments.http.chat_in_other_words import answer_as_chat
+from deployments.http.generation_route import GENERATION_RESPONSES
 from deployments.http.json_body import read_json
-from deployments.http.param_names import params_named, with_params_named
-from deployments.openai.response_events import ResponseEvents, named_event
+from deployments.openai.response_events import ResponseEvents
 from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
 
 if TYPE_CHECKING:
@@ -37,16 +30,4 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, with items and events."""
         deadline = gateway.deadline()
         body = ResponsesBody.parse(await deadline.wait(read_json(request)))
-        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
-        with params_named(PARAM_NAMES):
-            chat = body.to_chat()
-            has_tools = chat.may_call_tools
-            parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
-            generation = chat.to_generation(request_id(request), parser)
-        generation = await owned(request, generation)
-        events = ResponseEvents(body, generation.request_id, chat.tool_reader(parser))
-        found = gateway.generate(body.model, generation, deadline)
-        records = with_params_named(PARAM_NAMES, found)
-        if not body.stream:
-            return await whole_answer(events, records, headers)
-        return await streamed_answer(events, records, headers, deadline, write=named_event)
+        return await answer_as_chat(gateway, request, deadline, body, PARAM_NAMES, ResponseEvents)

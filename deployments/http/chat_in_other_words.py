@@ -1,0 +1,57 @@
+"""Answering requests of APIs in which a conversation is called otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from deployments.anthropic.protocol import MessagesBody
+from deployments.deadline import Deadline
+from deployments.http.generation_route import (
+    AnswerBuilder,
+    ignored_header,
+    owned,
+    request_id,
+    streamed_answer,
+    whole_answer,
+)
+from deployments.http.param_names import params_named, with_params_named
+from deployments.openai.response_events import named_event
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.parsers.tool_parser import MakeParser
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
+
+Body = TypeVar("Body", ResponsesBody, MessagesBody)
+
+
+async def answer_as_chat(
+    gateway: Gateway,
+    request: Request,
+    deadline: Deadline,
+    body: Body,
+    param_names: Mapping[str, str],
+    make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
+) -> Response:
+    """Return the answer to the chat that ``body`` is, in one object or as events with names.
+
+    Args:
+        param_names: what the API calls the parameters of a chat that it calls otherwise.
+        make_builder: of the answer, from ``body``, an id, and what reads calls.
+    """
+    with params_named(param_names):
+        chat = body.to_chat()
+        has_tools = chat.may_call_tools
+        parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
+        generation = chat.to_generation(request_id(request), parser)
+    generation = await owned(request, generation)
+    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+    builder = make_builder(body, generation.request_id, chat.tool_reader(parser))
+    records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))
+    if not body.stream:
+        return await whole_answer(builder, records, headers)
+    return await streamed_answer(builder, records, headers, deadline, write=named_event)
