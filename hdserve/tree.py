@@ -60,6 +60,16 @@ class DraftTree:
         """A tree with nothing in it, for the same place and as large."""
         return DraftTree(self.token_ids[0], self.capacity, self.max_depth, self.min_score)
 
+    def take_nodes(self, other: DraftTree) -> None:
+        """Have the nodes of a tree for the same place, where this one has none but the root."""
+        token_ids, parents, depths = other.token_ids[1:], other.parents[1:], other.depths[1:]
+        sources, scores = other.sources[1:], other.scores[1:]
+        self.token_ids.extend(token_ids)
+        self.parents.extend(parents)
+        self.depths.extend(depths)
+        self.sources.extend(sources)
+        self.scores.extend(scores)
+
     def __len__(self) -> int:
         """Number of nodes, the root included."""
         return len(self.token_ids)

@@ -45,19 +45,23 @@ class SlowLearner(OracleDrafter):
 
 
 class InterruptedDrafter(OracleDrafter):
-    """Is always right; once it is interrupted in a call, as by Ctrl-C.
+    """Is always right; it is interrupted in calls, as by Ctrl-C.
 
     Args:
         call: ``start``, ``propose``, ``observe`` or ``finish``.
         num_before: calls of this kind that go well before.
+        num_times: calls that are interrupted, one after the other.
     """
 
     name = "interrupted"
 
-    def __init__(self, futures: dict[str, list[int]], call: str, num_before: int = 0) -> None:
+    def __init__(
+        self, futures: dict[str, list[int]], call: str, num_before: int = 0, num_times: int = 1
+    ) -> None:
         super().__init__(futures)
         self._call = call
         self._num_before = num_before
+        self._num_times = num_times
 
     def start(self, seq: core.Sequence) -> None:
         self._count("start")
@@ -77,7 +81,7 @@ class InterruptedDrafter(OracleDrafter):
     def _count(self, call: str) -> None:
         if call == self._call:
             self._num_before -= 1
-            if self._num_before == -1:
+            if -self._num_times <= self._num_before < 0:
                 raise KeyboardInterrupt
 
 

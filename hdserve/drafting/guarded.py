@@ -74,8 +74,8 @@ class GuardedDrafters:
     ) -> None:
         """Fill ``tree``; it is a valid tree of valid ids whatever happens.
 
-        A single drafter fills it as it likes.  Each of several fills a tree of its own, whose
-        likeliest nodes are taken (``merge_trees``).
+        A drafter fills a tree of its own, whose nodes are taken once they are checked; of several
+        trees the likeliest nodes are (``merge_trees``).
 
         Args:
             corrections: what scores turned out to be worth, by source.
@@ -90,18 +90,15 @@ class GuardedDrafters:
 
     def _ask(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
         """Fill ``tree``, which is empty, and still is where ``drafter`` fails."""
-        if not self.run(drafter.name, "propose", self._propose, drafter, seq, tree):
-            tree.truncate(0)
+        self.run(drafter.name, "propose", self._propose, drafter, seq, tree)
 
-    def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> bool:
-        capacity, max_depth = tree.capacity, tree.max_depth
-        try:
-            drafter.propose(seq, tree)
-        finally:
-            tree.capacity, tree.max_depth = capacity, max_depth
-        _check_nodes(tree, self._vocab_size)
-        _check_sources(tree, seq.speculation)
-        return True
+    def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
+        own = tree.empty_copy()
+        drafter.propose(seq, own)
+        own.capacity, own.max_depth = tree.capacity, tree.max_depth
+        _check_nodes(own, self._vocab_size)
+        _check_sources(own, seq.speculation)
+        tree.take_nodes(own)
 
     def observe(self, verified: Collection[Verified]) -> None:
         """Tell what came of the trees of a step."""
@@ -131,13 +128,13 @@ class GuardedDrafters:
         """How long a draft takes now from each source alone, over all drafters."""
         found: Counter[core.Source] = Counter()
         for drafter in self._drafters:
-            times_s = self.run(drafter.name, "lookup_times_s", drafter.lookup_times_s, seq)
+            times_s = self.run(drafter.name, "lookup_times_s", _lookup_times_s, drafter, seq)
             found.update(times_s or {})
         return dict(found)
 
     def held(self) -> Held:
         """What all drafters hold for running sequences."""
-        calls = [self.run(drafter.name, "held", drafter.held) for drafter in self._drafters]
+        calls = [self.run(drafter.name, "held", _held, drafter) for drafter in self._drafters]
         found = [one for one in calls if one is not None]
         return Held(sum(one.num_entries for one in found), sum(one.num_bytes for one in found))
 
@@ -145,7 +142,7 @@ class GuardedDrafters:
         """What the drafters have learned of a namespace, if there is anything new."""
         found: dict[str, bytes] = {}
         for drafter in self._drafters:
-            state = self.run(drafter.name, "state", drafter.state, namespace)
+            state = self.run(drafter.name, "state", _state, drafter, namespace)
             if state is not None:
                 found[drafter.name] = state
         fitting = self.run("all", "state", fit_states, found, self._shrunk)
@@ -173,13 +170,32 @@ class GuardedDrafters:
         started = time.perf_counter()
         try:
             return function(*arguments)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic in Rust is no Exception
             self.num_failures[name, call] += 1
             if self.num_failures[name, call] == 1:
                 logger.exception("drafter %s failed in %s; decoding goes on", name, call)
             return None
         finally:
             self.times_s[name, call] += time.perf_counter() - started
+
+
+def _lookup_times_s(drafter: Drafter, seq: core.Sequence) -> dict[core.Source, float]:
+    times_s = drafter.lookup_times_s(seq)
+    return {core.Source(source): float(value) for source, value in times_s.items()}
+
+
+def _held(drafter: Drafter) -> Held:
+    found = drafter.held()
+    return Held(int(found.num_entries), int(found.num_bytes))
+
+
+def _state(drafter: Drafter, namespace: str) -> bytes | None:
+    found = drafter.state(namespace)
+    if not isinstance(found, bytes | None):
+        raise TypeError(f"a state is bytes, not {type(found).__name__}")
+    return found
 
 
 def _check_nodes(tree: DraftTree, vocab_size: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from hdserve.core import SamplingParams
+from hdserve.engine.stop_string import StopString
 
 _MAX_CHARACTER_BYTES = 4
 _MAX_UNDECODED_TOKENS = 16
@@ -34,8 +35,10 @@ class Detokenizer:
         self._backend = backend
         self._skips_special_tokens = params.skip_special_tokens
         self._stream = self._stream_behind(prompt)
-        self._stop = params.stop
+        self._stop = [StopString(text) for text in params.stop]
         self._includes_stop = params.include_stop_str_in_output
+        self._last_decoded = [*prompt[-_MAX_PROMPT_TOKENS:]]
+        """The tokens of the last text."""
         self._undecoded: list[int] = []
         self._held = ""
         self._num_deaf = 0
@@ -55,38 +58,39 @@ class Detokenizer:
         self._undecoded.append(token_id)
         piece = self._step(token_id)
         if piece is not None:
-            self._undecoded.clear()
+            self._last_decoded, self._undecoded = self._undecoded, []
         elif len(self._undecoded) <= _MAX_UNDECODED_TOKENS:
             return ""
         elif self._decode(self._undecoded):
             piece = self._give_up()
-        else:  # special tokens that are skipped
+        else:  # special tokens that are skipped, all of which a stream would decode each time
             self._undecoded.clear()
+            self._stream = self._stream_behind(self._last_decoded)
             return ""
         if not self._stop:
             return piece
-        self._held += piece
-        return self._take(may_stop)
+        return self._take(piece, may_stop)
 
     def finish(self, *, may_stop: bool = True) -> str:
         """What was held back: the output is complete.  A character that was cut off shows as the
         replacement character; what stands before it may end with a stop string."""
         shown = ""
         if self._undecoded and not self.is_stopped:
-            self._held += self._decode(self._undecoded)
-            shown = self._take(may_stop)
+            shown = self._take(self._decode(self._undecoded), may_stop)
         text, self._held = shown + self._held, ""
         return text
 
-    def _stream_behind(self, prompt: Sequence[int]) -> DecodeStream:
-        """A stream that goes on after the last text of ``prompt``; a character that it leaves
+    def _stream_behind(self, token_ids: Sequence[int]) -> DecodeStream:
+        """A stream that goes on after the last text of ``token_ids``; a character that they leave
         unfinished is none."""
-        for number in range(1, min(len(prompt), _MAX_PROMPT_TOKENS) + 1):
-            end = [*prompt[-number:]]
+        end, text = list[int](), ""
+        for number in range(1, min(len(token_ids), _MAX_PROMPT_TOKENS) + 1):
+            end = [*token_ids[-number:]]
             text = self._decode(end)
             if text and not text.endswith(_REPLACEMENT):
-                return DecodeStream(end, self._skips_special_tokens)
-        return DecodeStream(skip_special_tokens=self._skips_special_tokens)
+                break
+        begun = [] if text.endswith(_REPLACEMENT) else end
+        return DecodeStream(begun, self._skips_special_tokens)
 
     def _step(self, token_id: int) -> str | None:
         """The text that is complete with ``token_id``; ``None`` when there is none.
@@ -114,7 +118,7 @@ class Detokenizer:
             ),
             _MAX_CHARACTER_BYTES,
         )
-        self._undecoded = tokens[-num_kept:]
+        self._last_decoded, self._undecoded = tokens[:-num_kept], tokens[-num_kept:]
         self._stream = DecodeStream(skip_special_tokens=self._skips_special_tokens)
         for token_id in self._undecoded:
             self._stream.step(self._backend, token_id)
@@ -124,7 +128,8 @@ class Detokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=self._skips_special_tokens)
         return text
 
-    def _take(self, may_stop: bool) -> str:
+    def _take(self, piece: str, may_stop: bool) -> str:
+        self._held += piece
         found = self._find_stop() if may_stop else None
         if found is not None:
             at, stop = found
@@ -132,7 +137,9 @@ class Detokenizer:
             shown = self._held[: at + len(stop)] if self._includes_stop else self._held[:at]
             self._held = ""
             return shown
-        num_held = max((_overlap(self._held, text) for text in self._stop), default=0)
+        for each in self._stop:
+            each.push(piece)
+        num_held = max((each.num_open for each in self._stop), default=0)
         split = len(self._held) - num_held
         shown, self._held = self._held[:split], self._held[split:]
         self._num_deaf = max(0, self._num_deaf - split) if may_stop else num_held
@@ -141,13 +148,7 @@ class Detokenizer:
     def _find_stop(self) -> tuple[int, str] | None:
         """Where the first stop string begins, and which it is."""
         places = (
-            (self._held.find(text, max(0, self._num_deaf - len(text) + 1)), text)
-            for text in self._stop
+            (self._held.find(each.text, max(0, self._num_deaf - len(each.text) + 1)), each.text)
+            for each in self._stop
         )
         return min(((at, text) for at, text in places if at >= 0), default=None)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -85,11 +85,13 @@ class Engine:
         """Outputs that no step has returned yet."""
         self._undecided: tuple[core.Sequence, int] | None = None
         """The sequence whose tokens are being decided, and how many it had before."""
+        self._is_ending = False
+        """Whether what ran in an interrupted step is being ended; that may be interrupted, too."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outputs) or self._scheduler.has_work
+        return bool(self._outputs) or self._scheduler.has_work or self._is_ending
 
     def drafter_states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if it is worth sharing."""
@@ -186,6 +188,8 @@ class Engine:
 
         When it is interrupted, the sequences that run end as in :meth:`step`.
         """
+        if self._is_ending:
+            self._end_running()
         self._outputs = [out for out in self._outputs if out.sequence.request_id != request_id]
         try:
             self._abort(request_id)
@@ -215,6 +219,8 @@ class Engine:
         Returns:
             One output per sequence that got tokens, or ended; after an interruption perhaps both.
         """
+        if self._is_ending:
+            self._end_running()
         try:
             self._step()
         except BaseException:
@@ -225,11 +231,12 @@ class Engine:
 
     def _end_running(self) -> None:
         """What is decided is told, and nothing beyond it; which rows of the cache hold it is not
-        known."""
+        known.  Where this is interrupted the next call goes on with it."""
+        self._is_ending = True
         told = {out.sequence.request_id for out in self._outputs if out.finish_reason is not None}
         waiting = {seq.request_id for seq in self._scheduler.waiting}
         self._scheduler.reset()
-        undecided, self._undecided = self._undecided, None
+        undecided = self._undecided
         for request_id, decoder in [*self._decoders.items()]:
             seq = decoder.seq
             if request_id in waiting:
@@ -241,6 +248,8 @@ class Engine:
                 error = HdserveError("this request was decoded in a step that was interrupted")
                 self._outputs.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
             self._finish(seq)
+        self._undecided = None
+        self._is_ending = False
 
     def _step(self) -> None:
         """Adds what is to be told to ``_outputs``."""

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hdserve.core import SamplingParams, Sequence, Source, SpeculationParams
 from hdserve.drafting.base import BatchDrafter, Drafter, Forward, Verified
 from hdserve.drafting.guarded import GuardedDrafters
-from hdserve.drafting.states import pack_states
+from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import ForeignTokenDrafter, JunkDrafter, RaisingDrafter
 
@@ -69,6 +70,14 @@ class OddDrafter(Drafter):
         self._oddity(tree)
 
 
+COLUMNS = ("token_ids", "parents", "depths", "sources", "scores")
+
+
+def _panic() -> None:
+    """As that of an extension in Rust, which is no ``Exception``."""
+    raise BaseException("panicked")
+
+
 ODDITIES: dict[str, Callable[[DraftTree], Any]] = {
     "id too large": lambda tree: tree.add_node(0, VOCAB_SIZE, Source.OTHER),
     "negative id": lambda tree: tree.add_node(0, -1, Source.OTHER),
@@ -80,6 +89,11 @@ ODDITIES: dict[str, Callable[[DraftTree], Any]] = {
     "score that is no number": lambda tree: tree.add_node(0, 3, Source.OTHER, float("nan")),
     "exception": lambda tree: 1 // 0,
     "too many nodes": lambda tree: tree.token_ids.extend([5] * 20),
+    "scores that are no list": lambda tree: setattr(tree, "scores", np.array(tree.scores) * 2),
+    "tokens that are no list": lambda tree: setattr(tree, "token_ids", np.array([4, 10**9])),
+    "no tokens": lambda tree: setattr(tree, "token_ids", []),
+    "nothing at all": lambda tree: [getattr(tree, name).clear() for name in COLUMNS],
+    "panic": lambda tree: _panic(),
     "name of a source": lambda tree: tree.add_node(0, 3, "other"),  # type: ignore[arg-type]
 }
 
@@ -129,6 +143,23 @@ def test_odd_guesses_are_dropped(name: str) -> None:
         assert tree.token_ids == [4, 7, 8, 9]
         assert tree.parents == [-1, 0, 1, 0]
         assert drafters.num_failures == {("odd", "propose"): step}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("kind", [tuple, np.array])
+def test_a_tree_is_made_of_lists(column: str, kind: Callable[[list[Any]], Any]) -> None:
+    """Whatever a drafter makes of them: those who cut the tree change lists."""
+
+    def change(tree: DraftTree) -> None:
+        setattr(tree, column, kind(getattr(tree, column)))
+
+    drafters = GuardedDrafters([OddDrafter(change)], VOCAB_SIZE)
+    tree = DraftTree(4, 10)
+    drafters.propose(make_sequence(), tree)
+    assert all(type(getattr(tree, name)) is list for name in COLUMNS)
+    has_failed = (column, kind) == ("sources", np.array)  # whose entries are numbers then
+    assert tree.token_ids == ([4] if has_failed else [4, 1, 2])
+    assert drafters.num_failures == ({("odd", "propose"): 1} if has_failed else {})
 
 
 @pytest.mark.parametrize("limit", ["capacity", "max_depth"])
@@ -232,6 +263,29 @@ class ForgetfulDrafter(PathDrafter):
 
     def adopt(self, namespace: str, state: bytes) -> None:
         raise RuntimeError("adopt")
+
+
+def test_what_a_drafter_says_of_itself_may_be_anything() -> None:
+    """It is counted, and the others are heard."""
+
+    class Odd(PathDrafter):
+        name = "odd"
+
+        def held(self) -> Any:
+            return 3, 4
+
+        def lookup_times_s(self, seq: Sequence) -> Any:
+            return [1.0]
+
+        def state(self, namespace: str) -> Any:
+            return "a text"
+
+    drafters = GuardedDrafters([Odd(1), PathDrafter(2)], VOCAB_SIZE)
+    assert drafters.held() == PathDrafter(2).held()
+    assert drafters.lookup_times_s(make_sequence()) == {}
+    assert unpack_states(drafters.states("default") or b"") == {"path": b"default"}
+    calls = ("held", "lookup_times_s", "state")
+    assert drafters.num_failures == {("odd", call): 1 for call in calls}
 
 
 def test_states_are_shared_between_drafters_of_one_name() -> None:

@@ -325,6 +325,32 @@ def test_text_goes_on_after_bytes_that_are_no_text() -> None:
     assert ("".join(pieces) + rest).endswith(" a ab")
 
 
+@pytest.mark.parametrize("num_special", [1, 16, 17, 40, 400])
+@pytest.mark.parametrize("before", [[], ["▁a"], ["b", "</s>"]])
+@pytest.mark.parametrize("prompt", [[], ["▁a"]])
+def test_text_goes_on_after_special_tokens(
+    prompt: list[str], before: list[str], num_special: int
+) -> None:
+    """With the space between words, however many tokens show nothing in between."""
+    words = [*before, *["<s>"] * num_special, "▁a", "b", "▁a"]
+    prompt_ids, token_ids = ([*map(FALLBACK.token_to_id, each)] for each in (prompt, words))
+    detokenizer = Detokenizer(FALLBACK, SamplingParams(), prompt_ids)
+    pieces, rest = push_all(detokenizer, token_ids)
+    whole = FALLBACK.decode([*prompt_ids, *token_ids])
+    assert "".join(pieces) + rest == whole.removeprefix(FALLBACK.decode(prompt_ids))
+
+
+def test_a_prompt_that_is_a_space_alone() -> None:
+    """What follows it does not begin a text."""
+    words = ["▁", "▁a", "a"]
+    backend = Backend(models.WordLevel({word: n for n, word in enumerate(words)}, "a"))
+    backend.decoder = decoders.Metaspace()
+    assert backend.decode([0]) == ""
+    detokenizer = Detokenizer(backend, SamplingParams(), [0])
+    pieces, rest = push_all(detokenizer, [1, 2])
+    assert "".join(pieces) + rest == backend.decode([0, 1, 2]) == " aa"
+
+
 WORDS = st.lists(st.sampled_from(["▁a", "b", "é", "<s>", "</s>"]), max_size=8)
 
 

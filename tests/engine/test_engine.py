@@ -229,6 +229,31 @@ def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) ->
         assert output.token_ids == plain(prompt, **GREEDY).token_ids
 
 
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_an_interruption_while_an_interrupted_step_ends(is_aborted: bool) -> None:
+    """Everybody ends once all the same, and nothing is kept of anybody."""
+    prompts = {name: make_prompt(4, seed) for seed, name in enumerate("abc")}
+    futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
+    engine = make([InterruptedDrafter(futures, "finish", num_times=2)], max_num_sequences=3)
+    for name, prompt in prompts.items():
+        engine.add(make_sequence(name, prompt, **GREEDY))
+    ended: list[str] = []
+
+    def run_to_end() -> None:
+        while engine.has_work:
+            ended.extend(out.sequence.request_id for out in engine.step() if out.finish_reason)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end()
+    if is_aborted:
+        engine.abort("c")
+    run_to_end()
+    assert sorted(ended) == sorted("ab" if is_aborted else "abc")
+    assert engine.stats.num_drafter_sequences == engine.stats.num_running == 0
+    for name, prompt in prompts.items():
+        assert run(engine, [make_sequence(name, prompt, **GREEDY)])[-1].finish_reason == "length"
+
+
 def _run_again(engine: Engine, prompt: list[int]) -> list[StepOutput]:
     off = SpeculationParams(is_enabled=False)
     return run(engine, [make_sequence("again", prompt, off, **GREEDY)])
