@@ -115,6 +115,7 @@ class Delta(NamedTuple):
         draft: if asked for, the tree that was verified, from node 1 on.
         prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
             choices; those of the others do not come before it.
+        num_reused_tokens: of the prompt, that were in the KV cache already.
         temperature, top_p: what was sampled with: the request's, else the model's own.
         stop_reason: beside ``finish_reason``, the stop string or stop token that the request named
             and that ended the choice.
@@ -133,6 +134,7 @@ class Delta(NamedTuple):
     prompt_token_ids: tuple[int, ...] = ()
     reasoning: str | None = None
     num_prompt_tokens: int = 0
+    num_reused_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     stop_reason: str | int | None = None

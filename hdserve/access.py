@@ -67,8 +67,11 @@ class Access:
         is_admin = admin_digest is not None and hmac.compare_digest(admin_digest, presented)
         if namespaces or is_admin or not self.keys:
             return Identity(next(iter(namespaces), DEFAULT_NAMESPACE), is_admin)
-        if not authorization:
-            reason = "an API key is needed: send the header 'authorization: Bearer KEY'"
+        if not presented:
+            reason = (
+                "an API key is needed: send the header 'authorization: Bearer KEY', or "
+                "'x-api-key: KEY'"
+            )
             raise Unauthorized(reason)
         raise Unauthorized("the API key is wrong")
 

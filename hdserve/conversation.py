@@ -41,6 +41,19 @@ class ChatEnd(Enum):
         return cls.AFTER_LAST_MESSAGE if adds_generation_prompt is False else cls.BEFORE_ANSWER
 
 
+def check_goes_on(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the last message has a text that can go on.
+
+    Raises:
+        InvalidRequest: it has none, or calls behind it, which would be left out.
+    """
+    last = messages[-1] if messages else {}
+    if last.get("tool_calls"):
+        raise InvalidRequest("a message that calls tools cannot be continued", "messages")
+    if not str(last.get("content") or "").strip():
+        raise InvalidRequest("the last message has no text to continue", "messages")
+
+
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with contents that are texts, arguments of calls that are objects, and
     without what says nothing, so that a prompt is the one that a server makes of them.

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from pydantic_core import from_json
+
+INVALID_JSON = "INVALID_JSON"
+"""The key of arguments that are no object in JSON, as Anthropic advises to wrap them."""
 
 
 class Block(Protocol):
@@ -19,41 +24,29 @@ class Block(Protocol):
         """Return the block with all its pieces."""
 
 
-class TextBlock:
-    """Text."""
+class Words:
+    """What the model said, or thought; nothing is signed, as every server may read it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Literal["text", "thinking"]) -> None:
+        self.kind = kind
         self._text = ""
 
     def begun(self) -> dict[str, Any]:
-        return {"type": "text", "text": ""}
+        return self._with("")
 
     def add(self, text: str) -> dict[str, Any]:
         self._text += text
-        return {"type": "text_delta", "text": text}
+        return {"type": f"{self.kind}_delta", self.kind: text}
 
     def whole(self) -> dict[str, Any]:
-        return {"type": "text", "text": self._text}
+        return self._with(self._text)
+
+    def _with(self, text: str) -> dict[str, Any]:
+        signature = {"signature": ""} if self.kind == "thinking" else {}
+        return {"type": self.kind, self.kind: text, **signature}
 
 
-class ThinkingBlock:
-    """What the model thought; nothing is signed, as every server may read it."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def begun(self) -> dict[str, Any]:
-        return {"type": "thinking", "thinking": "", "signature": ""}
-
-    def add(self, text: str) -> dict[str, Any]:
-        self._text += text
-        return {"type": "thinking_delta", "thinking": text}
-
-    def whole(self) -> dict[str, Any]:
-        return {"type": "thinking", "thinking": self._text, "signature": ""}
-
-
-class ToolUseBlock:
+class ToolUse:
     """A call of a tool."""
 
     def __init__(self, name: str, call_id: str) -> None:
@@ -68,9 +61,15 @@ class ToolUseBlock:
         return {"type": "input_json_delta", "partial_json": text}
 
     def whole(self) -> dict[str, Any]:
-        """Return the call; without arguments, where the answer was cut off in them."""
-        try:
-            found = json.loads(self._arguments)
-        except ValueError:
-            found = None
-        return {**self._head, "input": found if isinstance(found, dict) else {}}
+        """Return the call, with the arguments it has where the answer was cut off in them, as the
+        client reads those of a stream."""
+        return {**self._head, "input": _object_of(self._arguments)}
+
+
+def _object_of(written: str) -> dict[str, Any]:
+    try:
+        found = from_json(written or "{}", allow_inf_nan=False, allow_partial=True)
+        json.dumps(found, allow_nan=False)  # a number may be too large for one
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {INVALID_JSON: written}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -30,6 +32,13 @@ class ThinkingBlock(Body):
 
     type: Literal["thinking"]
     thinking: str
+
+
+class RedactedThinkingBlock(Body):
+    """What the model of another server thought, and only that server can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str
 
 
 class ToolUseBlock(Body):
@@ -75,6 +84,7 @@ def _type_of_block(block: Any) -> Any:
 Block = Annotated[
     Annotated[TextBlock, Tag("[text]")]
     | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")],
     Discriminator(_type_of_block),
@@ -87,35 +97,24 @@ class InputMessage(Body):
     role: Literal["assistant", "system", "user"]
     content: str | Annotated[tuple[Block, ...], Field(fail_fast=True)]
 
-    def for_chat(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages of a chat that it is: results of tools come before what is said after
-        them.
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """The blocks of the content; a text is one."""
+        if isinstance(self.content, str):
+            return (TextBlock(type="text", text=self.content),)
+        return self.content
 
-        Raises:
-            InvalidRequest: it has what those who write such messages cannot say.
-        """
-        blocks = (
-            (TextBlock(type="text", text=self.content),)
-            if isinstance(self.content, str)
-            else self.content
-        )
-        if self.role == "assistant":
-            yield _of_assistant(blocks)
-            return
-        texts: list[TextBlock] = []
-        for block in blocks:
-            if isinstance(block, TextBlock):
-                texts.append(block)
-            elif isinstance(block, ToolResultBlock) and self.role == "user":
-                if texts:
-                    yield {"role": self.role, "content": text_of(texts)}
-                    texts = []
-                yield block.for_chat()
-            else:
-                reason = f"a message of role {self.role!r} has no block of type {block.type!r}"
-                raise InvalidRequest(reason, PARAM)
-        if texts or not blocks:
-            yield {"role": self.role, "content": text_of(texts)}
+    @property
+    def unmet(self) -> set[str]:
+        """What it says in vain: no chat template is told that a result is an error, and nobody can
+        read what was redacted."""
+        found = set()
+        for block in self.blocks:
+            if isinstance(block, ToolResultBlock) and block.is_error:
+                found.add("messages.content.is_error")
+            elif isinstance(block, RedactedThinkingBlock):
+                found.add("messages.content.redacted_thinking")
+        return found
 
 
 InputMessages = Annotated[
@@ -130,6 +129,39 @@ def text_of(content: str | Iterable[TextBlock] | None) -> str:
     return "\n".join(block.text for block in content)
 
 
+def chat_messages(messages: Iterable[InputMessage]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a chat that a conversation is: those of one role that follow each other
+    are one, and results of tools stand by themselves, before what is said after them.
+
+    Raises:
+        InvalidRequest: a message has what those of its role cannot say.
+    """
+    for role, same in groupby(messages, key=attrgetter("role")):
+        blocks = [block for message in same for block in message.blocks]
+        if role == "assistant":
+            yield _of_assistant(blocks)
+        else:
+            yield from _of_others(role, blocks)
+
+
+def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    texts: list[TextBlock] = []
+    has_results = False
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            texts.append(block)
+        elif isinstance(block, ToolResultBlock) and role == "user":
+            if texts:
+                yield {"role": role, "content": text_of(texts)}
+                texts = []
+            has_results = True
+            yield block.for_chat()
+        else:
+            raise InvalidRequest(f"role {role!r} has no block of type {block.type!r}", PARAM)
+    if texts or not has_results:
+        yield {"role": role, "content": text_of(texts)}
+
+
 def _of_assistant(blocks: Iterable[Any]) -> dict[str, Any]:
     """Return a message with what was thought, said and called, however they took turns."""
     texts: list[TextBlock] = []
@@ -142,8 +174,8 @@ def _of_assistant(blocks: Iterable[Any]) -> dict[str, Any]:
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             calls.append(block.for_chat())
-        else:
-            raise InvalidRequest(f"an assistant has no block of type {block.type!r}", PARAM)
+        elif not isinstance(block, RedactedThinkingBlock):
+            raise InvalidRequest(f"role 'assistant' has no block of type {block.type!r}", PARAM)
     found = {
         "role": "assistant",
         "content": text_of(texts) if texts else None,

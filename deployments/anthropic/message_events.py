@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from deployments.anthropic.blocks import Block, TextBlock, ThinkingBlock, ToolUseBlock
-from deployments.anthropic.objects import error_body, usage
+from deployments.anthropic.blocks import Block, ToolUse, Words
+from deployments.anthropic.objects import error_body, token_counts, usage
 from deployments.anthropic.protocol import MessagesBody
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import metrics
@@ -44,13 +44,14 @@ class MessageEvents:
         events = [] if self._last else [self._begin_message(delta)]
         self._last = delta
         self._num_tokens += len(delta.token_ids)
-        for piece in self._reader.read(delta):
+        is_last = delta.finish_reason is not None
+        for piece in self._reader.read(delta.text, reasoning=delta.reasoning, is_last=is_last):
             events += self._read(piece)
         return events
 
     def end(self, summary: Summary) -> list[Event]:
         """Return the events after the last delta."""
-        has_called = self._has_called and not isinstance(self._open, ToolUseBlock)
+        has_called = self._has_called and not isinstance(self._open, ToolUse)
         events = [*self._close()]
         counts = {"usage": usage(summary), "metrics": metrics(summary)}
         ended = {"type": "message_delta", "delta": self._ended(has_called=has_called), **counts}
@@ -82,7 +83,7 @@ class MessageEvents:
         }
 
     def _begin_message(self, first: Delta) -> Event:
-        counts = {"input_tokens": first.num_prompt_tokens, "output_tokens": 0}
+        counts = token_counts(first.num_prompt_tokens, first.num_reused_tokens, 0)
         return {"type": "message_start", "message": {**self._message(), "usage": counts}}
 
     def _ended(self, *, has_called: bool) -> dict[str, Any]:
@@ -101,15 +102,19 @@ class MessageEvents:
     def _read(self, piece: Piece) -> Iterator[Event]:
         if isinstance(piece, Call):
             self._has_called = True
-            yield from self._begin(ToolUseBlock(piece.name, piece.call_id))
+            yield from self._begin(ToolUse(piece.name, piece.call_id))
         elif isinstance(piece, Arguments):
             yield from self._add(piece.text)
             yield from self._close() if piece.is_last else ()
+        elif isinstance(piece, Thought):
+            yield from self._say("thinking", piece.text)
         else:
-            kind = ThinkingBlock if isinstance(piece, Thought) else TextBlock
-            if not isinstance(self._open, kind):
-                yield from self._begin(kind())
-            yield from self._add(piece.text if isinstance(piece, Thought) else piece)
+            yield from self._say("text", piece)
+
+    def _say(self, kind: Literal["text", "thinking"], text: str) -> Iterator[Event]:
+        if not isinstance(self._open, Words) or self._open.kind != kind:
+            yield from self._begin(Words(kind))
+        yield from self._add(text)
 
     def _begin(self, block: Block) -> Iterator[Event]:
         yield from self._close()

@@ -32,15 +32,22 @@ def error_body(error: HdserveError, status: int | None = None) -> dict[str, Any]
     return {"type": "error", "error": told}
 
 
-def usage(summary: Summary) -> dict[str, Any]:
-    """Return the ``usage`` object, in which ``input_tokens`` are those that were not cached."""
-    num_reused = summary.num_reused_tokens
-    found: dict[str, Any] = {
-        "input_tokens": summary.num_prompt_tokens - num_reused,
+def token_counts(num_prompt: int, num_reused: int, num_output: int) -> dict[str, Any]:
+    """Return the beginning of a ``usage`` object, in which ``input_tokens`` are those that were not
+    cached."""
+    return {
+        "input_tokens": num_prompt - num_reused,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_reused,
-        "output_tokens": summary.num_output_tokens,
+        "output_tokens": num_output,
     }
+
+
+def usage(summary: Summary) -> dict[str, Any]:
+    """Return the ``usage`` object."""
+    found = token_counts(
+        summary.num_prompt_tokens, summary.num_reused_tokens, summary.num_output_tokens
+    )
     if summary.num_reasoning_tokens is not None:
         found["output_tokens_details"] = {"thinking_tokens": summary.num_reasoning_tokens}
     return found

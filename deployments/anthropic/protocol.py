@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.anthropic.content import PARAM, InputMessages, Texts, text_of
+from deployments.anthropic.content import PARAM, InputMessages, Texts, chat_messages, text_of
 from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
@@ -17,7 +17,6 @@ from deployments.openai.tools import has_unheld_strict
 from hdserve.errors import InvalidRequest
 
 PARAM_NAMES: Mapping[str, str] = {
-    "continue_final_message": PARAM,
     "parallel_tool_calls": "tool_choice",
     "stop": "stop_sequences",
 }
@@ -43,7 +42,7 @@ class MessagesTool(Body):
     )
 
     type: Literal["custom"] | None = None
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
     description: str | None = None
     input_schema: Mapping[str, Any]
     strict: Truth | None = None
@@ -118,10 +117,12 @@ class CountTokensBody(OfferedBody):
     """``POST /v1/messages/count_tokens``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "compaction": (),
         "container": (),
         "fallbacks": ([],),
         "mcp_servers": ([],),
         "output_format": (),
+        "thread": (),
         **{
             name: neutral
             for name, neutral in {**OF_CHATS, **OF_RESPONSES}.items()
@@ -164,7 +165,8 @@ class CountTokensBody(OfferedBody):
             "tools.strict": is_free and has_unheld_strict(self.tools or (), choice),
             **{f"thinking.{name}": True for name in thinking},
         }
-        return super().unmet.union(name for name, is_asked in asked.items() if is_asked)
+        said = {name for message in self.messages for name in message.unmet}
+        return super().unmet.union(said, (name for name, is_asked in asked.items() if is_asked))
 
     @property
     def output_format(self) -> OutputFormat | None:
@@ -188,6 +190,8 @@ class CountTokensBody(OfferedBody):
 
     def _chat(self) -> dict[str, Any]:
         messages = [*self._messages()]
+        if messages[-1] == {"role": "assistant"} and len(messages) > 1:  # nothing to go on with
+            messages.pop()
         if messages[-1].get("tool_calls"):
             raise InvalidRequest("the results of the last message's calls are missing", PARAM)
         form = self.output_format
@@ -210,8 +214,7 @@ class CountTokensBody(OfferedBody):
         system = text_of(self.system)
         if system:
             yield {"role": "system", "content": system}
-        for message in self.messages:
-            yield from message.for_chat()
+        yield from chat_messages(self.messages)
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         """Yield the variables of chat templates that say whether, and how much, to think; those

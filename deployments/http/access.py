@@ -52,12 +52,14 @@ class SignIn:
 
 
 def authorization_of(scope: Scope) -> str:
-    """Return the header that says who sends a request, or what it would be where the key is in that
-    of Anthropic's API; empty where there is neither."""
+    """Return the header that says who sends a request: ``authorization`` with a bearer's key, else
+    what it would be with the key of ``x-api-key``, as Anthropic's API has it; empty where there is
+    neither."""
     headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
-    key = headers.get(b"x-api-key")
-    found: str = headers.get(b"authorization", f"Bearer {key}" if key else "")
-    return found
+    found: str = headers.get(b"authorization", "")
+    scheme, _, own_key = found.partition(" ")
+    key = headers.get(b"x-api-key", "")
+    return f"Bearer {key}" if key and not (scheme.lower() == "bearer" and own_key) else found
 
 
 def identity_of(request: Request) -> Identity:

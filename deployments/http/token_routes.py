@@ -38,6 +38,8 @@ async def _tokenize(gateway: Gateway, request: Request, response: Response) -> d
     response.headers.update(ignored_header(gateway.config.gateway, body, gateway.http_metrics))
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
+    if body.prompt is not None and (body.tools or body.changes_chats):
+        raise InvalidRequest("what belongs to a conversation needs messages", "messages")
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:

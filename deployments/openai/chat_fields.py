@@ -18,6 +18,12 @@ class ChatFields(BaseModel):
     continue_final_message: bool | None = None
 
     @property
+    def changes_chats(self) -> bool:
+        """Whether anything is asked for that a text alone has not."""
+        is_default = self.add_generation_prompt is not False and not self.continue_final_message
+        return bool(self.chat_template_kwargs) or not is_default
+
+    @property
     def chat_end(self) -> ChatEnd:
         """Where the text of the conversation ends.
 

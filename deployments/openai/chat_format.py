@@ -73,6 +73,8 @@ class ChatFormat:
         if delta.finish_reason is not None:
             entries[-1]["stop_reason"] = delta.stop_reason
         if self._shows_token_ids:
+            for entry in entries:
+                entry["token_ids"] = []
             entries[-1]["token_ids"] = list(delta.token_ids)
         return entries
 

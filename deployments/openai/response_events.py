@@ -66,7 +66,9 @@ class ResponseEvents:
         """Return the events of a delta; before the first one those that begin the response."""
         begun = [] if self._num_events else self._begin_response(delta)
         self._finish_reason = delta.finish_reason or self._finish_reason
-        events = [event for piece in self._reader.read(delta) for event in self._read(piece)]
+        is_last = delta.finish_reason is not None
+        pieces = self._reader.read(delta.text, reasoning=delta.reasoning, is_last=is_last)
+        events = [event for piece in pieces for event in self._read(piece)]
         return begun + [self._numbered(event) for event in events]
 
     def _begin_response(self, first: Delta) -> list[Event]:

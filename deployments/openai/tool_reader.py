@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
-from deployments.parsers.call_reader import Arguments, CallBegin
+from deployments.parsers.answer_reader import AnswerReader, Call
+from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
 
 
@@ -32,29 +32,22 @@ class ToolReader:
     def __init__(
         self, parser: MakeParser | None, *, is_one_call: bool = False, is_named: bool = False
     ) -> None:
-        self._parser = parser() if parser else None
+        self._reader = AnswerReader(parser, is_one_call=is_one_call)
         self._is_named = is_named
-        self._max_calls = 1 if is_one_call else sys.maxsize
         self._num_begun = 0
         self._is_inside = False
 
     def read(self, text: str, *, is_last: bool) -> ToolDelta:
         """Return what ``text``, the next piece of the answer, makes certain."""
-        if self._parser is None:
-            return ToolDelta(text, [])
-        parts = self._parser.push(text)
-        if is_last:
-            parts += self._parser.finish()
         shown: list[str] = []
         calls: list[dict[str, Any]] = []
-        for part in parts:
-            if isinstance(part, str):
-                shown.append(part)
-            elif isinstance(part, CallBegin):
-                self._num_begun += 1
-                calls += [self._begin(part, self._parser.call_id())] if self._is_wanted else []
-            elif self._is_wanted:
-                calls.append(self._go_on(part))
+        for piece in self._reader.read(text, is_last=is_last):
+            if isinstance(piece, str):
+                shown.append(piece)
+            elif isinstance(piece, Call):
+                calls.append(self._begin(piece))
+            elif isinstance(piece, Arguments):
+                calls.append(self._go_on(piece))
         return ToolDelta("".join(shown), calls)
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
@@ -75,15 +68,12 @@ class ToolReader:
         is_choice = has_called and not self._is_named
         return "tool_calls" if reason == "stop" and is_choice else reason
 
-    @property
-    def _is_wanted(self) -> bool:
-        return self._num_begun <= self._max_calls
-
-    def _begin(self, call: CallBegin, call_id: str) -> dict[str, Any]:
+    def _begin(self, call: Call) -> dict[str, Any]:
+        self._num_begun += 1
         self._is_inside = True
         return {
             "index": self._num_begun - 1,
-            "id": call_id,
+            "id": call.call_id,
             "type": "function",
             "function": {"name": call.name, "arguments": ""},
         }

@@ -18,7 +18,7 @@ from hdserve.errors import InvalidRequest, Unsupported
 class FunctionDefinition(Body):
     """``function`` of a tool; ``strict`` or not, a call that is required holds the parameters."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     strict: Truth | None = None

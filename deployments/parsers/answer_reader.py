@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from deployments.generation import Delta
 from deployments.parsers.call_reader import Arguments, CallBegin
 from deployments.parsers.tool_parser import MakeParser
 
@@ -41,16 +40,21 @@ class AnswerReader:
         self._max_calls = 1 if is_one_call else sys.maxsize
         self._num_calls = 0
 
-    def read(self, delta: Delta) -> Iterator[Piece]:
-        """Yield what ``delta`` makes certain."""
-        if delta.reasoning:
-            yield Thought(delta.reasoning)
+    def read(self, text: str, *, reasoning: str | None = None, is_last: bool) -> Iterator[Piece]:
+        """Yield what the next piece of the answer makes certain.
+
+        Args:
+            reasoning: what was thought before ``text``.
+            is_last: whether nothing follows.
+        """
+        if reasoning:
+            yield Thought(reasoning)
         if self._parser is None:
-            if delta.text:
-                yield delta.text
+            if text:
+                yield text
             return
-        parts = [*self._parser.push(delta.text)]
-        parts += self._parser.finish() if delta.finish_reason is not None else []
+        parts = [*self._parser.push(text)]
+        parts += self._parser.finish() if is_last else []
         for part in parts:
             if isinstance(part, CallBegin):
                 self._num_calls += 1

@@ -35,7 +35,7 @@ class Elements(NamedTuple):
 
 
 QWEN = Elements(
-    head=re.compile(r"\s*<function=([\w.-]{1,64})>"),
+    head=re.compile(r"\s*<function=([\w.-]{1,128})>"),
     argument="<parameter=",
     named=re.compile(">"),
     value_ends=("</parameter>", "\n<parameter=", "\n</function>"),
@@ -52,7 +52,7 @@ QWEN = Elements(
 """
 
 GLM = Elements(
-    head=re.compile(r"\s*([\w.-]{1,64})\s*(?=<arg_key>|</tool_call>)"),
+    head=re.compile(r"\s*([\w.-]{1,128})\s*(?=<arg_key>|</tool_call>)"),
     argument="<arg_key>",
     named=re.compile(r"</arg_key>\s*<arg_value>"),
     value_ends=("</arg_value>",),

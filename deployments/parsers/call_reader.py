@@ -11,7 +11,7 @@ _SEPARATORS = ",; \n\r\t"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 """Models write either, whatever their template says."""
 
-_HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={)'
+_HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={)'
 
 
 class CallBegin(NamedTuple):

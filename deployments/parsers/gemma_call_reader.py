@@ -10,7 +10,7 @@ from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, Call
 from deployments.parsers.marks import without_part
 from deployments.parsers.xml_call_reader import value_of
 
-_HEAD = re.compile(r"\s*call:\s*([\w.-]{1,64})\s*(?={)")
+_HEAD = re.compile(r"\s*call:\s*([\w.-]{1,128})\s*(?={)")
 _QUOTE = '<|"|>'
 _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _SEPARATORS = {",": ", ", ":": ": "}

@@ -15,7 +15,7 @@ _OPENING = (_START, _CHANNEL)
 _END = re.compile("|".join(map(re.escape, (*_CLOSING, *_OPENING))))
 _HEADER_BEGINNINGS = (*_OPENING, "to=")
 _MAX_HEADER = 256
-_NAME = re.compile(r"\bto=functions\.([\w.-]{1,64})")
+_NAME = re.compile(r"\bto=functions\.([\w.-]{1,128})")
 
 
 class _Kind(Enum):

@@ -167,7 +167,7 @@ class MistralArgsToolParser(MistralToolParser):
     write it."""
 
     CLOSE = MistralToolParser.OPEN
-    _HEAD = r"([\w.-]{1,64})(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?={)"
+    _HEAD = r"([\w.-]{1,128})(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?={)"
 
     def _reader(self) -> CallReader:
         return CallReader(self.CLOSE, head=self._HEAD)
@@ -190,7 +190,7 @@ class DeepSeekV31ToolParser(_MarkedToolParser):
     marks, as DeepSeek-V3.1 writes them."""
 
     OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-    _HEAD = rf"(?:{_CALL_END})?\s*{_CALL_BEGIN}([\w.-]{{1,64}}){_CALL_SEPARATOR}\s*(?={{)"
+    _HEAD = rf"(?:{_CALL_END})?\s*{_CALL_BEGIN}([\w.-]{{1,128}}){_CALL_SEPARATOR}\s*(?={{)"
     _ENDING = _CALL_END
     _MORE = "one*"
 
@@ -217,7 +217,7 @@ class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
 
     _HEAD = (
         rf"(?:(?:```)?\s*{_CALL_END})?\s*{_CALL_BEGIN}function{_CALL_SEPARATOR}"
-        r"([\w.-]{1,64})\s*```json\s*(?={)"
+        r"([\w.-]{1,128})\s*```json\s*(?={)"
     )
     _ENDING = f"```{_CALL_END}"
     _MORE = '("\\n" one)*'
@@ -252,7 +252,7 @@ class HarmonyToolParser(_MarkedToolParser):
     :class:`~deployments.parsers.harmony_parser.HarmonyParser` tells."""
 
     OPEN, CLOSE = "<|channel|>commentary to=functions.", "<|call|>"
-    _HEAD = r"([\w.-]{1,64})[^{<]*(?:<\|constrain\|>[^{<]*)?<\|message\|>\s*(?={)"
+    _HEAD = r"([\w.-]{1,128})[^{<]*(?:<\|constrain\|>[^{<]*)?<\|message\|>\s*(?={)"
 
     def _reader(self) -> CallReader:
         return CallReader(self.CLOSE, head=self._HEAD)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deployments.generation import GenerationRequest
 from deployments.parsers.reasoning_parser import ReasoningParser, Split
 from hdserve import core
+from hdserve.conversation import ChatEnd
 from hdserve.core import StepOutput
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ReasoningReaders:
         if parser is None or not _may_reason(request):
             return {}
         end = self._tokenizer.decode(sequences[0].token_ids[-_MAX_OPENING_TOKENS:])
-        is_open = end.rstrip().endswith(parser.OPEN)
+        is_open = end.rstrip().endswith(parser.OPEN) or _goes_on_reasoning(request, parser)
         return {seq.request_id: ReasoningReader(parser(is_open=is_open)) for seq in sequences}
 
     def _is_special(self, mark: str) -> bool:
@@ -93,6 +94,14 @@ def _add(pieces: list[Split], piece: Split) -> None:
         pieces.append(piece)
     else:
         pieces[-1] = Split(last.reasoning + piece.reasoning, last.text + piece.text)
+
+
+def _goes_on_reasoning(request: GenerationRequest, parser: type[ReasoningParser]) -> bool:
+    """Whether the answer goes on with a message that is cut off in what was thought."""
+    if request.chat_end is not ChatEnd.IN_LAST_MESSAGE:
+        return False
+    begun: str = request.messages[-1].get("content", "")
+    return begun.rfind(parser.OPEN) > begun.rfind(parser.CLOSE)
 
 
 def _may_reason(request: GenerationRequest) -> bool:

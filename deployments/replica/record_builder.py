@@ -104,6 +104,7 @@ class RecordBuilder:
             prompt_logprobs=prompt_logprobs,
             reasoning=first.reasoning if reader and reader.num_tokens else None,
             num_prompt_tokens=seq.num_prompt_tokens,
+            num_reused_tokens=seq.num_reused_tokens,
             temperature=seq.params.temperature,
             top_p=seq.params.top_p,
             stop_reason=output.stop_reason,
@@ -185,6 +186,7 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
         logprobs=None,
         finish_reason=None,
         num_prompt_tokens=delta.num_prompt_tokens,
+        num_reused_tokens=delta.num_reused_tokens,
         temperature=delta.temperature,
         top_p=delta.top_p,
     )

@@ -120,7 +120,7 @@ def _apart(tasks: Sequence[Task]) -> list[Task]:
     """Keep what names no task apart from all tasks together, where others name one."""
     if len(tasks) == 1:
         return list(tasks)
-    return [replace(task, name="other") if task.name == ALL_TASKS else task for task in tasks]
+    return [replace(task, name="no task") if task.name == ALL_TASKS else task for task in tasks]
 
 
 def encoded_prompts(

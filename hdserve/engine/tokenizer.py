@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hdserve.conversation import ChatEnd
+from hdserve.conversation import ChatEnd, check_goes_on
 from hdserve.engine.hub import check_hub
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
@@ -177,6 +177,8 @@ class Tokenizer:
                 "configuration can name one that does"
             )
             raise Unsupported(reason, "tools")
+        if end is ChatEnd.IN_LAST_MESSAGE:
+            check_goes_on(messages)
         self._check_shown(messages, has_tools=bool(tools))
         try:
             return self._render(messages, tools, template_options, end)

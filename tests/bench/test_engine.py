@@ -156,7 +156,7 @@ def test_rows_without_a_task_are_one_beside_others(prompts: Path, host: ModelHos
     """All together is another group, whose figures would take the place of theirs."""
     with prompts.open("a") as file:
         file.write('{"prompt": "Which?"}\n')
-    assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["I", "A", "other"]
+    assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["I", "A", "no task"]
     prompts.write_text('{"prompt": "Which?"}\n')
     assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["all"]
 

@@ -152,6 +152,21 @@ def test_an_answer_goes_on_from_its_beginning(client: openai.OpenAI, is_streamed
     assert found == token_ids[8:]
 
 
+def test_a_text_is_no_conversation(client: openai.OpenAI) -> None:
+    """What would change the prompt of one is refused beside a text."""
+    for fields in (
+        {"continue_final_message": True},
+        {"tools": [{}]},
+        {"add_generation_prompt": False},
+    ):
+        body = {"model": MODELS[1], "prompt": "hi", **fields}
+        with pytest.raises(openai.BadRequestError):
+            post(client, "tokenize", body)
+    neutral = {"continue_final_message": False, "add_generation_prompt": True, "tools": []}
+    body = {"model": MODELS[1], "prompt": "hi"}
+    assert post(client, "tokenize", {**body, **neutral}) == post(client, "tokenize", body)
+
+
 def tokenized(client: openai.OpenAI, **fields: Any) -> dict[str, Any]:
     """What the server's tokenizer makes of a conversation."""
     body = {"model": MODELS[1], "return_token_strs": True, **fields}

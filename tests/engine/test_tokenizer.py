@@ -103,15 +103,27 @@ def test_a_conversation_ends_where_it_is_told_to(end: ChatEnd, ending: str, cont
     )
 
 
-def test_a_message_without_a_content_cannot_be_continued(tmp_path: Path) -> None:
-    """Nor one that the template does not show."""
-    silent = [USER, {"role": "assistant"}]
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({}, "no text to continue"),
+        ({"content": " \n"}, "no text to continue"),
+        ({"content": "So", "tool_calls": [{"id": "1"}]}, "calls tools cannot be continued"),
+    ],
+)
+def test_messages_that_cannot_be_continued(message: dict[str, Any], reason: str) -> None:
+    messages = [USER, {"role": "assistant", **message}]
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        TOKENIZER.render_chat(messages, {}, (), ChatEnd.IN_LAST_MESSAGE)
+    assert caught.value.param == "messages"
+
+
+def test_a_message_that_the_template_does_not_show_cannot_be_continued(tmp_path: Path) -> None:
     hiding = with_template(tmp_path, "{% for m in messages[:1] %}{{ m.content }}{% endfor %}")
     hidden = [USER, {"role": "assistant", "content": "So"}]
-    for tokenizer, messages in ((TOKENIZER, silent), (hiding, hidden)):
-        with pytest.raises(InvalidRequest, match="continue_final_message") as caught:
-            tokenizer.render_chat(messages, {}, (), ChatEnd.IN_LAST_MESSAGE)
-        assert caught.value.param == "messages"
+    with pytest.raises(InvalidRequest, match="continue_final_message") as caught:
+        hiding.render_chat(hidden, {}, (), ChatEnd.IN_LAST_MESSAGE)
+    assert caught.value.param == "messages"
 
 
 def test_tokens_are_written_as_the_vocabulary_has_them() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from deployments.anthropic.blocks import INVALID_JSON
 from deployments.anthropic.message_events import MessageEvents
 from deployments.anthropic.objects import error_body
 from deployments.anthropic.protocol import MessagesBody
@@ -121,14 +123,45 @@ def test_why_a_message_ended(
 
 
 def test_a_call_that_was_cut_off_is_none_to_make() -> None:
-    """Its arguments are no object yet."""
-    written = CALL[: CALL.index("é")]
+    """It has the arguments that there are, as the client makes them of a stream."""
+    written = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": '
     for last, reason in (({"finish_reason": "length"}, "max_tokens"), ({}, "end_turn")):
-        message = whole(deltas(written, **last), max_tokens=1)
+        given = deltas(written, **last)
+        message = whole(given, max_tokens=1)
         (call,) = message.content
         assert call.type == "tool_use"
-        assert call.input == {}
+        assert call.input == {"a": 1}
         assert message.stop_reason == reason
+        assert streamed_input(given) == '{"a": 1, "b": '
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": e28345307}',
+        '{"a": 1e28345307}',
+        '{"a": -1e999}',
+        '{"a": NaN}',
+        '{"a": "\\ud83d"}',
+        '{"a": ' + 2000 * "[" + 2000 * "]" + "}",
+    ],
+)
+def test_arguments_that_are_no_object(arguments: str) -> None:
+    """A model may write anything; nobody loses the answer because of it."""
+    given = deltas(
+        f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>', size=500
+    )
+    message = whole(given)
+    (call,) = message.content
+    assert call.type == "tool_use"
+    assert call.input == {INVALID_JSON: arguments}
+    json.dumps(call.input, allow_nan=False)
+    assert streamed_input(given) == arguments
+
+
+def streamed_input(given: list[Delta]) -> str:
+    deltas = [event["delta"] for event in streamed(given) if event["type"] == BLOCK[1]]
+    return "".join(delta["partial_json"] for delta in deltas)
 
 
 def test_one_call_is_enough_where_the_request_says_so() -> None:
@@ -149,6 +182,14 @@ def test_the_usage_of_a_message() -> None:
     ended, _ = made.end(summary)[-2:]
     assert ended["usage"]["output_tokens_details"] == {"thinking_tokens": 5}
     assert ended["usage"]["input_tokens"] == 4
+
+
+def test_the_usage_at_the_beginning() -> None:
+    """Is that at the end, but for what was generated."""
+    (first,) = deltas("a")
+    begun, *_, ended, _ = streamed([first._replace(num_reused_tokens=3)])
+    wanted = {**ended["usage"], "output_tokens": 0}
+    assert begun["message"]["usage"] == wanted
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,32 @@ def test_blocks_of_a_conversation() -> None:
     assert last == {"role": "user", "content": "And?"}
 
 
+def test_messages_of_one_role_are_one() -> None:
+    found = messages(
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Well."}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "user", "content": "e"},
+    )
+    assert [(each["role"], each["content"]) for each in found] == [
+        ("user", "a\nb"),
+        ("assistant", "c\nd"),
+        ("user", "e"),
+    ]
+    assert found[1]["reasoning_content"] == "Well."
+
+
+def test_an_empty_beginning_is_none() -> None:
+    """Nor one of what nobody can read."""
+    redacted = {"type": "redacted_thinking", "data": "x"}
+    for content in ("", [], [redacted]):
+        found = generation(messages=[*HI, {"role": "assistant", "content": content}])
+        assert found.chat_end is ChatEnd.BEFORE_ANSWER
+        assert [message["role"] for message in found.messages] == ["user"]
+
+
 def test_a_last_message_of_the_assistant_goes_on() -> None:
     found = generation(messages=[*HI, {"role": "assistant", "content": "The answer is ("}])
     assert found.chat_end is ChatEnd.IN_LAST_MESSAGE
@@ -156,6 +182,13 @@ def test_the_form_of_the_answer() -> None:
 
 def test_what_is_asked_in_vain_is_named() -> None:
     body = parsed(
+        messages=[
+            {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, CALLING]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": True}],
+            },
+        ],
         thinking={"type": "enabled", "budget_tokens": 5000, "display": "omitted"},
         context_management={"edits": []},
         tools=[{**TOOL, "strict": True, "cache_control": {"type": "ephemeral"}}],
@@ -166,6 +199,8 @@ def test_what_is_asked_in_vain_is_named() -> None:
     assert body.ignored == (
         "context_management",
         "frobnicate",
+        "messages.content.is_error",
+        "messages.content.redacted_thinking",
         "thinking.budget_tokens",
         "thinking.display",
         "tools.strict",
@@ -218,6 +253,8 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str, reason: str)
     [
         {"container": "c"},
         {"mcp_servers": [{"url": "u"}]},
+        {"thread": {"type": "continue"}},
+        {"compaction": {"type": "x"}},
         {"n": 2},
         {"response_format": {"type": "json_object"}},
         {"stop": "x"},

@@ -100,7 +100,7 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (
         ResponsesBody,
         {"input": "hi", "tools": [{"type": "function", "name": "a b"}]},
-        "tools.0.name: a string that matches ^[a-zA-Z0-9_.-]{1,64}$ is expected",
+        "tools.0.name: a string that matches ^[a-zA-Z0-9_.-]{1,128}$ is expected",
     ),
     (
         ResponsesBody,

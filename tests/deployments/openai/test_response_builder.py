@@ -80,6 +80,20 @@ def test_token_ids_of_a_chat() -> None:
     assert "prompt_token_ids" not in without
 
 
+def test_token_ids_of_calls() -> None:
+    """Each chunk has some, or none: a call that begins and goes on at once is two."""
+    form = ChatFormat(HermesToolParser, shows_token_ids=True)
+    written = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    made = builder(form)
+    chunks = [
+        chunk["choices"][0]
+        for item in (delta("Well", token_ids=(1,)), delta(written, token_ids=(2, 3)))
+        for chunk in made.add(item)
+    ]
+    assert len(chunks) > 2
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == [1, 2, 3]
+
+
 def test_token_ids_of_completions() -> None:
     """Each choice has those of its own prompt, in a stream where it begins."""
     deltas = [

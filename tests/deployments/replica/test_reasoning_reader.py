@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.reasoning_parsers import HarmonyParser, ThinkParser
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
+from hdserve.conversation import ChatEnd
 from hdserve.core import DraftCounts, FinishReason, SamplingParams, Sequence, Source, StepOutput
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.models import bundled_model_path
@@ -64,6 +66,31 @@ def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
     assert delta(0, ".", is_last=True) == ("", ".")
     summary = builder.summary(CHAT, sequences, (), readers.values())
     assert summary.num_reasoning_tokens == 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_open"),
+    [
+        ("<think>\nLet me", True),
+        ("<think>\nWell.\n</think>\n\nSo", False),
+        ("<think>a</think>b<think>c", True),
+        ("So", False),
+    ],
+)
+def test_a_message_that_goes_on_may_be_cut_off_in_thought(
+    tokenizer: Tokenizer, begun: str, is_open: bool
+) -> None:
+    """However long ago the thought began; in a message that has ended it matters to nobody."""
+    said = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": begun})
+    goes_on = replace(CHAT, messages=said, chat_end=ChatEnd.IN_LAST_MESSAGE)
+    seq = sequence(tokenizer, f"assistant\n{begun}")
+    builder = RecordBuilder(tokenizer, "replica")
+    for request, wanted in ((goes_on, is_open), (replace(CHAT, messages=said), False)):
+        readers = ReasoningReaders(ThinkParser, tokenizer).of(request, [seq])
+        given = output(seq, " know", "</think>", "Four.", is_last=True)
+        (found,) = builder.deltas([given], readers, includes_sources=False)
+        assert (found.reasoning == "know") is wanted
+        assert (found.text == "Four.") is wanted
 
 
 @pytest.mark.parametrize(
