@@ -221,6 +221,10 @@ class Gateway:
         """
         return await self._infos.describe(model)
 
+    def may_have_no_replica(self, model: str) -> bool:
+        """Whether a model may be without replicas until a request comes."""
+        return self.model(model).name in self._startable
+
     async def last_description(self, model: str) -> ModelInfo:
         """Return what a replica of the model says of itself, or said last where it may have none by
         now: none is started to be asked.
@@ -293,12 +297,14 @@ class Gateway:
         return await self._ask_all(model, "statistics")
 
     async def check_statistics(self, model: str, directory: str) -> None:
-        """Check that every replica of the model can draft from the database in ``directory``.
+        """Check that every replica of the model can draft from the database in ``directory``; one
+        is started where there is none.
 
         Raises:
             InvalidRequest: one of them says why not.
         """
         name = self.model(model).name
+        await self.describe(name)
         await self._servers.call_all(name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self) -> list[str]:

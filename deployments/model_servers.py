@@ -92,7 +92,7 @@ class ModelServers:
     async def call_all(
         self, model: str, timeout_s: float, method: str, *arguments: Any
     ) -> list[Any]:
-        """Return what ``method`` of each replica returns.
+        """Return what ``method`` of each replica returns; nothing where there is none.
 
         Raises:
             HdserveError: the first that failed raised it, or one has not answered in time.
@@ -100,6 +100,8 @@ class ModelServers:
         try:
             called = self.handles[model].broadcast(method, *arguments)
             answers: list[Any] = await called.results_async(timeout_s=timeout_s)
+        except DeploymentUnavailableError:
+            return []
         except TimeoutError as error:
             raise EngineStopped("a replica of the model did not answer; try again") from error
         except Exception as error:

@@ -9,8 +9,10 @@ the application is taken away.  What others serve is left alone.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -33,6 +35,7 @@ from hdserve.config.deployed import (
 from hdserve.doctor.finding import Verdict
 from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
+from hdserve.process_session import kill_session
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,10 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
         ConfigError: see :func:`run_until_interrupted`.
     """
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
-    ray.init(address, namespace=_NAMESPACE)
+    try:
+        ray.init(address, namespace=_NAMESPACE)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
     if address == OWN_CLUSTER:
         _check_room(path)
     else:
@@ -230,9 +236,27 @@ def _status() -> ApplicationStatus | None:
 
 
 def main() -> None:
-    """Call :func:`run_until_interrupted` with the arguments of the command line."""
+    """Call :func:`run_until_interrupted` with the arguments of the command line.
+
+    It ends in order, too, where the process that started it is killed, which holds the other end of
+    standard input; nobody else ends what is left of the session then.
+    """
     path, address, drain_timeout_s = sys.argv[1:]
+    is_alone = threading.Event()
+    threading.Thread(target=_end_when_alone, args=(is_alone,), daemon=True).start()
     try:
         run_until_interrupted(path, address, float(drain_timeout_s))
     except ConfigError as error:
         sys.exit(f"hdserve: {error.message}")
+    finally:
+        if is_alone.is_set():
+            kill_session(os.getsid(0))
+
+
+def _end_when_alone(is_alone: threading.Event) -> None:
+    """Wait for the end of standard input, past the buffer of ``sys.stdin``: Python would abort at
+    its own end where a thread holds that."""
+    while os.read(0, 1):
+        pass
+    is_alone.set()
+    os.kill(os.getpid(), signal.SIGINT)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 
 _CONNECT_TIMEOUT_S = 3.0
+_FOUND_BY_RAY = ("auto", "local")
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """``None`` for ``local``, ``auto`` and the like, which Ray finds by itself."""
+    """``None`` where it is another form, as of what Ray finds by itself."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
@@ -17,7 +18,8 @@ def why_unanswered(address: str) -> str:
     """Why nobody answers there; empty where somebody does, or Ray finds it by itself."""
     place = host_and_port(address)
     if place is None:
-        return ""
+        is_known = address in _FOUND_BY_RAY or "://" in address
+        return "" if is_known else "HOST:PORT is expected"
     try:
         socket.create_connection(place, _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:

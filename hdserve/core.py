@@ -152,6 +152,8 @@ class SamplingParams(_Parameters):
         _check_stop(self.stop)
         _check_type("stop_token_ids", self.stop_token_ids, Collection, "a tuple of token ids")
         _check_biases(self.logit_bias)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            _check_truth(name, getattr(self, name))
         _check_type("grammar", self.grammar, str | None, "what hdserve.grammar makes")
 
     @property
@@ -194,6 +196,11 @@ def _check_range(
     bound = f"{'above' if is_low_open else 'at least'} {low}"
     bound += f", {of_low}," if of_low else ""
     raise InvalidRequest(f"{name} must be {bound} and at most {high}", name)
+
+
+def _check_truth(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false", name)
 
 
 def _check_type(name: str, value: object, kind: Any, wanted: str) -> None:
@@ -244,6 +251,8 @@ class SpeculationParams(_Parameters):
     prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("is_enabled", "is_output_shared"):
+            _check_truth(f"speculation.{name}", getattr(self, name))
         if self.max_draft_tokens is not None:
             name = "speculation.max_draft_tokens"
             _check_count(name, self.max_draft_tokens, 0, MAX_INTEGER)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from operator import index
+from os import PathLike, fspath
 from threading import RLock
 from typing import Any, Never
 
@@ -49,8 +50,10 @@ class LLM:
         UnsupportedModel: its architecture is not served.
     """
 
-    def __init__(self, model: str = "hdserve-tiny", **options: Any) -> None:
-        config = checked(ModelConfig, {"name": model, "model": model, **options})
+    def __init__(self, model: str | PathLike[str] = "hdserve-tiny", **options: Any) -> None:
+        model = fspath(model) if isinstance(model, PathLike) else model
+        name = model if isinstance(model, str) and model else "model"  # else told of both
+        config = checked(ModelConfig, {"name": name, "model": model, **options})
         self._host = ModelHost(_at_full_speed(config))
         self._engine = self._host.make_engine()
         self._numbers = count(1)

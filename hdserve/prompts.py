@@ -11,7 +11,9 @@ and may say its ``question_id`` and its ``task`` (or ``category``).
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,7 @@ class PromptRow:
         text: what is asked; empty where it is a conversation.
         conversation: the messages of one, else empty.
         fields: the row as it is in the file.
+        place: the file and the line.
     """
 
     name: str
@@ -45,6 +48,7 @@ class PromptRow:
     text: str
     conversation: Messages = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
 
     @property
     def messages(self) -> Messages:
@@ -59,9 +63,11 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
         ConfigError: the file cannot be read, a row asks nothing, or there is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ConfigError(f"cannot read the prompts {path}: {error.strerror}") from error
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = data.decode("utf-8-sig").split("\n")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read the prompts {path}: {reason}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the prompts {path}: no text in UTF-8") from error
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
@@ -85,7 +91,7 @@ def _row(line: str, index: int, where: str) -> PromptRow:
     name, task = fields.get("question_id", index), fields.get("task", fields.get("category", "all"))
     conversation = _conversation(fields.get("messages"), where)
     text = "" if conversation else _text(fields, where)
-    return PromptRow(str(name), str(task), text, conversation, fields)
+    return PromptRow(str(name), str(task), text, conversation, fields, where)
 
 
 def _conversation(messages: Any, where: str) -> Messages:

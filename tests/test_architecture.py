@@ -23,6 +23,7 @@ LAYERS = {
     "hdserve.importing": 1,
     "hdserve.journal": 1,
     "hdserve.ports": 1,
+    "hdserve.process_session": 1,
     "hdserve.prompts": 1,
     "hdserve.schema_closing": 1,
     "hdserve.schema_parts": 1,

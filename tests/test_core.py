@@ -55,6 +55,25 @@ def test_ranges(name: str) -> None:
         assert len(caught.value.message) < 200
 
 
+@pytest.mark.parametrize("value", ["no", "false", 0, 1, None])
+@pytest.mark.parametrize(
+    "name", ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+)
+def test_what_is_true_or_false(name: str, value: Any) -> None:
+    """And no text, which would be true."""
+    assert getattr(SamplingParams(**{name: False}), name) is False
+    with pytest.raises(InvalidRequest, match="must be true or false") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["is_enabled", "is_output_shared"])
+def test_what_is_true_or_false_of_drafts(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be true or false") as caught:
+        SpeculationParams(**{name: "no"})
+    assert caught.value.param == f"speculation.{name}"
+
+
 def test_that_top_k_is_off_is_told() -> None:
     """Others write -1."""
     with pytest.raises(InvalidRequest, match=r"^top_k must be at least 0, which is off, and"):

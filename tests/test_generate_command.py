@@ -144,7 +144,7 @@ def test_an_empty_text_is_not_answered(option: str, tmp_path: Path) -> None:
     for arguments, reason in (
         ([""], "the prompt is empty"),
         (["-"], "the prompt is empty"),
-        (["--prompts", str(prompts)], "the prompt of row 2 is empty"),
+        (["--prompts", str(prompts)], "line 2: the prompt is empty"),
     ):
         with pytest.raises(InvalidRequest, match=reason):
             CliRunner().invoke(app, ["generate", *arguments, option], catch_exceptions=False)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,17 @@ def llm() -> LLM:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'engine'"):
         LLM("hdserve-mini", engin={})
+
+
+def test_a_model_is_named_once() -> None:
+    """By the key that was given; a path is a path."""
+    for wrong in (None, "", 5):
+        with pytest.raises(ConfigError) as caught:
+            LLM(wrong)  # type: ignore[arg-type]
+        assert "name" not in caught.value.message
+        assert caught.value.message.count("model: ") == 1
+    with pytest.raises(ConfigError, match="'/no/such': there is no such directory"):
+        LLM(Path("/no/such"))
 
 
 @pytest.mark.parametrize(("engine", "slowdown"), [({}, None), ({"prefill_slowdown": 2.0}, 2.0)])

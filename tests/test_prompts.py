@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,18 @@ def test_wrong_files(tmp_path: Path, content: bytes | None, reason: str) -> None
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=reason):
+        read_prompts(path)
+
+
+def test_files_may_be_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(gzip.compress('{"prompt": "é"}\n'.encode()))
+    assert [row.text for row in read_prompts(path)] == ["é"]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"cannot read the prompts .*prompts.jsonl.gz: \w"):
+        read_prompts(path)
+    path.write_bytes(b"no such thing")
+    with pytest.raises(ConfigError, match="Not a gzipped file"):
         read_prompts(path)
 
 

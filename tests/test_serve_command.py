@@ -91,6 +91,7 @@ def started(
         process = subprocess.Popen(
             [sys.executable, *command],
             env={**os.environ, **variables, name: value},
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
@@ -101,6 +102,8 @@ def started(
             for pid in family(mark):
                 os.kill(pid, signal.SIGKILL)
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def family(mark: str) -> list[int]:
@@ -278,6 +281,8 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
     for host in ("192.0.2.77", "no.such.host.invalid"):  # no other port would do
         with pytest.raises(ConfigError, match=rf"{re.escape(host)}, port {port}: [\w ]+$"):
             check_is_free(host, port)
+    with pytest.raises(ConfigError, match="--host is empty"):  # to the system it is every interface
+        check_is_free("", port)
 
 
 @pytest.mark.parametrize(
@@ -426,6 +431,19 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
         wait_until_gone(mark)
     assert "ending: what is being answered may take 50 s more" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_ends_where_the_command_is_killed(tmp_path: Path) -> None:
+    """As by the system, for memory: what has begun is answered, and nothing keeps the port."""
+    log = tmp_path / "log"
+    with serving(tmp_path, log) as (process, mark, client):
+        with begun(client, 600) as stream:
+            process.kill()
+            *_, last = (chunk for chunk in stream if chunk.choices)
+        assert last.choices[0].finish_reason == "length"
+        wait_until_gone(mark)
 
 
 @pytest.mark.ray

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 
 from deployments.http.generation_route import GENERATION_ERRORS
+from hdserve.errors import EngineStopped
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -44,9 +45,15 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @api.get("/v1/models/{name:path}", responses=errors)
     async def model(name: str) -> dict[str, Any]:
-        """One model and what its replica runs on."""
+        """One model and what its replica runs on, where that is known: none is started to be
+        asked."""
         found = entry(name)
-        info = await gateway.deadline().wait(gateway.describe(name))
+        try:
+            info = await gateway.deadline().wait(gateway.last_description(name))
+        except EngineStopped:
+            if gateway.may_have_no_replica(name):
+                return found
+            raise
         told = asdict(info)
         del told["name"]  # the client's may be an alias
         return {**found, **told}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticKnownError
 
 
@@ -54,7 +54,16 @@ class Body(BaseModel):
         }
 
 
-class ClosedBody(BaseModel):
+class Options(BaseModel):
+    """A part of a request in which ``null`` is what is not said."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return without_nulls(data)
+
+
+class ClosedBody(Options):
     """A part of a request in which a field nobody documents is wrong."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

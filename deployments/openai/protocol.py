@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from deployments.generation import GenerationRequest, Prompt
-from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth
+from deployments.openai.body import Body, ClosedBody, Integer, Number, Options, Truth
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
@@ -68,7 +68,7 @@ MAX_DATABASES = 16
 """The most databases that a request may name; there are fewer."""
 
 
-class StreamOptions(Body):
+class StreamOptions(Options, Body):
     """``stream_options`` of the OpenAI API."""
 
     include_usage: Truth = False

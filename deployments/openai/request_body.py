@@ -74,12 +74,8 @@ class OfferedBody(Body):
         offered = cls._offered(data)
         body = parse_body(cls, offered)
         for name in cls.model_fields:
-            sent, read = offered.get(name), getattr(body, name)
-            if isinstance(sent, bool) and not isinstance(read, bool):
-                raise InvalidRequest(f"{name}: a number is expected, not true or false", name)
-            if isinstance(sent, str) and isinstance(read, (int, float)):  # pydantic reads both
-                kind = "true or false" if isinstance(read, bool) else "a number"
-                raise InvalidRequest(f"{name}: {kind} is expected, not a string", name)
+            if reason := _wrong_kind(offered.get(name), getattr(body, name)):
+                raise InvalidRequest(f"{name}: {reason}", name)
         return body
 
     @classmethod
@@ -133,6 +129,18 @@ class RequestBody(OfferedBody):
     def unmet(self) -> frozenset[str]:
         is_met = {"store": not self.store, "service_tier": self.service_tier in _SERVICE_TIERS}
         return frozenset(name for name, met in is_met.items() if not met)
+
+
+def _wrong_kind(sent: Any, read: Any) -> str:
+    """Return what is wrong with a value that pydantic read as one of another kind; empty where
+    nothing is."""
+    is_truth = isinstance(read, bool)
+    if isinstance(sent, bool):
+        return "" if is_truth else "a number is expected, not true or false"
+    wanted = "true or false" if is_truth else "a number"
+    if isinstance(sent, str) and isinstance(read, (int, float)):
+        return f"{wanted} is expected, not a string"
+    return f"{wanted} is expected, not a number" if is_truth and sent is not None else ""
 
 
 def parse_body(model: type[Model], data: Any) -> Model:

@@ -89,6 +89,8 @@ class LoadOptions:
             )
         if not self.timeout_s < math.inf:
             raise ConfigError("--timeout-s must be finite")
+        if not (self.api_key or "").isprintable():
+            raise ConfigError("--api-key has a line end, or another character that no key has")
 
     @property
     def target(self) -> Target:

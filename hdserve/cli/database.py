@@ -100,7 +100,7 @@ def import_(
     """
     output = JsonOutput(json_path)
     found = archives.read_archive_key(archive)
-    key = DatabaseKey(model or found.model, found.fingerprint)
+    key = DatabaseKey(found.model if model is None else model, found.fingerprint)
     if model is not None:
         stored.check_tokenizer(root, key)
     with _progress(key) as on_progress:

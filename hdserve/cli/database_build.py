@@ -91,7 +91,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
     """Answer the rows of which ``store`` has no answer yet.
 
     Returns:
-        How many they were.
+        How many answers were added.
 
     Raises:
         DatabaseError: the answers cannot be written.
@@ -108,12 +108,14 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
     llm = LLM(options.model)
     chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     check_rows(llm, (row.messages for row in rows), llm.sampling(**chosen))
+    num_kept = 0
     with progress("answering", len(rows), len(rows) - len(missing)) as bar:
         for begin in range(0, len(missing), options.batch_size):
             batch = missing[begin : begin + options.batch_size]
             params = llm.sampling(**chosen)
             answers = llm.generate([rows[index].messages for index in batch], params)
             found = zip(batch, (answer.token_ids for answer in answers), strict=True)
+            num_kept += sum(bool(answer.token_ids) for answer in answers)
             for appended in log.append(options.namespace, _segment(origin, found)):
                 store.append(options.namespace, appended)
             if store.num_failures:
@@ -121,7 +123,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
             bar.advance(len(batch))
     if not store.sync(log) or store.num_failures:
         raise DatabaseError(f"{store.directory} cannot be written; the log says why")
-    return len(missing)
+    return num_kept
 
 
 def _origin(options: BuildOptions) -> str:

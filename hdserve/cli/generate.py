@@ -199,10 +199,10 @@ def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:
         text = _standard_input() if options.prompt == "-" else options.prompt
         assert text is not None
         rows = [PromptRow("", "", text)]
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         if not (row.text or row.conversation):
-            where = "" if options.prompts_path is None else f" of row {number}"
-            raise InvalidRequest(f"the prompt{where} is empty", "prompt")
+            reason = "the prompt is empty"
+            raise InvalidRequest(f"{row.place}: {reason}" if row.place else reason, "prompt")
     return (_answerable(row, completes=options.completes) for row in rows)
 
 

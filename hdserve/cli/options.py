@@ -12,7 +12,9 @@ import typer
 
 T = TypeVar("T")
 
-PROMPTS_HELP = "A file of prompts: JSON Lines, each with `prompt`, `messages` or `turns`."
+PROMPTS_HELP = (
+    "A file of prompts: JSON Lines, or .jsonl.gz, each with `prompt`, `messages` or `turns`."
+)
 
 Prompts = Annotated[Path, typer.Option(metavar="FILE", help=PROMPTS_HELP)]
 

@@ -35,6 +35,7 @@ from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
 from hdserve.errors import ConfigError
 from hdserve.ports import listening_error
+from hdserve.process_session import kill_session
 from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
 
@@ -144,6 +145,8 @@ def check_is_free(host: str, port: int) -> None:
     Raises:
         ConfigError: another program listens there, or ``host`` is not one of this machine.
     """
+    if not host:
+        raise ConfigError("--host is empty; 0.0.0.0 is every interface")
     if error := listening_error(host, port):
         reason = str(error.strerror)
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
@@ -201,7 +204,8 @@ def run_until_signal(
     the second at once.
 
     It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
-    back.  What is still there ``drain_timeout_s`` and ``END_TIMEOUT_S`` after the signal is killed.
+    back, and a standard input that ends when this process does, however that is.  What is still
+    there ``drain_timeout_s`` and ``END_TIMEOUT_S`` after the signal is killed.
     """
     signals: SimpleQueue[int] = SimpleQueue()
 
@@ -209,7 +213,9 @@ def run_until_signal(
         signals.put(number)
 
     old = {number: signal.signal(number, note) for number in _ending_signals()}
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environment, start_new_session=True, stdin=subprocess.PIPE
+    )
     number = 0
     try:
         _wait(process, signals)
@@ -224,8 +230,10 @@ def run_until_signal(
                 )
             _wait(process, signals, drain_timeout_s + END_TIMEOUT_S)
     finally:
-        _kill(process.pid)
+        kill_session(process.pid)
         status = process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
         for each, handler in old.items():
             signal.signal(each, handler)
     return 128 + number if number else status
@@ -255,24 +263,3 @@ def _wait(
     deadline_s = time.monotonic() + timeout_s
     while process.poll() is None and signals.empty() and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-
-
-def _kill(session: int) -> None:
-    """End whatever is left of a session that this process began.
-
-    Ray gives each of its processes a group of its own, and HAProxy is to outlive the one that
-    looks after it; so the group of the first is not all.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(session, signal.SIGKILL)
-    for pid in _members(session):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _members(session: int) -> Iterator[int]:
-    """Yield the processes of a session; none where the system has no ``/proc``."""
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(int(directory.name)) == session:
-                yield int(directory.name)

@@ -194,9 +194,10 @@ class ServeConfig(StrictModel):
                 yield f"two models are called {name!r}"
         known = {model.name for model in self.models}
         for model in self.models:
-            if "#" in model.name or not (model.name.isascii() and model.name.isprintable()):
+            is_plain = model.name.isascii() and model.name.isprintable()
+            if not is_plain or set("#%").intersection(model.name):
                 yield (
-                    f"Ray Serve takes no model called {model.name!r}: ASCII without '#' is "
+                    f"Ray Serve takes no model called {model.name!r}: ASCII without '#' and '%' is "
                     "expected; `aliases` may be anything"
                 )
             for other in dict.fromkeys(model.draft_from):

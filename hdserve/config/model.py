@@ -220,7 +220,7 @@ class ModelConfig(StrictModel):
     """One served model."""
 
     name: str = Field(min_length=1)
-    """The ``model`` of a request: ASCII without ``#``, for Ray Serve."""
+    """The ``model`` of a request: ASCII without ``#`` and ``%``, for Ray Serve."""
 
     model: str = Field(min_length=1)
     """A bundled model's name, a local directory or a Hugging Face id."""

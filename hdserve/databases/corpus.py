@@ -25,6 +25,8 @@ ROW_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_PIECE_CHARS = 1 << 16
 """A plain text file is cut at the line ends after so many characters."""
 
+_WANTED = "a row needs `text`, `messages`, or `prompt` and `response`"
+
 LONGEST_PIECE = 1 << 20
 """Lines of a text file of more bytes, and texts of more characters or tokens, are cut."""
 
@@ -126,8 +128,10 @@ def _read_rows(
         try:
             row = json.loads(line)
             segments = list(_segments_of(row, raw.tell()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DatabaseError(f"{path}, line {number}: {error!r}") from error
+        except (ValueError, RecursionError) as error:
+            raise DatabaseError(f"{path}, line {number}: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DatabaseError(f"{path}, line {number}: {_WANTED}") from error
         yield from segments
 
 
@@ -157,7 +161,7 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
     elif isinstance(row.get("text"), str):
         yield row["text"], False
     else:
-        raise ValueError("a row needs `text`, `messages`, or `prompt` and `response`")
+        raise ValueError(_WANTED)
 
 
 def _whole(text: str) -> str:

@@ -167,7 +167,7 @@ class Tokenizer:
                 "none; use /v1/completions, or without a server `hdserve generate --complete`"
             )
             raise Unsupported(reason, "messages")
-        options = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        options = inspect.signature(type(self._tokenizer).apply_chat_template).parameters
         for name in template_options:
             if name in options or name == "messages":
                 raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")

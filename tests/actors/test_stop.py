@@ -89,6 +89,8 @@ def test_where_nobody_listens(address: str) -> None:
 
 
 def test_what_is_no_address() -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT is expected"):
+        check_answers("foo")
     refused = stop_in_process("--address", "foo")
     assert refused.returncode == 2
     assert refused.stderr.startswith("hdserve: no Ray cluster is reached at foo: ")

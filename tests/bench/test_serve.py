@@ -147,6 +147,7 @@ def test_goodput(server: StandIn, tmp_path: Path) -> None:
         (("--concurrency", "0"), "--concurrency"),
         (("--api", "responses"), "--api"),
         (("--base-url", "localhost:9"), "--base-url begins with http"),
+        (("--api-key", "a\r"), "--api-key has a line end"),
         (("--extra-body", "[1]"), "--extra-body"),
         (("--goodput", "itl:3"), "--goodput"),
         (("--goodput", "ttft:nan"), "--goodput"),

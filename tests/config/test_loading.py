@@ -132,6 +132,7 @@ def test_every_mistake_is_named() -> None:
         ({"models": []}, "models: "),
         ({"models": [{"name": "", "model": "x"}]}, "models.0.name: "),
         ({"models": [{"name": "a#b", "model": "x"}]}, "no model called 'a#b'"),
+        ({"models": [{"name": "a%2fb", "model": "x"}]}, "no model called 'a%2fb'"),
         ({"models": [{"name": "modèle", "model": "x"}]}, "no model called 'modèle'"),
         ({"models": [{"name": "a\nb", "model": "x"}]}, "no model called 'a\\nb'"),
         ({"models": [{"name": "a"}]}, "models.0.model: is missing"),

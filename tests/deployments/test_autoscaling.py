@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 SCALED, OTHER, SLEEPING = "scaled", "other", "sleeping"
 QUESTION = [{"role": "user", "content": "Please find me a train from Bristol to York in May."}]
 ADMIN_KEY = "the-key-of-the-administrator"
+OF_ALL_MODELS = ("id", "object", "created", "owned_by", "root")
 WAIT_S = 240.0
 
 
@@ -127,8 +128,14 @@ def test_a_model_without_replicas_is_woken_by_a_request_alone(
         listed(application, SLEEPING)
         return bool(replicas(application, SLEEPING))
 
+    admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+    place = f"{application.base_url}/v1/speculation/databases/{SLEEPING}/statistics"
+    model = f"{application.base_url}/v1/models/{SLEEPING}"
     assert not has_replicas()
     assert "error" in listed(application, SLEEPING)
+    assert httpx.get(place, headers=admin, timeout=60).json()["replicas"] == []
+    assert httpx.get(model, timeout=60).json().keys() == {*OF_ALL_MODELS}
+    assert not has_replicas()
     answer = ask(application, "wake", model=SLEEPING)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert has_replicas()
@@ -142,5 +149,11 @@ def test_a_model_without_replicas_is_woken_by_a_request_alone(
         assert flushed["num_outputs"] == 1
         imported = client.post(f"{url}/import", content=archive).json()
         assert imported == {"num_new_outputs": 1}
+    assert httpx.get(model, timeout=60).json().keys() > {*OF_ALL_MODELS}
     assert not has_replicas()
-    assert "choices" in ask(application, "again", model=SLEEPING)
+
+    def is_checked() -> bool:
+        wrong = httpx.post(place, headers=admin, json={"directory": "../a"}, timeout=60)
+        return wrong.status_code == 400
+
+    wait_for(is_checked, "no replica came to check the directory")

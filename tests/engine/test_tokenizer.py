@@ -134,7 +134,7 @@ def test_tokens_are_written_as_the_vocabulary_has_them() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["chat_template", "messages", "tools", "tokenize", "return_dict", "add_generation_prompt"],
+    ["chat_template", "messages", "tools", "tokenize", "self", "add_generation_prompt"],
 )
 def test_template_options_are_variables(name: str) -> None:
     """A client cannot bring its own template, which is code, nor change how one is applied."""
