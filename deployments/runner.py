@@ -84,6 +84,8 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     try:
         ray.init(address, namespace=_NAMESPACE)
     except (ConnectionError, ValueError) as error:
+        if address == OWN_CLUSTER:
+            raise
         raise ConfigError(f"no Ray cluster at {address}: {error}") from error
     if address == OWN_CLUSTER:
         _check_room(path)
