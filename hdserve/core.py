@@ -97,6 +97,8 @@ class SamplingParams(_Parameters):
             prompt alone, which needs ``prompt_logprobs``.
         min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens, unless
             ``grammar`` allows nothing else.
+        allowed_token_ids: the only tokens that may be chosen, the model's own end not among them
+            unless it is named; none allows all.
         seed: with the choice index and the position, the only source of randomness.
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
         prompt_logprobs: the same for the tokens of the prompt.
@@ -120,6 +122,7 @@ class SamplingParams(_Parameters):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -152,6 +155,10 @@ class SamplingParams(_Parameters):
         _check_stop(self.stop)
         _check_type("stop_token_ids", self.stop_token_ids, Collection, "a tuple of token ids")
         _check_biases(self.logit_bias)
+        _check_type("allowed_token_ids", self.allowed_token_ids, Collection, "a tuple of token ids")
+        if self.allowed_token_ids and self.grammar is not None:
+            reason = "allowed_token_ids cannot go with a form of the answer"
+            raise InvalidRequest(reason, "allowed_token_ids")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             _check_truth(name, getattr(self, name))
         _check_type("grammar", self.grammar, str | None, "what hdserve.grammar makes")
@@ -169,6 +176,7 @@ class SamplingParams(_Parameters):
             or self.presence_penalty
             or self.frequency_penalty
             or self.logit_bias
+            or self.allowed_token_ids
             or self.min_tokens
         )
 

@@ -16,6 +16,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "presence": {"temperature": 0.8, "presence_penalty": 1.5},
     "frequency": {"temperature": 0.0, "frequency_penalty": 1.2},
     "bias": {"temperature": 1.0, "logit_bias": {3: 5.0, 7: -100.0, 11: 2.5}},
+    "allowed": {"temperature": 1.0, "allowed_token_ids": (3, 7, 11, 30)},
     "min_tokens": {"temperature": 1.0, "stop_token_ids": (4, 8, 15, 16, 23), "min_tokens": 12},
     "logprobs": {"temperature": 1.0, "logprobs": 4},
     "everything": {

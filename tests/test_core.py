@@ -74,6 +74,18 @@ def test_what_is_true_or_false_of_drafts(name: str) -> None:
     assert caught.value.param == f"speculation.{name}"
 
 
+def test_tokens_that_are_allowed_are_no_form() -> None:
+    """A grammar says what is allowed itself."""
+    assert SamplingParams(allowed_token_ids=(1,)).has_history_terms
+    assert not SamplingParams(allowed_token_ids=()).has_history_terms
+    with pytest.raises(InvalidRequest, match="cannot go with a form") as caught:
+        SamplingParams(allowed_token_ids=(1,), grammar="g")
+    assert caught.value.param == "allowed_token_ids"
+    for wrong in (5, True):
+        with pytest.raises(InvalidRequest, match="a tuple of token ids"):
+            SamplingParams(allowed_token_ids=wrong)  # type: ignore[arg-type]
+
+
 def test_that_top_k_is_off_is_told() -> None:
     """Others write -1."""
     with pytest.raises(InvalidRequest, match=r"^top_k must be at least 0, which is off, and"):

@@ -128,6 +128,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, Number] | None = None
+    allowed_token_ids: TokenIds | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -177,6 +178,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
             found["top_k"] = 0
         found |= {
             "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids,
             "max_tokens": max_tokens,
             "logprobs": num_logprobs,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,

@@ -44,6 +44,7 @@ UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "repetition_detection": ({},),
     "return_hidden_states": (False,),
     "return_prompt_text": (False,),
+    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),

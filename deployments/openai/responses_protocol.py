@@ -64,7 +64,6 @@ OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "skip_special_tokens": (True,),
     "stop": ([],),
     "stop_token_ids": ([],),

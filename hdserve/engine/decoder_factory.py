@@ -51,8 +51,10 @@ class DecoderFactory:
             if self._grammars is None:
                 raise InvalidRequest("a grammar needs a tokenizer", "grammar")
             self._grammars.check(seq.params.grammar)
-        num_ending = len(self._ending_token_ids(seq.params))
-        if seq.params.min_tokens and num_ending >= vocab_size:
+        ending = self._ending_token_ids(seq.params)
+        allowed = frozenset(seq.params.allowed_token_ids)
+        can_only_end = allowed <= ending if allowed else len(ending) >= vocab_size
+        if seq.params.min_tokens and can_only_end:
             raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def make(self, seq: Sequence) -> SequenceDecoder:

@@ -23,8 +23,8 @@ class _Terms(NamedTuple):
 
 
 class HistoryTerms:
-    """What changes the logits of one sequence because of the tokens before: penalties, biases and
-    ``min_tokens``.
+    """What changes the logits of one sequence because of the tokens before, or for all of it:
+    penalties, biases, the tokens that are allowed, and ``min_tokens``.
 
     Args:
         token_ids: the prompt.
@@ -58,9 +58,12 @@ class HistoryTerms:
         is_seen[chosen] = True
         counts = torch.bincount(chosen, minlength=size).to(device, torch.float32)
         bias = torch.zeros(size, device=device)
+        if params.allowed_token_ids:
+            bias.fill_(-torch.inf)
+            bias[torch.tensor(sorted(params.allowed_token_ids), dtype=torch.int64)] = 0.0
         biases = [float(each) for each in params.logit_bias.values()]
         biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
-        bias[biased] = torch.tensor(biases, device=device)
+        bias[biased] += torch.tensor(biases, device=device)
         ending = torch.tensor(self._ending, dtype=torch.int64, device=device)
         return _Terms(is_seen, counts, bias, ending)
 

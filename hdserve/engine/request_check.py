@@ -76,5 +76,6 @@ def check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> 
     """
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     check_token_ids("logit_bias", list(params.logit_bias), vocab_size)
+    check_token_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
     if params.stop and not has_text:
         raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")

@@ -152,6 +152,27 @@ def test_an_answer_goes_on_from_its_beginning(client: openai.OpenAI, is_streamed
     assert found == token_ids[8:]
 
 
+def test_only_allowed_tokens_are_chosen(client: openai.OpenAI) -> None:
+    """Drafted or not, as a question with few answers wants it."""
+    allowed = post(client, "tokenize", {"model": MODELS[1], "prompt": " yes no\n"})["tokens"]
+    for is_enabled in (True, False):
+        extra = {
+            "allowed_token_ids": allowed,
+            "return_token_ids": True,
+            "speculation": {"enabled": is_enabled},
+        }
+        answer = client.chat.completions.create(
+            model=MODELS[1],
+            messages=QUESTION,
+            max_tokens=12,
+            seed=3,
+            extra_body=extra,  # type: ignore[arg-type]
+        )
+        found = (answer.choices[0].model_extra or {})["token_ids"]
+        assert len(found) == 12
+        assert set(found) <= set(allowed)
+
+
 def test_a_text_is_no_conversation(client: openai.OpenAI) -> None:
     """What would change the prompt of one is refused beside a text."""
     for fields in (

@@ -30,6 +30,13 @@ from tests.models import MAX_POSITIONS, VOCAB_SIZE
         ([1], {"logit_bias": {-1: 1.0}}, InvalidRequest, "logit_bias"),
         ([1], {"logit_bias": {10**30: 1.0}}, InvalidRequest, "logit_bias"),
         ([1], {"stop": ("x",)}, InvalidRequest, "stop"),
+        ([1], {"allowed_token_ids": (VOCAB_SIZE,)}, InvalidRequest, "allowed_token_ids"),
+        (
+            [1],
+            {"allowed_token_ids": (3, 4), "stop_token_ids": (3, 4), "min_tokens": 1},
+            InvalidRequest,
+            "min_tokens",
+        ),
         (
             [1],
             {"stop_token_ids": tuple(range(VOCAB_SIZE)), "min_tokens": 1},

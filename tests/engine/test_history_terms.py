@@ -38,6 +38,8 @@ HISTORIES: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {0: -100.0, 4: 7.5}},
     "bias of integers": {"logit_bias": {0: -100, 4: 7}},
     "min_tokens": {"min_tokens": 3},
+    "allowed": {"allowed_token_ids": (9, 2, 3)},
+    "allowed and biased": {"allowed_token_ids": (2, 4), "logit_bias": {4: 7.5, 5: 100.0}},
     "all": {
         "repetition_penalty": 1.2,
         "presence_penalty": 0.4,
@@ -67,6 +69,8 @@ def test_history_terms_equal_their_definitions(name: str) -> None:
             value -= params.frequency_penalty * so_far.count(token)
             value -= params.presence_penalty * (token in so_far)
             value += params.logit_bias.get(token, 0.0)
+            if params.allowed_token_ids and token not in params.allowed_token_ids:
+                value = -math.inf
             if num_output < params.min_tokens and token in ending:
                 value = -math.inf
             wanted.append(value)

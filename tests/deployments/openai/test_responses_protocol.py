@@ -10,6 +10,7 @@ from openai.types.responses import EasyInputMessage, ResponseFunctionToolCall
 from deployments.generation import GenerationRequest
 from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
+from deployments.openai.request_body import UNSUPPORTED_EXTENSIONS
 from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong, RequestError, Unsupported
@@ -258,9 +259,9 @@ def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str
 
 def test_parameters_of_a_chat_are_offered_or_refused() -> None:
     """They would change the answer; with a value that changes nothing they are taken."""
-    known = {*ResponsesBody.model_fields, *ResponsesBody.unsupported}
+    known = {*ResponsesBody.model_fields, *ResponsesBody.unsupported, *UNSUPPORTED_EXTENSIONS}
     of_chats = ChatBody.model_fields.keys() | ChatBody.unsupported.keys()
-    assert of_chats - {"prompt_logprobs"} <= known
+    assert of_chats <= known
     request(n=1, frequency_penalty=0.0, presence_penalty=0, stop=None, logprobs=False)
 
 
