@@ -221,30 +221,35 @@ class Gateway:
         """
         return await self._infos.describe(model)
 
-    def may_have_no_replica(self, model: str) -> bool:
-        """Whether a model may be without replicas until a request comes."""
-        return self.model(model).name in self._startable
+    async def description_now(self, model: str) -> ModelInfo | None:
+        """Return what a replica of the model says of itself now; of one that may have none, and has
+        none, what was said last, if anything was: none is started to be asked.
+
+        Raises:
+            EngineStopped: the model always has one, and none has answered.
+        """
+        name = self.model(model).name
+        if name not in self._startable:
+            return await self.describe(name)
+        answers: list[ModelInfo] = await self._ask_all(name, "describe")
+        for info in answers:
+            self._infos.learn(info)
+        known = self._infos.known(name)
+        return known if answers or known is None else replace(known, num_running=0, num_waiting=0)
 
     async def last_description(self, model: str) -> ModelInfo:
-        """Return what a replica of the model says of itself, or said last where it may have none by
-        now: none is started to be asked.
+        """Return what a replica of the model has said of itself, or says: none is started to be
+        asked.
 
         Raises:
             EngineStopped: none has said anything, and none that is there does.
         """
         name = self.model(model).name
-        if name not in self._startable:
-            return await self.describe(name)
-        if self._infos.known(name) is None:
-            try:
-                for info in await self._ask_all(name, "describe"):
-                    self._infos.learn(info)
-            except EngineStopped:
-                logger.debug("no replica of %s says what it is", name)
-        known = self._infos.known(name)
-        if known is None:
+        known = self._infos.known(name) if name in self._startable else None
+        found = known or await self.description_now(name)
+        if found is None:
             raise EngineStopped("no replica of the model has answered yet; a request starts one")
-        return known
+        return found
 
     async def context_lengths(self) -> dict[str, int]:
         """Return how many tokens fit into the models, by their own names; without those of which no
@@ -341,9 +346,13 @@ class Gateway:
         return await self._servers.call(self.model(model).name, method, *arguments)
 
     async def _ask_all(self, model: str, method: str) -> list[Any]:
-        """Return the answers of all replicas to what each answers at once."""
+        """Return the answers of all replicas to what each answers at once; a model that may have
+        none may have none now."""
         name = self.model(model).name
-        return await self._servers.call_all(name, self._describe_timeout_s, method)
+        may_have_none = name in self._startable
+        return await self._servers.call_all(
+            name, self._describe_timeout_s, method, may_have_none=may_have_none
+        )
 
 
 def gateway_deployment(

@@ -90,9 +90,17 @@ class ModelServers:
         return without_fault(answer)
 
     async def call_all(
-        self, model: str, timeout_s: float, method: str, *arguments: Any
+        self,
+        model: str,
+        timeout_s: float,
+        method: str,
+        *arguments: Any,
+        may_have_none: bool = False,
     ) -> list[Any]:
-        """Return what ``method`` of each replica returns; nothing where there is none.
+        """Return what ``method`` of each replica returns.
+
+        Args:
+            may_have_none: whether it is right that there is no replica.
 
         Raises:
             HdserveError: the first that failed raised it, or one has not answered in time.
@@ -100,11 +108,11 @@ class ModelServers:
         try:
             called = self.handles[model].broadcast(method, *arguments)
             answers: list[Any] = await called.results_async(timeout_s=timeout_s)
-        except DeploymentUnavailableError:
-            return []
         except TimeoutError as error:
             raise EngineStopped("a replica of the model did not answer; try again") from error
         except Exception as error:
+            if may_have_none and isinstance(error, DeploymentUnavailableError):
+                return []
             raise translated(error) from error
         return [without_fault(answer) for answer in answers]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -240,25 +241,38 @@ def _status() -> ApplicationStatus | None:
 def main() -> None:
     """Call :func:`run_until_interrupted` with the arguments of the command line.
 
-    It ends in order, too, where the process that started it is killed, which holds the other end of
-    standard input; nobody else ends what is left of the session then.
+    Where there is a fourth, a process holds the other end of standard input, and this one is the
+    first of a session, with a directory of its own for what it was told.  Where that process is
+    killed, this one ends in order, too, and what is left of the session as many seconds after
+    ``drain_timeout_s`` as the argument says.
     """
-    path, address, drain_timeout_s = sys.argv[1:]
+    path, address, drain_timeout_s, *end_timeout_s = sys.argv[1:]
     is_alone = threading.Event()
-    threading.Thread(target=_end_when_alone, args=(is_alone,), daemon=True).start()
+    if end_timeout_s:
+        limit_s = float(drain_timeout_s) + float(end_timeout_s[0])
+        arguments = (is_alone, limit_s, Path(path).parent)
+        threading.Thread(target=_end_when_alone, args=arguments, daemon=True).start()
     try:
         run_until_interrupted(path, address, float(drain_timeout_s))
     except ConfigError as error:
         sys.exit(f"hdserve: {error.message}")
     finally:
         if is_alone.is_set():
-            kill_session(os.getsid(0))
+            _end_session(Path(path).parent)
 
 
-def _end_when_alone(is_alone: threading.Event) -> None:
+def _end_when_alone(is_alone: threading.Event, limit_s: float, directory: Path) -> None:
     """Wait for the end of standard input, past the buffer of ``sys.stdin``: Python would abort at
     its own end where a thread holds that."""
     while os.read(0, 1):
         pass
     is_alone.set()
     os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(limit_s)
+    _end_session(directory)
+
+
+def _end_session(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    if os.getsid(0) == os.getpid():
+        kill_session(os.getpid())

@@ -63,8 +63,9 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
         ConfigError: the file cannot be read, a row asks nothing, or there is none.
     """
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = data.decode("utf-8-sig").split("\n")
+        opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
+        with opener(path, "rt", encoding="utf-8-sig") as file:
+            lines = file.read().split("\n")
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the prompts {path}: {reason}") from error

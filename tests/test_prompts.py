@@ -136,12 +136,21 @@ def test_wrong_files(tmp_path: Path, content: bytes | None, reason: str) -> None
         read_prompts(path)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz"])
+def test_lines_end_as_any_system_has_it(tmp_path: Path, name: str, end: str) -> None:
+    path = tmp_path / name
+    data = f'\ufeff{{"prompt": "a"}}{end}{{"prompt": "b"}}{end}'.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert [row.text for row in read_prompts(path)] == ["a", "b"]
+
+
 def test_files_may_be_compressed(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl.gz"
+    path = tmp_path / "prompts.jsonl.GZ"
     path.write_bytes(gzip.compress('{"prompt": "é"}\n'.encode()))
     assert [row.text for row in read_prompts(path)] == ["é"]
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ConfigError, match=r"cannot read the prompts .*prompts.jsonl.gz: \w"):
+    with pytest.raises(ConfigError, match=r"cannot read the prompts .*prompts.jsonl.GZ: \w"):
         read_prompts(path)
     path.write_bytes(b"no such thing")
     with pytest.raises(ConfigError, match="Not a gzipped file"):

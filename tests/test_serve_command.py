@@ -91,7 +91,6 @@ def started(
         process = subprocess.Popen(
             [sys.executable, *command],
             env={**os.environ, **variables, name: value},
-            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
@@ -102,8 +101,6 @@ def started(
             for pid in family(mark):
                 os.kill(pid, signal.SIGKILL)
             process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
 
 
 def family(mark: str) -> list[int]:
@@ -436,14 +433,17 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_it_ends_where_the_command_is_killed(tmp_path: Path) -> None:
-    """As by the system, for memory: what has begun is answered, and nothing keeps the port."""
+    """As by the system, for memory: what has begun is answered, and nothing is left."""
     log = tmp_path / "log"
     with serving(tmp_path, log) as (process, mark, client):
+        directories = {path.parents[1] for path in haproxy_configurations(mark)}
         with begun(client, 600) as stream:
             process.kill()
             *_, last = (chunk for chunk in stream if chunk.choices)
         assert last.choices[0].finish_reason == "length"
         wait_until_gone(mark)
+    assert directories
+    assert not any(directory.exists() for directory in directories)
 
 
 @pytest.mark.ray

@@ -69,12 +69,13 @@ class ToolChoice(ClosedBody):
         """Return the ``tool_choice`` of a chat.
 
         Raises:
-            InvalidRequest: a tool is to be called that is not named.
+            InvalidRequest: a tool is to be called that is not named, or one is named for nothing.
         """
+        if (self.name is None) is (self.type == "tool"):
+            reason = "tool_choice has a name where its type is 'tool', and nowhere else"
+            raise InvalidRequest(reason, "tool_choice")
         if self.type != "tool":
             return _CHOICES[self.type]
-        if self.name is None:
-            raise InvalidRequest("tool_choice.name is missing", "tool_choice")
         return {"type": "function", "function": {"name": self.name}}
 
 
@@ -190,8 +191,10 @@ class CountTokensBody(OfferedBody):
 
     def _chat(self) -> dict[str, Any]:
         messages = [*self._messages()]
-        if messages[-1] == {"role": "assistant"} and len(messages) > 1:  # nothing to go on with
-            messages.pop()
+        *earlier, last = messages
+        has_text = bool((last.get("content") or "").strip())
+        if earlier and last["role"] == "assistant" and not (has_text or last.get("tool_calls")):
+            messages = earlier  # there is nothing to go on with
         if messages[-1].get("tool_calls"):
             raise InvalidRequest("the results of the last message's calls are missing", PARAM)
         form = self.output_format

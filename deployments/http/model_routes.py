@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 
 from deployments.http.generation_route import GENERATION_ERRORS
-from hdserve.errors import EngineStopped
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -48,12 +47,9 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
         """One model and what its replica runs on, where that is known: none is started to be
         asked."""
         found = entry(name)
-        try:
-            info = await gateway.deadline().wait(gateway.last_description(name))
-        except EngineStopped:
-            if gateway.may_have_no_replica(name):
-                return found
-            raise
+        info = await gateway.deadline().wait(gateway.description_now(name))
+        if info is None:
+            return found
         told = asdict(info)
         del told["name"]  # the client's may be an alias
         return {**found, **told}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from deployments.generation import GenerationRequest, Prompt
-from deployments.openai.body import Body, ClosedBody, Integer, Number, Options, Truth
+from deployments.openai.body import Body, ClosedBody, Integer, NoNumber, Number, Options, Truth
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
@@ -223,7 +223,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
 
     messages: Messages = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool | None = None
+    logprobs: NoNumber | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     reasoning_effort: ReasoningEffort | None = None

@@ -97,11 +97,12 @@ def _add(pieces: list[Split], piece: Split) -> None:
 
 
 def _goes_on_reasoning(request: GenerationRequest, parser: type[ReasoningParser]) -> bool:
-    """Whether the answer goes on with a message that is cut off in what was thought."""
+    """Whether the answer goes on with a message that is cut off in what was thought at its
+    beginning."""
     if request.chat_end is not ChatEnd.IN_LAST_MESSAGE:
         return False
-    begun: str = request.messages[-1].get("content", "")
-    return begun.rfind(parser.OPEN) > begun.rfind(parser.CLOSE)
+    begun: str = request.messages[-1].get("content") or ""
+    return begun.lstrip().startswith(parser.OPEN) and parser.CLOSE not in begun
 
 
 def _may_reason(request: GenerationRequest) -> bool:

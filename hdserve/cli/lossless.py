@@ -72,10 +72,13 @@ def check_lossless(options: LosslessOptions) -> None:
         typer.echo(_HOW_TO_BE_EXACT)
     output.write({"model": options.model, "results": [result.to_json() for result in results]})
     journal.finish()
-    if not all(result.accepted_tokens for result in results):
-        typer.echo(
-            "nothing was accepted, so nothing was checked; longer answers say more", err=True
-        )
+    for result in results:
+        if not result.accepted_tokens:
+            typer.echo(
+                f"{result.setting}: nothing was accepted, so nothing was checked; longer answers "
+                "say more",
+                err=True,
+            )
     if not all(result.is_lossless for result in results):
         raise typer.Exit(1)
 

@@ -88,7 +88,8 @@ def serve(
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
         threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
-        runner = [sys.executable, "-c", _RUNNER, str(path), address, str(loaded.drain_timeout_s)]
+        limits = (str(loaded.drain_timeout_s), str(END_TIMEOUT_S))
+        runner = [sys.executable, "-c", _RUNNER, str(path), address, *limits]
         environment = {**os.environ, "RAY_ADDRESS": address}
         if address == OWN_CLUSTER:
             environment |= proxy_variables(host, port, Path(directory), os.environ)

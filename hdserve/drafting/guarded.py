@@ -28,6 +28,9 @@ CALLS = (
 )
 """The methods of drafters that are guarded."""
 
+_RUST_PANIC = "PanicException"
+"""What an extension in Rust raises, which is no ``Exception``."""
+
 _AROUND = (("all", "state"), ("all", "adopt"), ("engine", "on_finish"))
 """Further guarded calls: packing and unpacking what all drafters have learned, and telling the
 listener of the engine."""
@@ -170,9 +173,9 @@ class GuardedDrafters:
         started = time.perf_counter()
         try:
             return function(*arguments)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:  # a panic in Rust is no Exception
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != _RUST_PANIC:
+                raise
             self.num_failures[name, call] += 1
             if self.num_failures[name, call] == 1:
                 logger.exception("drafter %s failed in %s; decoding goes on", name, call)

@@ -73,9 +73,12 @@ class OddDrafter(Drafter):
 COLUMNS = ("token_ids", "parents", "depths", "sources", "scores")
 
 
+class PanicException(BaseException):
+    """That of an extension in Rust."""
+
+
 def _panic() -> None:
-    """As that of an extension in Rust, which is no ``Exception``."""
-    raise BaseException("panicked")
+    raise PanicException
 
 
 ODDITIES: dict[str, Callable[[DraftTree], Any]] = {

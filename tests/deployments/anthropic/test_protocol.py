@@ -135,7 +135,8 @@ def test_messages_of_one_role_are_one() -> None:
 def test_an_empty_beginning_is_none() -> None:
     """Nor one of what nobody can read."""
     redacted = {"type": "redacted_thinking", "data": "x"}
-    for content in ("", [], [redacted]):
+    thought = {"type": "thinking", "thinking": "Well."}
+    for content in ("", " \n", [], [redacted], [thought]):
         found = generation(messages=[*HI, {"role": "assistant", "content": content}])
         assert found.chat_end is ChatEnd.BEFORE_ANSWER
         assert [message["role"] for message in found.messages] == ["user"]
@@ -229,7 +230,12 @@ def test_what_is_asked_in_vain_is_named() -> None:
             "messages.0.content.0: a type of",
         ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools", "tools.0.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice", "name is missing"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice", "has a name where"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}},
+            "tool_choice",
+            "has a name where",
+        ),
         (
             {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
             "tool_choice",

@@ -314,7 +314,6 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     (ChatBody, {"stream": True, "stream_options": 3}, "stream_options"),
     (ChatBody, {"logprobs": 1}, "logprobs"),
-    (CompletionBody, {"stream": 1}, "stream"),
     (ChatBody, {"stream_options": {}}, "stream_options"),
     (CompletionBody, {"stream": False, "stream_options": {}}, "stream_options"),
     (ChatBody, {"prediction": {"type": "content"}}, "prediction"),

@@ -73,7 +73,8 @@ def test_each_choice_has_its_own(tokenizer: Tokenizer) -> None:
     [
         ("<think>\nLet me", True),
         ("<think>\nWell.\n</think>\n\nSo", False),
-        ("<think>a</think>b<think>c", True),
+        ("<think>a</think>The mark <think> opens", False),
+        ("To open it, write <think> and then", False),
         ("So", False),
     ],
 )
