@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
@@ -42,8 +41,6 @@ from hdserve.errors import (
     RequestTimeout,
     ShuttingDown,
 )
-
-logger = logging.getLogger(__name__)
 
 _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """The pauses between tries; together they are longer than a replica takes to end after its engine
@@ -226,7 +223,7 @@ class Gateway:
         none, what was said last, if anything was: none is started to be asked.
 
         Raises:
-            EngineStopped: the model always has one, and none has answered.
+            EngineStopped: one that is there, or always is, has not answered.
         """
         name = self.model(model).name
         if name not in self._startable:

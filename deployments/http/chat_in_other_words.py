@@ -9,7 +9,6 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from deployments.anthropic.protocol import MessagesBody
-from deployments.deadline import Deadline
 from deployments.http.generation_route import (
     AnswerBuilder,
     ignored_header,
@@ -18,6 +17,7 @@ from deployments.http.generation_route import (
     streamed_answer,
     whole_answer,
 )
+from deployments.http.json_body import read_json
 from deployments.http.param_names import params_named, with_params_named
 from deployments.openai.response_events import named_event
 from deployments.openai.responses_protocol import ResponsesBody
@@ -32,17 +32,19 @@ Body = TypeVar("Body", ResponsesBody, MessagesBody)
 async def answer_as_chat(
     gateway: Gateway,
     request: Request,
-    deadline: Deadline,
-    body: Body,
+    kind: type[Body],
     param_names: Mapping[str, str],
     make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
 ) -> Response:
-    """Return the answer to the chat that ``body`` is, in one object or as events with names.
+    """Return the answer to the chat that a request is, in one object or as events with names.
 
     Args:
+        kind: of its body.
         param_names: what the API calls the parameters of a chat that it calls otherwise.
-        make_builder: of the answer, from ``body``, an id, and what reads calls.
+        make_builder: of the answer, from the body, an id, and what reads calls.
     """
+    deadline = gateway.deadline()
+    body = kind.parse(await deadline.wait(read_json(request)))
     with params_named(param_names):
         chat = body.to_chat()
         has_tools = chat.may_call_tools

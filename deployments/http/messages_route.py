@@ -35,9 +35,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation, with blocks and events."""
-        deadline = gateway.deadline()
-        body = MessagesBody.parse(await deadline.wait(read_json(request)))
-        return await answer_as_chat(gateway, request, deadline, body, PARAM_NAMES, MessageEvents)
+        return await answer_as_chat(gateway, request, MessagesBody, PARAM_NAMES, MessageEvents)
 
     @api.post(
         "/v1/messages/count_tokens",

@@ -10,7 +10,6 @@ from fastapi.responses import Response
 from deployments.http.body_schema import body_schema
 from deployments.http.chat_in_other_words import answer_as_chat
 from deployments.http.generation_route import GENERATION_RESPONSES
-from deployments.http.json_body import read_json
 from deployments.openai.response_events import ResponseEvents
 from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
 
@@ -28,6 +27,4 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
     )
     async def responses(request: Request) -> Response:
         """Answer a conversation, with items and events."""
-        deadline = gateway.deadline()
-        body = ResponsesBody.parse(await deadline.wait(read_json(request)))
-        return await answer_as_chat(gateway, request, deadline, body, PARAM_NAMES, ResponseEvents)
+        return await answer_as_chat(gateway, request, ResponsesBody, PARAM_NAMES, ResponseEvents)

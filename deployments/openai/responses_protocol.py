@@ -72,7 +72,7 @@ OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Parameters of a chat that this API does not have, with the values that change nothing."""
+"""Parameters of a chat that other APIs do not have, with the values that change nothing."""
 
 _NEVER_THERE = frozenset(
     {
