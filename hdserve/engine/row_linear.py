@@ -134,9 +134,10 @@ def multiply_pairs(
     num_outputs: int,
     workers: Workers,
     step: int,
+    *layout: int,
 ) -> torch.Tensor:
-    """Bfloat16 ``rows [..., num_inputs]`` times ``weights`` as ``kernel`` takes them, shared among
-    the workers as :func:`_share` does."""
+    """Bfloat16 ``rows [..., num_inputs]`` times ``weights`` as ``kernel`` takes them, told their
+    ``layout``, shared among the workers as :func:`_share` does."""
     rows = rows.contiguous()
     num_inputs = rows.shape[-1]
     num_rows = rows.numel() // num_inputs
@@ -149,6 +150,7 @@ def multiply_pairs(
         num_rows,
         num_inputs,
         num_outputs,
+        *layout,
     )
     _share(partial(kernel, *arguments), weights, num_rows, workers, step)
     return products

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK
+from hdserve.engine.kernels.turned_tiles import OUTPUTS_PER_BLOCK
 from hdserve.engine.turned_linear import TurnedLinear
 from hdserve.engine.turned_weights import in_pairs, turn_back
 
@@ -27,8 +27,9 @@ class TurnedEmbedding(torch.nn.Module):
         return turn_back(self.turned, self.num_embeddings)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        blocks, places = input // OUTPUTS_PER_BLOCK, input % OUTPUTS_PER_BLOCK
-        return in_pairs(self.turned)[blocks, :, places].flatten(-2)
+        streams = in_pairs(self.turned).flatten(0, 1)
+        width = streams.shape[-2]
+        return streams[input // width, :, input % width].flatten(-2)
 
 
 def has_rows(layer: torch.nn.Linear) -> bool:

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from hdserve.engine.kernels.turned_tiles import MOST_STREAMS
 from hdserve.engine.shared_linear import linear_layers_of, replace_modules
 from hdserve.engine.turned_embedding import TurnedEmbedding, has_rows
 from hdserve.engine.turned_linear import TurnedLinear, can_turn
+
+_MAX_CACHED_BYTES = 1 << 26
+"""The weights of a model that has more of them come from memory in each step."""
 
 
 def turn_layers(module: torch.nn.Module) -> None:
@@ -18,10 +22,12 @@ def turn_layers(module: torch.nn.Module) -> None:
     They are stored so and no other way: an embedding that shares them reads its rows from those
     that were turned.  Weights that are shared otherwise are left as they are.
     """
+    num_bytes = sum(layer.weight.nbytes for layer in linear_layers_of(module))
+    num_streams = MOST_STREAMS if num_bytes > _MAX_CACHED_BYTES else 1
     for sharing in _modules_by_weight(module):
         layer = _to_turn(sharing)
         if layer is not None:
-            turned = TurnedLinear(layer)
+            turned = TurnedLinear(layer, num_streams)
             layer.weight.data = layer.weight.data.new_empty(0)
             embedding = TurnedEmbedding(turned)
             replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: turned})

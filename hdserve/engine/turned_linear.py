@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
-from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK, multiply_turned_at
+from hdserve.engine.kernels.turned_linear import multiply_turned_at
+from hdserve.engine.kernels.turned_tiles import OUTPUTS_PER_BLOCK
 from hdserve.engine.python_operator import define_operator
 from hdserve.engine.row_linear import can_multiply, multiply_pairs
 from hdserve.engine.step_context import current_plan
@@ -27,13 +28,15 @@ class TurnedLinear(torch.nn.Linear):
 
     Args:
         layer: one that :func:`can_turn`.
+        num_streams: in which they are stored.
     """
 
-    def __init__(self, layer: torch.nn.Linear) -> None:
+    def __init__(self, layer: torch.nn.Linear, num_streams: int = 1) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
-        self.turned = torch.nn.Parameter(turn(layer.weight.data), requires_grad=False)
+        turned = turn(layer.weight.data, num_streams)
+        self.turned = torch.nn.Parameter(turned, requires_grad=False)
         self._rows: torch.Tensor | None = None
 
     @property
@@ -79,7 +82,10 @@ def multiply_turned(
     workers: Workers,
 ) -> torch.Tensor:
     """``rows [..., num_inputs]`` times turned weights: bfloat16 ``[..., num_outputs]``."""
-    return multiply_pairs(multiply_turned_at, rows, turned, bias, num_outputs, workers, step=1)
+    num_streams = turned.shape[1]
+    return multiply_pairs(
+        multiply_turned_at, rows, turned, bias, num_outputs, workers, 1, num_streams
+    )
 
 
 def multiply_turned_by_plan(

@@ -6,37 +6,41 @@ from typing import Final
 
 import torch
 
-from hdserve.engine.kernels.turned_linear import OUTPUTS_PER_BLOCK
+from hdserve.engine.kernels.turned_tiles import OUTPUTS_PER_BLOCK
 
 _PAIR: Final = 2
 
 
-def turn(weights: torch.Tensor) -> torch.Tensor:
+def turn(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
     """Weights for the kernel.
 
     Args:
         weights: bfloat16 ``[num_outputs, num_inputs]``, the outputs a multiple of ``NUM_LANES`` and
             at least :data:`OUTPUTS_PER_BLOCK`, the inputs an even number.
+        num_streams: 1, or 2 for weights that come from memory rather than from a cache: each has
+            the weights of half the outputs of a block one after the other.
 
     Returns:
-        ``[num_blocks, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK]``.  The last block has the last
-        outputs, some of which the one before it may have, too.
+        ``[num_blocks, num_streams, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK / num_streams]``.  The
+        last block has the last outputs, some of which the one before it may have, too.
     """
     num_outputs, num_inputs = weights.shape
     num_blocks = -(-num_outputs // OUTPUTS_PER_BLOCK)
-    turned = weights.new_empty(num_blocks, num_inputs // _PAIR, OUTPUTS_PER_BLOCK * _PAIR)
+    width = OUTPUTS_PER_BLOCK // num_streams
+    turned = weights.new_empty(num_blocks, num_streams, num_inputs // _PAIR, width * _PAIR)
     for number, block in enumerate(in_pairs(turned)):
         outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
-        block.copy_(outputs.reshape(OUTPUTS_PER_BLOCK, -1, _PAIR).transpose(0, 1))
+        block.copy_(outputs.reshape(num_streams, width, -1, _PAIR).transpose(1, 2))
     return turned
 
 
 def turn_back(turned: torch.Tensor, num_outputs: int) -> torch.Tensor:
     """Weights ``[num_outputs, num_inputs]`` that were turned."""
-    weights = turned.new_empty(num_outputs, turned.shape[1] * _PAIR)
+    weights = turned.new_empty(num_outputs, turned.shape[2] * _PAIR)
     for number, block in enumerate(in_pairs(turned)):
         outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
-        outputs.copy_(block.transpose(0, 1).flatten(1))
+        in_streams = block.transpose(1, 2)
+        outputs.view_as(in_streams).copy_(in_streams)
     return weights
 
 
@@ -45,5 +49,6 @@ def _first_output(block: int, num_outputs: int) -> int:
 
 
 def in_pairs(turned: torch.Tensor) -> torch.Tensor:
-    """Turned weights as ``[num_blocks, num_inputs / 2, OUTPUTS_PER_BLOCK, 2]``."""
-    return turned.view(*turned.shape[:2], OUTPUTS_PER_BLOCK, _PAIR)
+    """Turned weights as ``[num_blocks, num_streams, num_inputs / 2, OUTPUTS_PER_BLOCK /
+    num_streams, 2]``."""
+    return turned.view(*turned.shape[:3], -1, _PAIR)

@@ -55,6 +55,16 @@ def test_weights_are_stored_once_and_say_the_same(is_tied: bool) -> None:
         assert torch.equal(layer.weight, other.weight)
 
 
+@torch.inference_mode()
+def test_weights_of_a_model_that_no_cache_holds_are_two_streams() -> None:
+    small, large = make_model(), tied(make_model(1 << 19))
+    for model, num_streams in ((small, 1), (large, 2)):
+        turn_layers(model)
+        assert all(each.turned.shape[1] == num_streams for each in model[1:])
+    token_ids = torch.tensor([3, 77, (1 << 19) - 1])
+    assert torch.equal(large[0](token_ids), large[2].weight[token_ids])
+
+
 def test_whoever_holds_the_weights_of_before_holds_no_memory() -> None:
     """A model is never in memory twice."""
     model = make_model()

@@ -20,15 +20,18 @@ def make_layer(num_inputs: int, num_outputs: int, *, has_bias: bool = False) -> 
 
 
 @pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_outputs", [64, 80, 128, 1_040])
 @pytest.mark.parametrize("size", [(1, 1, 512), (1, 7, 512), (2, 3, 512), (40, 512), (1, 0, 512)])
 @torch.inference_mode()
-def test_it_is_the_layer(size: tuple[int, ...], num_outputs: int, has_bias: bool) -> None:
+def test_it_is_the_layer(
+    size: tuple[int, ...], num_outputs: int, has_bias: bool, num_streams: int
+) -> None:
     layer = make_layer(512, num_outputs, has_bias=has_bias)
     rows = torch.randn(size).bfloat16()
     wanted = layer(rows)
-    turned = TurnedLinear(layer)
+    turned = TurnedLinear(layer, num_streams)
     with step():
         found = turned(rows)
     assert torch.equal(turned(rows), found), "outside a step it is the kernel's, too"

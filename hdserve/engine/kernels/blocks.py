@@ -6,7 +6,7 @@ times.  Compiled code holds a block as a tuple, row by row; :func:`repeated` mak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -39,6 +39,38 @@ def repeated(function: Any, count: int) -> Any:
             return context.make_tuple(builder, found, items)
 
         return found(given), codegen
+
+    return intrinsic(build)
+
+
+def chosen(functions: Mapping[int, Any]) -> Any:
+    """A function for compiled code that calls one of ``functions``, that of its first argument,
+    with the other one, of any type; without such a one it does nothing.
+
+    Args:
+        functions: compiled, by number; they give nothing back.
+    """
+
+    def build(typing_context: Any, number: Any, given: Any) -> Any:
+        called = [typing_context.resolve_value_type(function) for function in functions.values()]
+        signatures = [each.get_call_type(typing_context, (given,), {}) for each in called]
+
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            asked, value = arguments
+            after = builder.append_basic_block("after")
+            switch = builder.switch(asked, after)
+            for own, each, signature in zip(functions, called, signatures, strict=True):
+                call = context.get_function(each, signature)
+                context.add_linking_libs(getattr(call, "libs", ()))
+                block = builder.append_basic_block(f"case.{own}")
+                switch.add_case(own, block)
+                with builder.goto_block(block):
+                    call(builder, (value,))
+                    builder.branch(after)
+            builder.position_at_end(after)
+            return context.get_dummy_value()
+
+        return types.void(number, given), codegen
 
     return intrinsic(build)
 

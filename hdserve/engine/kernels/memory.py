@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
@@ -43,19 +43,18 @@ def _matrices_at(item: Any) -> Any:
     return intrinsic(lambda _context, _address, _number, _rows, _columns: _builds(item, 3))
 
 
-def room_for_floats(num_rows: int, num_columns: int) -> Any:
-    """A function for compiled code that gives float32 ``[num_rows, num_columns]`` on the stack, not
-    initialised, for as long as the function runs that it is compiled into."""
-    kind = types.Array(types.float32, 2, "C")
+def _room_for(item: Any, item_ir: Any, num_rows: int, num_columns: int) -> Any:
+    kind = types.Array(item, 2, "C")
 
     def build(_context: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
             array = context.make_array(kind)(context, builder)
-            room = ir.ArrayType(ir.FloatType(), num_rows * num_columns)
-            found = cgutils.alloca_once(builder, room)  # type: ignore[no-untyped-call]
+            with builder.goto_entry_block():
+                found = builder.alloca(ir.ArrayType(item_ir, num_rows * num_columns))
             found.align = LINE_BYTES
             data = builder.bitcast(found, array.data.type)
-            sizes = (num_rows, num_columns, 4 * num_columns, 4)
+            num_bytes = item.bitwidth // 8
+            sizes = (num_rows, num_columns, num_bytes * num_columns, num_bytes)
             rows, columns, stride, size = (context.get_constant(types.intp, n) for n in sizes)
             populate_array(  # type: ignore[no-untyped-call]
                 array, data, [rows, columns], [stride, size], size, None
@@ -65,6 +64,17 @@ def room_for_floats(num_rows: int, num_columns: int) -> Any:
         return kind(), codegen
 
     return intrinsic(build)
+
+
+def room_for_floats(num_rows: int, num_columns: int) -> Any:
+    """A function for compiled code that gives float32 ``[num_rows, num_columns]`` on the stack, not
+    initialised, for as long as the function runs that it is compiled into."""
+    return _room_for(types.float32, ir.FloatType(), num_rows, num_columns)
+
+
+def room_for_bfloats(num_rows: int, num_columns: int) -> Any:
+    """The same of bfloat16, seen as uint16."""
+    return _room_for(types.uint16, ir.IntType(16), num_rows, num_columns)
 
 
 floats_at = _matrix_at(types.float32)

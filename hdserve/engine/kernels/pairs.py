@@ -116,15 +116,47 @@ def _store_rounded(
     return types.void(array, indices, a, b, c, d, bias), codegen
 
 
+def _spread_from(context: Any, builder: Any, kind: Any, array: Any, indices: Any) -> Any:
+    pointer = pointer_to(context, builder, kind, array, indices)
+    word = builder.load(builder.bitcast(pointer, _WORD.as_pointer()), align=2)
+    return builder.bitcast(in_all_lanes(builder, word), _HALVES)
+
+
 def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
     """The pair at ``array[indices]``, in all lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = pointer_to(context, builder, signature.args[0], *args)
-        word = builder.load(builder.bitcast(pointer, _WORD.as_pointer()), align=2)
-        return builder.bitcast(in_all_lanes(builder, word), _HALVES)
+        return _spread_from(context, builder, signature.args[0], *args)
 
     return _pairs(array, indices), codegen
+
+
+def fuses_rows(num_rows: int) -> Any:
+    """A function for compiled code that adds to a block the products of so many rows' pair at
+    ``rows[row, column]`` and those of ``columns``.
+
+    A pair is loaded when it is multiplied, so that it does not take a register from the sums.
+    """
+
+    def build(_context: Any, rows: Any, row: Any, column: Any, columns: Any, block: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array, first, place, *parts = args
+            rights, sums = (
+                [builder.extract_value(part, index) for index in range(len(kind))]
+                for part, kind in zip(parts, (columns, block), strict=True)
+            )
+            for index in range(num_rows):
+                own = builder.add(first, context.get_constant(types.intp, index))
+                at = cgutils.pack_array(builder, [own, place])  # type: ignore[no-untyped-call]
+                left = _spread_from(context, builder, signature.args[0], array, at)
+                for number, right in enumerate(rights):
+                    sum_at = index * len(rights) + number
+                    sums[sum_at] = _fuse(builder, left, right, sums[sum_at])
+            return context.make_tuple(builder, block, sums)
+
+        return block(rows, row, column, columns, block), codegen
+
+    return intrinsic(build)
 
 
 def in_turns(builder: Any, first: Any, second: Any) -> Any:
@@ -149,6 +181,17 @@ def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
     return _pairs(array, first, second), codegen
 
 
+def _store_pairs(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
+    """Thirty-two bfloat16 from ``indices`` of ``array`` on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        builder.store(args[2], builder.bitcast(pointer, _HALVES.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, vector), codegen
+
+
 def _store_halves(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
     """Sixteen float32, rounded to bfloat16, from ``indices`` of ``array`` on, whatever it is of."""
 
@@ -166,6 +209,7 @@ def _store_halves(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
 load_pairs: Any = intrinsic(_load_pairs)
 load_in_turns: Any = intrinsic(_load_in_turns)
 spread_pair: Any = intrinsic(_spread_pair)
+store_pairs: Any = intrinsic(_store_pairs)
 store_halves: Any = intrinsic(_store_halves)
 fused_pairs: Any = with_products(_fuse)
 store_rounded: Any = intrinsic(_store_rounded)

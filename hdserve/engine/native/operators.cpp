@@ -34,6 +34,9 @@ using Multiply = void (*)(int64_t rows, int64_t weights, int64_t products, int64
 using MultiplyPairs = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
                                int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
                                int64_t first, int64_t stop);
+using MultiplyTurned = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
+                                int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                                int64_t num_streams, int64_t first, int64_t stop);
 using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
                         int64_t num_heads, int64_t scores, int64_t scores_size, int64_t is_bfloat16,
                         double scale, double softcap, int64_t window, int64_t sinks, int64_t first,
@@ -48,7 +51,7 @@ using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads,
 struct Kernels {
   Multiply multiply;
   MultiplyPairs multiply_pairs;
-  MultiplyPairs multiply_turned;
+  MultiplyTurned multiply_turned;
   Attend attend;
   AttendBfloat16 attend_in_pairs;
   AttendBfloat16 attend_by_tiles;
@@ -189,7 +192,8 @@ std::array<at::Tensor, num_layers> multiply_turned(const at::Tensor &rows,
       if (first < own_blocks && stop > 0)
         kernels->multiply_turned(address(inputs), address(weights), bias ? address(*bias) : 0,
                                  address(products[i]), num_rows, num_inputs, num_outputs,
-                                 std::max<int64_t>(first, 0), std::min(stop, own_blocks));
+                                 weights.size(1), std::max<int64_t>(first, 0),
+                                 std::min(stop, own_blocks));
       first -= own_blocks, stop -= own_blocks;
     }
   };

@@ -61,6 +61,9 @@ _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
 """``Multiply`` and ``MultiplyPairs`` of ``operators.cpp``."""
 
+_MULTIPLY_TURNED: Final = numba.void(*[_I] * 10)
+"""``MultiplyTurned``."""
+
 _ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 4)
 """``Attend``."""
 
@@ -125,7 +128,7 @@ class NativeOperators:
         self._kernels = _Kernels(
             address_in_c(multiply_at, _MULTIPLY),
             address_in_c(multiply_pairs_at, _MULTIPLY) if HAS_PAIRS else None,
-            address_in_c(multiply_turned_at, _MULTIPLY) if HAS_PAIRS else None,
+            address_in_c(multiply_turned_at, _MULTIPLY_TURNED) if HAS_PAIRS else None,
             address_in_c(attend, _ATTEND),
             address_in_c(attend_in_pairs, _ATTEND_BFLOAT16) if HAS_PAIRS else None,
             address_in_c(attend_by_tiles, _ATTEND_BFLOAT16) if can_attend_by_tiles() else None,

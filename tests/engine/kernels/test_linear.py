@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
+from hdserve.engine.kernels.narrow_tiles import MOST_NARROW_ROWS
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
-from hdserve.engine.kernels.turned_linear import (
-    INPUTS_PER_BLOCK,
-    MOST_ROWS,
-    OUTPUTS_PER_BLOCK,
-    multiply_turned_at,
-)
+from hdserve.engine.kernels.turned_linear import INPUTS_PER_BLOCK, multiply_turned_at
+from hdserve.engine.kernels.turned_tiles import MOST_ROWS, OUTPUTS_PER_BLOCK
 from hdserve.engine.turned_weights import turn, turn_back
 
 needs_pairs = pytest.mark.skipif(
@@ -98,7 +95,7 @@ def test_long_rows_in_blocks_have_the_bits_of_whole_ones(
 
     def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
         if is_paired:
-            return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, is_turned=False)
+            return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, num_streams=0)
         return product(rows, weights, parts)
 
     found = product_of(rows, parts=2)
@@ -117,29 +114,30 @@ def test_nothing_is_written_beside_the_outputs(num_rows: int) -> None:
 
 
 def bfloat16_product(
-    rows: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, parts: int, is_turned: bool
+    rows: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, parts: int, num_streams: int
 ) -> np.ndarray:
-    """In so many calls, of weights as they are or turned."""
-    kernel, stored, step = multiply_pairs_at, weights, 4
-    if is_turned:
-        kernel, stored, step = multiply_turned_at, turned(weights), 1
+    """In so many calls, of weights as they are or turned into so many streams."""
+    kernel, stored, step, layout = multiply_pairs_at, weights, 4, ()
+    if num_streams:
+        stored, step, layout = turned(weights, num_streams), 1, (num_streams,)
+        kernel = multiply_turned_at
     products = np.full((len(rows), len(weights)), 0x7FC0, np.uint16)
     arrays = (rows, stored, products if bias is None else bias, products)
     addresses = [address_of(array) for array in arrays]
     addresses[2] *= bias is not None
     ends = [len(stored) // step * part // parts * step for part in range(parts + 1)]
     for first, stop in pairwise(ends):
-        kernel(*addresses, *rows.shape, len(weights), first, stop)
+        kernel(*addresses, *rows.shape, len(weights), *layout, first, stop)
     return products
 
 
-def turned(weights: np.ndarray) -> np.ndarray:
-    found: np.ndarray = turn(torch.from_numpy(weights.view(np.int16))).numpy()
+def turned(weights: np.ndarray, num_streams: int) -> np.ndarray:
+    found: np.ndarray = turn(torch.from_numpy(weights.view(np.int16)), num_streams).numpy()
     return found
 
 
 @needs_pairs
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("num_streams", [0, 1, 2])
 @settings(deadline=None)
 @given(
     num_rows=st.integers(1, 70),
@@ -156,10 +154,10 @@ def test_pairs_are_the_same_product(
     parts: int,
     has_bias: bool,
     seed: int,
-    is_turned: bool,
+    num_streams: int,
 ) -> None:
     """Rounded to bfloat16; and any row gets the same bits alone, and in any number of calls."""
-    num_outputs = OUTPUTS_PER_BLOCK + 16 * (number - 1) if is_turned else 4 * number
+    num_outputs = OUTPUTS_PER_BLOCK + 16 * (number - 1) if num_streams else 4 * number
     generator = np.random.default_rng(seed)
     rows, weights, bias = (
         as_bfloat16(generator.standard_normal(shape, np.float32))
@@ -167,7 +165,7 @@ def test_pairs_are_the_same_product(
     )
 
     def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
-        return bfloat16_product(rows, weights, bias if has_bias else None, parts, is_turned)
+        return bfloat16_product(rows, weights, bias if has_bias else None, parts, num_streams)
 
     found = product_of(rows, parts)
     wanted = widened(rows) @ widened(weights).T + has_bias * widened(bias)
@@ -179,18 +177,20 @@ def test_pairs_are_the_same_product(
 
 
 @needs_pairs
+@pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416])
-@pytest.mark.parametrize("num_rows", [*range(MOST_ROWS, 3 * MOST_ROWS + 2), 257, 300, 520])
+@pytest.mark.parametrize("num_rows", [*range(MOST_ROWS, MOST_NARROW_ROWS + 3), 257, 300, 520])
 def test_turned_weights_in_blocks_have_the_bits_of_whole_ones(
-    num_rows: int, num_inputs: int
+    num_rows: int, num_inputs: int, num_streams: int
 ) -> None:
-    """Few rows are multiplied in whole; tiles of a panel are of two sizes."""
+    """Few rows are multiplied in whole, some more by narrow tiles where there are two streams;
+    tiles of a panel are of two sizes."""
     generator = np.random.default_rng(num_rows)
     rows = as_bfloat16(generator.standard_normal((num_rows, num_inputs), np.float32))
     weights = as_bfloat16(generator.standard_normal((80, num_inputs), np.float32))
 
     def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
-        return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, is_turned=True)
+        return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, num_streams)
 
     found = product_of(rows, parts=2)
     wanted = widened(rows) @ widened(weights).T + widened(weights[:, 0])
@@ -215,28 +215,44 @@ def test_pairs_write_nothing_beside_the_outputs() -> None:
 @given(
     num_outputs=st.integers(0, 9).map(lambda number: OUTPUTS_PER_BLOCK + 16 * number),
     num_inputs=st.integers(1, 40).map(lambda number: 2 * number),
+    num_streams=st.integers(1, 2),
 )
 def test_what_is_turned_has_every_weight_where_it_is_looked_for(
-    num_outputs: int, num_inputs: int
+    num_outputs: int, num_inputs: int, num_streams: int
 ) -> None:
     weights = torch.arange(num_outputs * num_inputs).reshape(num_outputs, num_inputs)
-    blocks = turn(weights).unflatten(2, (OUTPUTS_PER_BLOCK, 2))
+    found = turn(weights, num_streams)
+    blocks = found.unflatten(3, (OUTPUTS_PER_BLOCK // num_streams, 2))
     for output in range(num_outputs):
         block = min(output // OUTPUTS_PER_BLOCK, len(blocks) - 1)
         first = min(block * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
-        assert torch.equal(blocks[block, :, output - first].flatten(), weights[output])
-    assert torch.equal(turn_back(turn(weights), num_outputs), weights)
+        stream, place = divmod(output - first, OUTPUTS_PER_BLOCK // num_streams)
+        assert torch.equal(blocks[block, stream, :, place].flatten(), weights[output])
+    assert torch.equal(turn_back(found, num_outputs), weights)
 
 
 @needs_pairs
-@pytest.mark.parametrize("num_rows", [5, 13])
-def test_turned_weights_write_nothing_beside_their_blocks(num_rows: int) -> None:
+def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks() -> None:
+    """Narrow tiles lay rows together on the stack."""
+    num_rows = 8
+    generator = np.random.default_rng(1)
+    rows = as_bfloat16(generator.standard_normal((num_rows, 1 << 15), np.float32))
+    weights = as_bfloat16(generator.standard_normal((64, 1 << 15), np.float32))
+    found = bfloat16_product(rows, weights, None, 1, num_streams=2)
+    assert (found == bfloat16_product(rows, weights, None, 1, num_streams=1)).all()
+    assert (found[3:4] == bfloat16_product(rows[3:4], weights, None, 1, num_streams=2)).all()
+
+
+@needs_pairs
+@pytest.mark.parametrize("num_streams", [1, 2])
+@pytest.mark.parametrize("num_rows", [5, 13, 18])
+def test_turned_weights_write_nothing_beside_their_blocks(num_rows: int, num_streams: int) -> None:
     num_outputs = 2 * OUTPUTS_PER_BLOCK + 16
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (num_rows, num_outputs))
-    stored = turned(weights)
+    stored = turned(weights, num_streams)
     products = np.full((num_rows + 1, num_outputs), 7, np.uint16)
     addresses = (address_of(rows), address_of(stored), 0, address_of(products))
-    multiply_turned_at(*addresses, num_rows, 32, num_outputs, 1, 2)
+    multiply_turned_at(*addresses, num_rows, 32, num_outputs, num_streams, 1, 2)
     second = slice(OUTPUTS_PER_BLOCK, 2 * OUTPUTS_PER_BLOCK)
     assert (widened(products[:num_rows, second]) == 32.0).all()
     products[:num_rows, second] = 7

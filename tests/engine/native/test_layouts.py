@@ -57,7 +57,7 @@ def test_structures(struct: str, layout: type[ctypes.Structure]) -> None:
     [
         ("Multiply", multiply_at, operators._MULTIPLY),
         ("MultiplyPairs", multiply_pairs_at, operators._MULTIPLY),
-        ("MultiplyPairs", multiply_turned_at, operators._MULTIPLY),
+        ("MultiplyTurned", multiply_turned_at, operators._MULTIPLY_TURNED),
         ("Attend", attend, operators._ATTEND),
         ("AttendBfloat16", attend_in_pairs, operators._ATTEND_BFLOAT16),
         ("AttendBfloat16", attend_by_tiles, operators._ATTEND_BFLOAT16),

@@ -124,18 +124,19 @@ def test_layers(
 
 @needs_pairs
 @pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (2, 3), (5,), (1, 0), (1, 40)])
 @torch.inference_mode()
 def test_layers_of_turned_weights(
-    operators: NativeOperators, has_bias: bool, size: tuple[int, ...]
+    operators: NativeOperators, has_bias: bool, size: tuple[int, ...], num_streams: int
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     rows, weight, bias = (
         torch.randn(*each, generator=generator).bfloat16()
         for each in ((*size, 512), (1_040, 512), (1_040,))
     )
-    arguments = (rows, turn(weight), bias if has_bias else None, len(weight))
+    arguments = (rows, turn(weight, num_streams), bias if has_bias else None, len(weight))
     with natively(operators, make_plan(make_cache(torch.bfloat16, 1), make_chunks(1, 1, 0))):
         wanted = multiply_turned_by_plan(*arguments)
         found = torch.ops.hdserve.turned_linear(*arguments)
@@ -144,11 +145,15 @@ def test_layers_of_turned_weights(
 
 @needs_pairs
 @pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("all_outputs", [(64, 80), (1_040, 64), (80, 1_040, 64), (64, 64, 64)])
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (5,), (1, 0), (1, 300)])
 @torch.inference_mode()
 def test_layers_of_turned_weights_together(
-    operators: NativeOperators, all_outputs: tuple[int, ...], size: tuple[int, ...]
+    operators: NativeOperators,
+    all_outputs: tuple[int, ...],
+    size: tuple[int, ...],
+    num_streams: int,
 ) -> None:
     """Each gives what it gives alone, wherever the threads divide their blocks."""
     generator = torch.Generator().manual_seed(6)
@@ -157,7 +162,7 @@ def test_layers_of_turned_weights_together(
     for index, num_outputs in enumerate(all_outputs):
         weights.append(torch.randn(num_outputs, 512, generator=generator).bfloat16())
         biases.append(torch.randn(num_outputs).bfloat16() if index else None)
-    turned = [turn(each) for each in weights]
+    turned = [turn(each, num_streams) for each in weights]
     found = torch.ops.hdserve
     together = found.two_turned_linears if len(turned) == 2 else found.three_turned_linears
     with natively(operators, make_plan(make_cache(torch.bfloat16, 1), make_chunks(1, 1, 0))):
