@@ -29,6 +29,7 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
 from hdserve.engine.devices import multiplies_bfloat16, multiplies_tiles
 from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kernels.turned_tiles import MOST_STREAMS
 from hdserve.engine.kv_cache import KVCache, KVShape, align
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
@@ -144,11 +145,20 @@ def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) 
         contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
         contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
     if HAS_PAIRS:
-        turned, inputs = [turn(weight) for weight in halves], rows.bfloat16()
-        contenders["kernel, turned"] = lambda: [
-            multiply_turned(inputs, weight, None, num_outputs, workers) for weight in turned
-        ]
+        inputs = rows.bfloat16()
+        for num_streams in range(1, MOST_STREAMS + 1):
+            turned = [turn(weight, num_streams) for weight in halves]
+            contenders[f"kernel, turned, streams: {num_streams}"] = partial(
+                multiply_all, turned, inputs, num_outputs, workers
+            )
     return best_ms(contenders, num_rounds)
+
+
+def multiply_all(
+    turned: list[torch.Tensor], rows: torch.Tensor, num_outputs: int, workers: Workers
+) -> None:
+    for weight in turned:
+        multiply_turned(rows, weight, None, num_outputs, workers)
 
 
 def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[str, float]:

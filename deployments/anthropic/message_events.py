@@ -31,7 +31,7 @@ class MessageEvents:
 
     def __init__(self, body: MessagesBody, request_id: str, tool_parser: MakeParser | None) -> None:
         self._body = body
-        self._id = f"msg_{request_id}"
+        self._request_id = request_id
         self._reader = AnswerReader(tool_parser, is_one_call=body.is_one_call)
         self._blocks: list[dict[str, Any]] = []
         self._open: Block | None = None
@@ -59,7 +59,7 @@ class MessageEvents:
 
     def fail(self, error: HdserveError) -> list[Event]:
         """Return the last event, instead of what has not come."""
-        return [error_body(error)]
+        return [error_body(error, self._request_id)]
 
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole message."""
@@ -73,7 +73,7 @@ class MessageEvents:
 
     def _message(self) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": f"msg_{self._request_id}",
             "type": "message",
             "role": "assistant",
             "model": self._body.model,

@@ -20,16 +20,17 @@ _ERROR_TYPES: Mapping[int, str] = {
 """By status, but for the general ones."""
 
 
-def error_body(error: HdserveError, status: int | None = None) -> dict[str, Any]:
+def error_body(error: HdserveError, request_id: str, status: int | None = None) -> dict[str, Any]:
     """Return the error object of this API.
 
     Args:
+        request_id: of the request that failed.
         status: with which it is answered, where that is not its own.
     """
     status = status or error.status
     general = "invalid_request_error" if 400 <= status < 500 else "api_error"
     told = {"type": _ERROR_TYPES.get(status, general), "message": error.message}
-    return {"type": "error", "error": told}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def token_counts(num_prompt: int, num_reused: int, num_output: int) -> dict[str, Any]:

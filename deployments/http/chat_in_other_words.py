@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
@@ -13,12 +14,12 @@ from deployments.http.generation_route import (
     AnswerBuilder,
     ignored_header,
     owned,
-    request_id,
     streamed_answer,
     whole_answer,
 )
 from deployments.http.json_body import read_json
 from deployments.http.param_names import params_named, with_params_named
+from deployments.http.request_id import request_id
 from deployments.openai.response_events import named_event
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parser import MakeParser
@@ -35,6 +36,7 @@ async def answer_as_chat(
     kind: type[Body],
     param_names: Mapping[str, str],
     make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return the answer to the chat that a request is, in one object or as events with names.
 
@@ -42,6 +44,7 @@ async def answer_as_chat(
         kind: of its body.
         param_names: what the API calls the parameters of a chat that it calls otherwise.
         make_builder: of the answer, from the body, an id, and what reads calls.
+        headers: of the answer, beside those that all answers have.
     """
     deadline = gateway.deadline()
     body = kind.parse(await deadline.wait(read_json(request)))
@@ -49,11 +52,12 @@ async def answer_as_chat(
         chat = body.to_chat()
         has_tools = chat.may_call_tools
         parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
-        generation = chat.to_generation(request_id(request), parser)
+        generation = chat.to_generation(request_id(request.scope), parser)
     generation = await owned(request, generation)
-    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+    ignored = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+    own_headers = {**headers, **ignored}
     builder = make_builder(body, generation.request_id, chat.tool_reader(parser))
     records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))
     if not body.stream:
-        return await whole_answer(builder, records, headers)
-    return await streamed_answer(builder, records, headers, deadline, write=named_event)
+        return await whole_answer(builder, records, own_headers)
+    return await streamed_answer(builder, records, own_headers, deadline, write=named_event)

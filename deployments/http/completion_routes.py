@@ -14,12 +14,12 @@ from deployments.http.generation_route import (
     GENERATION_RESPONSES,
     ignored_header,
     owned,
-    request_id,
     streamed_answer,
     whole_answer,
 )
 from deployments.http.json_body import read_json
 from deployments.http.param_names import params_named, with_params_named
+from deployments.http.request_id import request_id
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, server_sent_event
@@ -41,7 +41,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         body = ChatBody.parse(await deadline.wait(read_json(request)))
         parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
         with params_named(body.param_names):
-            generation = body.to_generation(request_id(request), parser)
+            generation = body.to_generation(request_id(request.scope), parser)
         form = ChatFormat(
             body.tool_reader(parser),
             is_one_call=body.parallel_tool_calls is False,
@@ -56,7 +56,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         """Continue a text."""
         deadline = gateway.deadline()
         body = CompletionBody.parse(await deadline.wait(read_json(request)))
-        generation = body.to_generation(request_id(request))
+        generation = body.to_generation(request_id(request.scope))
         echoes: tuple[str, ...] = ()
         if body.echo:
             echoes = tuple(

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
-from uuid import uuid4
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -52,13 +51,6 @@ GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
 
 SPECULATION_HEADER = "x-hdserve-speculation"
 """The header that switches drafts off, for clients that cannot add fields to their bodies."""
-
-
-def request_id(request: Request) -> str:
-    """Return the id that the sender gave the request, or a new one; bytes that are no UTF-8 are
-    escaped."""
-    sent = request.headers.get("x-request-id", "").encode("latin-1")
-    return sent.decode(errors="backslashreplace")[:64] or uuid4().hex
 
 
 async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:

@@ -16,10 +16,10 @@ from deployments.http.generation_route import (
     GENERATION_ERRORS,
     GENERATION_RESPONSES,
     ignored_header,
-    request_id,
 )
 from deployments.http.json_body import read_json
 from deployments.http.param_names import params_named
+from deployments.http.request_id import anthropic_headers, request_id
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -35,7 +35,10 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation, with blocks and events."""
-        return await answer_as_chat(gateway, request, MessagesBody, PARAM_NAMES, MessageEvents)
+        headers = anthropic_headers(request.scope)
+        return await answer_as_chat(
+            gateway, request, MessagesBody, PARAM_NAMES, MessageEvents, headers
+        )
 
     @api.post(
         "/v1/messages/count_tokens",
@@ -47,9 +50,9 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         deadline = gateway.deadline()
         body = CountTokensBody.parse(await deadline.wait(read_json(request)))
         with params_named(PARAM_NAMES):
-            generation = body.to_chat().to_generation(request_id(request))
-        headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
-        response.headers.update(headers)
+            generation = body.to_chat().to_generation(request_id(request.scope))
+        ignored = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+        response.headers.update(ignored | anthropic_headers(request.scope))
         generation = replace(generation, num_body_bytes=len(await request.body()))
         tokens = await deadline.wait(gateway.tokenize_chat(body.model, generation))
         return {"input_tokens": len(tokens)}

@@ -8,7 +8,13 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 _METHODS = ("DELETE", "GET", "HEAD", "POST")
-_SHOWN_HEADERS = ("retry-after", "x-hdserve-ignored", "x-request-id", "x-should-retry")
+_SHOWN_HEADERS = (
+    "request-id",
+    "retry-after",
+    "x-hdserve-ignored",
+    "x-request-id",
+    "x-should-retry",
+)
 
 
 def allow_origins(api: FastAPI, origins: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,9 +22,10 @@ def turn_layers(module: torch.nn.Module) -> None:
     They are stored so and no other way: an embedding that shares them reads its rows from those
     that were turned.  Weights that are shared otherwise are left as they are.
     """
-    num_bytes = sum(layer.weight.nbytes for layer in linear_layers_of(module))
+    modules_by_weight = _modules_by_weight(module)
+    num_bytes = sum(weight.nbytes for weight in modules_by_weight)
     num_streams = MOST_STREAMS if num_bytes > _MAX_CACHED_BYTES else 1
-    for sharing in _modules_by_weight(module):
+    for sharing in modules_by_weight.values():
         layer = _to_turn(sharing)
         if layer is not None:
             turned = TurnedLinear(layer, num_streams)
@@ -33,14 +34,16 @@ def turn_layers(module: torch.nn.Module) -> None:
             replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: turned})
 
 
-def _modules_by_weight(module: torch.nn.Module) -> Iterable[Sequence[torch.nn.Module]]:
+def _modules_by_weight(
+    module: torch.nn.Module,
+) -> Mapping[torch.nn.Parameter, Sequence[torch.nn.Module]]:
     """For each parameter that linear layers have as their weight, all modules that have it."""
     found: dict[torch.nn.Parameter, list[torch.nn.Module]] = defaultdict(list)
     for each in module.modules():
         for parameter in each.parameters(recurse=False):
             found[parameter].append(each)
     weights = dict.fromkeys(layer._parameters.get("weight") for layer in linear_layers_of(module))
-    return [found[weight] for weight in weights if weight is not None]
+    return {weight: found[weight] for weight in weights if weight is not None}
 
 
 def _to_turn(sharing: Sequence[torch.nn.Module]) -> torch.nn.Linear | None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
-from hdserve.engine.kernels.turned_tiles import OUTPUTS_PER_BLOCK
-
-_PAIR: Final = 2
+from hdserve.engine.kernels.turned_tiles import MOST_STREAMS, OUTPUTS_PER_BLOCK, PAIR
 
 
 def turn(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
@@ -24,19 +20,20 @@ def turn(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
         ``[num_blocks, num_streams, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK / num_streams]``.  The
         last block has the last outputs, some of which the one before it may have, too.
     """
+    assert num_streams in (1, MOST_STREAMS)
     num_outputs, num_inputs = weights.shape
     num_blocks = -(-num_outputs // OUTPUTS_PER_BLOCK)
     width = OUTPUTS_PER_BLOCK // num_streams
-    turned = weights.new_empty(num_blocks, num_streams, num_inputs // _PAIR, width * _PAIR)
+    turned = weights.new_empty(num_blocks, num_streams, num_inputs // PAIR, width * PAIR)
     for number, block in enumerate(in_pairs(turned)):
         outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
-        block.copy_(outputs.reshape(num_streams, width, -1, _PAIR).transpose(1, 2))
+        block.copy_(outputs.reshape(num_streams, width, -1, PAIR).transpose(1, 2))
     return turned
 
 
 def turn_back(turned: torch.Tensor, num_outputs: int) -> torch.Tensor:
     """Weights ``[num_outputs, num_inputs]`` that were turned."""
-    weights = turned.new_empty(num_outputs, turned.shape[2] * _PAIR)
+    weights = turned.new_empty(num_outputs, turned.shape[2] * PAIR)
     for number, block in enumerate(in_pairs(turned)):
         outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
         in_streams = block.transpose(1, 2)
@@ -51,4 +48,4 @@ def _first_output(block: int, num_outputs: int) -> int:
 def in_pairs(turned: torch.Tensor) -> torch.Tensor:
     """Turned weights as ``[num_blocks, num_streams, num_inputs / 2, OUTPUTS_PER_BLOCK /
     num_streams, 2]``."""
-    return turned.view(*turned.shape[:3], -1, _PAIR)
+    return turned.view(*turned.shape[:3], -1, PAIR)

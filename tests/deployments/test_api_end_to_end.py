@@ -602,6 +602,26 @@ def test_request_ids_are_echoed(client: openai.OpenAI) -> None:
             assert echoed == ["trace-7"]
 
 
+@pytest.mark.parametrize("sent", ["trace-8", None])
+def test_request_ids_are_where_clients_of_messages_look(
+    claude: anthropic.Anthropic, sent: str | None
+) -> None:
+    headers = {} if sent is None else {"x-request-id": sent}
+    options: dict[str, Any] = {"messages": QUESTION, "max_tokens": 2, "extra_headers": headers}
+    raw = claude.messages.with_raw_response.create(model=MODEL, **options)
+    found = raw.parse()._request_id
+    assert raw.headers.get_list("x-request-id") == [found]
+    assert raw.parse().id == f"msg_{found}"
+    assert sent in (None, found)
+    with claude.messages.stream(model=MODEL, **options) as stream:
+        assert stream.get_final_message().id == f"msg_{stream.request_id}"
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.messages.create(model="no-such-model", **options)
+    body: Any = caught.value.body
+    assert body["request_id"] == caught.value.request_id
+    assert sent in (None, caught.value.request_id)
+
+
 def test_large_prompts(client: openai.OpenAI) -> None:
     """A prompt that is made tokens in a thread is answered, or refused, like any other."""
     answer = client.completions.create(model=MODEL, prompt=" the" * 1500, max_tokens=2)

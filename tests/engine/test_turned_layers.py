@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from hdserve.engine import turned_layers
 from hdserve.engine.kernels.registers import HAS_PAIRS
 from hdserve.engine.turned_embedding import TurnedEmbedding
 from hdserve.engine.turned_layers import turn_layers
@@ -55,14 +56,29 @@ def test_weights_are_stored_once_and_say_the_same(is_tied: bool) -> None:
         assert torch.equal(layer.weight, other.weight)
 
 
+@pytest.mark.parametrize(("max_bytes", "num_streams"), [(24_576, 1), (24_575, 2)])
 @torch.inference_mode()
-def test_weights_of_a_model_that_no_cache_holds_are_two_streams() -> None:
-    small, large = make_model(), tied(make_model(1 << 19))
-    for model, num_streams in ((small, 1), (large, 2)):
-        turn_layers(model)
-        assert all(each.turned.shape[1] == num_streams for each in model[1:])
-    token_ids = torch.tensor([3, 77, (1 << 19) - 1])
-    assert torch.equal(large[0](token_ids), large[2].weight[token_ids])
+def test_weights_of_a_model_that_no_cache_holds_are_in_two_streams(
+    monkeypatch: pytest.MonkeyPatch, max_bytes: int, num_streams: int
+) -> None:
+    """Those that layers share count once."""
+    monkeypatch.setattr(turned_layers, "_MAX_CACHED_BYTES", max_bytes)
+    model = tied(make_model())
+    before = copy.deepcopy(model)
+    turn_layers(model)
+    assert all(each.turned.shape[1] == num_streams for each in model[1:])
+    token_ids = torch.arange(128)
+    assert torch.equal(model[0](token_ids), before[0](token_ids))
+    torch.testing.assert_close(model(token_ids), before(token_ids), atol=2e-2, rtol=2e-2)
+
+
+def test_turned_layers_are_not_turned_again() -> None:
+    model = make_model()
+    turn_layers(model)
+    layers = [*model]
+    turn_layers(model)
+    assert [*model] == layers
+    assert layers[1]._rows is None, "nobody asked for weights in the order of PyTorch"
 
 
 def test_whoever_holds_the_weights_of_before_holds_no_memory() -> None:

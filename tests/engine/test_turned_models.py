@@ -10,10 +10,12 @@ import torch
 from transformers import OlmoConfig, OlmoForCausalLM
 
 from hdserve.config import EngineConfig
+from hdserve.engine import turned_layers
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
 from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kernels.turned_tiles import MOST_STREAMS
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_check import check_packed_forward
@@ -54,6 +56,14 @@ def make_runner(model: torch.nn.Module) -> ModelRunner:
     return ModelRunner(loaded, KVCache(loaded.kv_shape, 256, loaded.dtype, loaded.device))
 
 
+@pytest.fixture(params=[1, 2])
+def num_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has weights turned into so many."""
+    if request.param == MOST_STREAMS:
+        monkeypatch.setattr(turned_layers, "_MAX_CACHED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("num_streams")
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize(
     "architecture", ["llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt_neox", "stablelm", "olmo"]
@@ -76,6 +86,7 @@ def test_a_model_answers_as_before(architecture: str, is_tied: bool) -> None:
     assert difference < 0.05
 
 
+@pytest.mark.usefixtures("num_streams")
 @pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")
 @pytest.mark.parametrize("is_repeating", [False, True])
 @torch.inference_mode()

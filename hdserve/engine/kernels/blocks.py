@@ -44,8 +44,8 @@ def repeated(function: Any, count: int) -> Any:
 
 
 def chosen(functions: Mapping[int, Any]) -> Any:
-    """A function for compiled code that calls one of ``functions``, that of its first argument,
-    with the other one, of any type; without such a one it does nothing.
+    """A function for compiled code that calls one of ``functions``, that of its first argument or
+    else the last, with the other argument, of any type.
 
     Args:
         functions: compiled, by number; they give nothing back.
@@ -58,13 +58,15 @@ def chosen(functions: Mapping[int, Any]) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             asked, value = arguments
             after = builder.append_basic_block("after")
-            switch = builder.switch(asked, after)
-            for own, each, signature in zip(functions, called, signatures, strict=True):
+            cases = [builder.append_basic_block(f"case.{own}") for own in functions]
+            switch = builder.switch(asked, cases[-1])
+            for own, case, each, signature in zip(
+                functions, cases, called, signatures, strict=True
+            ):
                 call = context.get_function(each, signature)
                 context.add_linking_libs(getattr(call, "libs", ()))
-                block = builder.append_basic_block(f"case.{own}")
-                switch.add_case(own, block)
-                with builder.goto_block(block):
+                switch.add_case(own, case)
+                with builder.goto_block(case):
                     call(builder, (value,))
                     builder.branch(after)
             builder.position_at_end(after)

@@ -43,14 +43,16 @@ def _matrices_at(item: Any) -> Any:
     return intrinsic(lambda _context, _address, _number, _rows, _columns: _builds(item, 3))
 
 
-def _room_for(item: Any, item_ir: Any, num_rows: int, num_columns: int) -> Any:
+def _room_for(item: Any, num_rows: int, num_columns: int) -> Any:
+    """Unlike ``alloca_once`` of numba it does not fill the room with zeros at each call."""
     kind = types.Array(item, 2, "C")
 
     def build(_context: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
             array = context.make_array(kind)(context, builder)
+            room = ir.ArrayType(context.get_data_type(item), num_rows * num_columns)
             with builder.goto_entry_block():
-                found = builder.alloca(ir.ArrayType(item_ir, num_rows * num_columns))
+                found = builder.alloca(room)
             found.align = LINE_BYTES
             data = builder.bitcast(found, array.data.type)
             num_bytes = item.bitwidth // 8
@@ -69,12 +71,12 @@ def _room_for(item: Any, item_ir: Any, num_rows: int, num_columns: int) -> Any:
 def room_for_floats(num_rows: int, num_columns: int) -> Any:
     """A function for compiled code that gives float32 ``[num_rows, num_columns]`` on the stack, not
     initialised, for as long as the function runs that it is compiled into."""
-    return _room_for(types.float32, ir.FloatType(), num_rows, num_columns)
+    return _room_for(types.float32, num_rows, num_columns)
 
 
 def room_for_bfloats(num_rows: int, num_columns: int) -> Any:
     """The same of bfloat16, seen as uint16."""
-    return _room_for(types.uint16, ir.IntType(16), num_rows, num_columns)
+    return _room_for(types.uint16, num_rows, num_columns)
 
 
 floats_at = _matrix_at(types.float32)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hdserve.engine.kernels.blocks import chosen, repeated, zeros
-from hdserve.engine.kernels.compiled import inlined
+from hdserve.engine.kernels.compiled import apart, inlined
 from hdserve.engine.kernels.memory import room_for_bfloats
 from hdserve.engine.kernels.pairs import NUM_PAIRED, fuses_rows, load_pairs, store_pairs
 from hdserve.engine.kernels.registers import NUM_LANES
@@ -32,18 +32,21 @@ MOST_NARROW_ROWS: Final = 18
 _MOST_TILE_ROWS: Final = 14
 """With two vectors of weights and a row's their sums fill the registers."""
 
-_MAX_LINES: Final = 7_168
-"""Of rows, laid together on the stack: 448 KB, for 14 rows of 16,384 inputs."""
+_MAX_LINES: Final = 4_096
+"""Of rows that are laid together on the stack: 256 KB, for 18 rows of 7,281 inputs, of which half a
+block of weights takes 466 KB of the second cache."""
 
 _room_for_lines = room_for_bfloats(_MAX_LINES, NUM_PAIRED)
 
 
 @inlined
 def can_multiply_narrowly(num_rows: int, num_inputs: int, num_streams: int) -> bool:
-    """Whether these tiles are for so many rows."""
+    """Whether these tiles are for so many rows and weights in so many streams, and there is room
+    for rows of so many inputs."""
     return (
         MOST_ROWS < num_rows <= MOST_NARROW_ROWS
         and num_streams == MOST_STREAMS
+        and num_inputs % NUM_PAIRED == 0
         and num_rows * num_inputs <= _MAX_LINES * NUM_PAIRED
     )
 
@@ -75,7 +78,8 @@ def _tile(num_rows: int) -> Any:
 
     @inlined
     def multiply_tile(given: Any) -> None:
-        lines, weights, bias, products, num_inputs, row, block, stream = given
+        lines, weights, bias, products, part = given
+        num_inputs, row, block, stream = part
         num_chunks = num_inputs // NUM_PAIRED
         place = row * num_chunks
         line = (block * MOST_STREAMS + stream) * (num_inputs // PAIR)
@@ -98,19 +102,25 @@ _multiply_tile = chosen(
 
 
 @inlined
-def multiply_narrowly(
-    rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int
-) -> None:
-    """The outputs of the blocks from ``first`` to ``stop``."""
+def _rows_of(tile: int, num_tiles: int, num_rows: int) -> tuple[int, int]:
+    return tile * num_rows // num_tiles, (tile + 1) * num_rows // num_tiles
+
+
+@apart
+def multiply_narrowly(given: Any, blocks: tuple[int, int]) -> None:
+    """The outputs of blocks from one to another, given rows, weights, bias, and products.
+
+    The room on the stack is that of this function alone.
+    """
+    rows, weights, bias, products = given
     num_rows, num_inputs = rows.shape
-    num_tiles = -(-num_rows // _MOST_TILE_ROWS)
     lines = _room_for_lines()
+    num_tiles = -(-num_rows // _MOST_TILE_ROWS)
     for tile in range(num_tiles):
-        row, end = tile * num_rows // num_tiles, (tile + 1) * num_rows // num_tiles
-        _lay_together(rows, row, end, lines)
-    for half in range(first * MOST_STREAMS, stop * MOST_STREAMS):
-        block, stream = divmod(half, MOST_STREAMS)
-        for tile in range(num_tiles):
-            row, end = tile * num_rows // num_tiles, (tile + 1) * num_rows // num_tiles
-            given = (lines, weights, bias, products, num_inputs, row, block, stream)
-            _multiply_tile(end - row, given)
+        _lay_together(rows, *_rows_of(tile, num_tiles, num_rows), lines)
+    for block in range(*blocks):
+        for stream in range(MOST_STREAMS):
+            for tile in range(num_tiles):
+                row, stop = _rows_of(tile, num_tiles, num_rows)
+                part = (num_inputs, row, block, stream)
+                _multiply_tile(stop - row, (lines, weights, bias, products, part))

@@ -135,7 +135,7 @@ def fuses_rows(num_rows: int) -> Any:
     """A function for compiled code that adds to a block the products of so many rows' pair at
     ``rows[row, column]`` and those of ``columns``.
 
-    A pair is loaded when it is multiplied, so that it does not take a register from the sums.
+    The pair of a row is loaded when it is multiplied, so those of all rows take one register.
     """
 
     def build(_context: Any, rows: Any, row: Any, column: Any, columns: Any, block: Any) -> Any:

@@ -31,6 +31,7 @@ from hdserve.engine.kernels.memory import bfloats_at, room_for_floats
 from hdserve.engine.kernels.narrow_tiles import can_multiply_narrowly, multiply_narrowly
 from hdserve.engine.kernels.turned_tiles import (
     MOST_ROWS,
+    NUMBERS_PER_LINE,
     OUTPUTS_PER_BLOCK,
     Part,
     multiply_alone,
@@ -94,7 +95,7 @@ def multiply_turned_at(
     """The outputs of the blocks from ``first`` to ``stop``.
 
     Args:
-        rows_at: bfloat16 ``[num_rows, num_inputs]``.
+        rows_at: bfloat16 ``[num_rows, num_inputs]``, the inputs an even number.
         weights_at: what :func:`~hdserve.engine.turned_weights.turn` made of the weights.
         bias_at: bfloat16 ``[num_outputs]``, or 0 for none.
         products_at: bfloat16 ``[num_rows, num_outputs]``, to be filled.
@@ -102,12 +103,12 @@ def multiply_turned_at(
     """
     rows = bfloats_at(rows_at, num_rows, num_inputs)
     num_blocks = -(-num_outputs // OUTPUTS_PER_BLOCK)
-    weights = bfloats_at(weights_at, num_blocks * num_inputs, OUTPUTS_PER_BLOCK)
+    weights = bfloats_at(weights_at, num_blocks * num_inputs, NUMBERS_PER_LINE)
     products = bfloats_at(products_at, num_rows, num_outputs)
     bias = bfloats_at(bias_at, min(bias_at, 1), num_outputs)
     if 0 < num_rows <= MOST_ROWS:
         _multiply_few(rows, weights, bias, products, num_streams, first, stop)
     elif can_multiply_narrowly(num_rows, num_inputs, num_streams):
-        multiply_narrowly(rows, weights, bias, products, first, stop)
+        multiply_narrowly((rows, weights, bias, products), (first, stop))
     else:
         _multiply_many(rows, weights, bias, products, num_streams, first, stop)

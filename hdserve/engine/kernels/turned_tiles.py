@@ -24,6 +24,10 @@ MOST_STREAMS: Final = 2
 """In which a block is stored at most: half of its outputs in each."""
 
 COLUMNS_PER_STREAM: Final = NUM_COLUMNS // MOST_STREAMS
+
+NUMBERS_PER_LINE: Final = COLUMNS_PER_STREAM * NUM_PAIRED
+"""Weights of a pair of inputs and half the outputs of a block."""
+
 PAIR: Final = 2
 
 MOST_ROWS: Final = 6
@@ -113,6 +117,8 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
         step, gap = _steps(part.num_streams, num_inputs)
         line = part.block * num_inputs + part.first // PAIR * step
         ahead = line + (part.stop - part.first) // PAIR * step
+        if part.stop == num_inputs:
+            ahead = (part.block + 1) * num_inputs
         other = part.tile % 2 * NUM_PAIRED
         block = zero_block()
         if not is_alone and part.first:
@@ -138,7 +144,7 @@ multiply_alone = chosen(
     {number: _tile(number, is_alone=True) for number in range(1, MOST_ROWS + 1)}
 )
 """The product of all inputs of so many rows, given ``(rows, weights, bias, products, None, part)``,
-``weights`` as ``[num_blocks * num_inputs, OUTPUTS_PER_BLOCK]``."""
+``weights`` as ``[num_blocks * num_inputs, NUMBERS_PER_LINE]``."""
 
 multiply_one_of_several = chosen(
     {number: _tile(number, is_alone=False) for number in range(_FEWEST_OF_SEVERAL, MOST_ROWS + 1)}

@@ -33,10 +33,13 @@ OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 EVENTS: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
 
+REQUEST_ID = "r"
+
+
 def builder(**fields: Any) -> MessageEvents:
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "m", "max_tokens": 100, "messages": messages, **fields}
-    return MessageEvents(MessagesBody.parse(body), "r", HermesToolParser)
+    return MessageEvents(MessagesBody.parse(body), REQUEST_ID, HermesToolParser)
 
 
 def deltas(written: str, *, size: int = 7, **last: Any) -> list[Delta]:
@@ -205,7 +208,8 @@ def test_the_usage_at_the_beginning() -> None:
     ],
 )
 def test_errors_have_the_types_of_the_api(error: HdserveError, kind: str) -> None:
-    told = error_body(error)
+    told = error_body(error, REQUEST_ID)
     assert told["type"] == "error"
+    assert told["request_id"] == REQUEST_ID
     assert told["error"] == {"type": kind, "message": error.message}
     assert builder().fail(error) == [told]

@@ -232,15 +232,17 @@ def test_what_is_turned_has_every_weight_where_it_is_looked_for(
 
 
 @needs_pairs
-def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks() -> None:
-    """Narrow tiles lay rows together on the stack."""
-    num_rows = 8
+@pytest.mark.parametrize("num_inputs", [1 << 14, (1 << 14) + 32, 1 << 15])
+def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks(num_inputs: int) -> None:
+    """Narrow tiles lay rows together on the stack, which eight of 2 ** 14 inputs fill."""
     generator = np.random.default_rng(1)
-    rows = as_bfloat16(generator.standard_normal((num_rows, 1 << 15), np.float32))
-    weights = as_bfloat16(generator.standard_normal((64, 1 << 15), np.float32))
+    rows = as_bfloat16(generator.standard_normal((8, num_inputs), np.float32))
+    weights = as_bfloat16(generator.standard_normal((64, num_inputs), np.float32))
     found = bfloat16_product(rows, weights, None, 1, num_streams=2)
-    assert (found == bfloat16_product(rows, weights, None, 1, num_streams=1)).all()
-    assert (found[3:4] == bfloat16_product(rows[3:4], weights, None, 1, num_streams=2)).all()
+    wanted = widened(rows) @ widened(weights).T
+    np.testing.assert_allclose(widened(found), wanted, rtol=2**-8, atol=0.1)
+    alone = bfloat16_product(rows[3:4], weights, None, 1, num_streams=2)
+    assert (found[3:4] == alone).all()
 
 
 @needs_pairs
