@@ -24,15 +24,32 @@ class ForwardCost:
         self._rows: FloatArray = np.array(rows, np.float64)
         seconds = [seconds_by_rows[row] for row in reversed(rows)]
         self._seconds: FloatArray = np.minimum.accumulate(seconds)[::-1]
-        ends = ([0.0, *self._rows][-2:], [0.0, *self._seconds][-2:])
-        self._last_slope = float(np.diff(ends[1])[0] / np.diff(ends[0])[0])
+        self._last_slope = self._slope_behind(self._rows[-1] / 2)
 
     def __call__(self, num_rows: npt.ArrayLike) -> FloatArray:
-        """Seconds for ``num_rows``; beyond the last point the last slope goes on."""
+        """Seconds for ``num_rows``; beyond the last point the slope of the last half goes on, as
+        that between two neighbours may be all disturbance."""
         wanted = np.asarray(num_rows, np.float64)
         beyond = np.maximum(0.0, wanted - self._rows[-1]) * self._last_slope
         seconds: FloatArray = np.interp(wanted, self._rows, self._seconds) + beyond
         return seconds
+
+    def going_on_as(self, other: ForwardCost) -> ForwardCost:
+        """With the points of another one beyond the last of this one: rows cost more what they cost
+        more there."""
+        last = self._rows[-1]
+        beyond = other._rows > last
+        points = dict(zip(self._rows, self._seconds, strict=True))
+        more = self._seconds[-1] + other._seconds[beyond] - other(last)
+        points |= dict(zip(other._rows[beyond], more, strict=True))
+        return ForwardCost({int(rows): float(seconds) for rows, seconds in points.items()})
+
+    def _slope_behind(self, row: float) -> float:
+        """From the last point that has no more rows, or from nothing, to the last one."""
+        is_before = self._rows <= row
+        first_row = self._rows[is_before][-1] if is_before.any() else 0.0
+        first_s = self._seconds[is_before][-1] if is_before.any() else 0.0
+        return float((self._seconds[-1] - first_s) / (self._rows[-1] - first_row))
 
     def scaled(self, factor: float) -> ForwardCost:
         """Of forwards that take ``factor`` as long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,11 @@ _NUM_MANY_COLUMNS = 1024
 """Tokens each sequence has cached, where there is room."""
 
 _NUM_ROUNDS = 4
-_MAX_SECONDS = 4.0
+_MAX_FIRST_S = 3.0
+"""What the first round may take beside one short sequence.  Some kernels are compiled in it."""
+
+_MAX_ROUND_S = 1.0
+"""The same for each of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +58,12 @@ def measure_forward_cost(
     """Time forwards of growing trees of growing numbers of sequences, and of one long sequence, on
     an unused cache.
 
-    Rounds go through all sizes, up and down in turns, and the fastest of each size counts, so that
-    neither other work on the machine nor the forward before, which may have filled the processor's
-    caches, passes for a property of a size.  What does not fit into the cache, or would take too
-    long to measure with several sequences or a long one, is left to extrapolation.
+    Rounds go through all sizes, up and down, and the fastest of each size counts, so that neither
+    other work on the machine nor the forward before, which may have filled the processor's caches,
+    passes for a property of a size.  What does not fit into the cache, or would take too long to
+    measure with several sequences or a long one, is left out, the most rows first: rows are said to
+    cost more of several sequences what they cost more of one, and beyond as much as before
+    (docs/adr/0029).
 
     Args:
         max_rows: of one sequence.
@@ -71,8 +78,9 @@ def measure_forward_cost(
         if point.num_columns == num_columns:
             curves[point.num_sequences][point.num_rows_together] = elapsed
     assert 1 in curves, "the forward's cost is measured while the cache is empty"
+    alone = ForwardCost(curves[1])
     return BatchCost(
-        {number: ForwardCost(points) for number, points in curves.items()},
+        {number: ForwardCost(points).going_on_as(alone) for number, points in curves.items()},
         num_columns=num_columns,
         column_cost=_column_cost(seconds, num_columns),
         reading_share=_time_reading(runner, max_rows) / curves[1][max_rows],
@@ -82,20 +90,30 @@ def measure_forward_cost(
 def _time_forwards(
     runner: ModelRunner, needed: Sequence[_Point], others: Sequence[_Point]
 ) -> dict[_Point, float]:
-    """The fastest of each in seconds, if there was room, and time for ``others``."""
+    """The fastest of each in seconds, if there was room, and time for those of the ``others`` that
+    have as few rows."""
     _write_rows(runner, [*needed, *others])
     best: dict[_Point, float] = {}
-    points = [*others, *needed]
-    started = time.perf_counter()
-    for _ in range(_NUM_ROUNDS):
-        points.reverse()
-        for point in points:
-            if point not in needed and time.perf_counter() - started > _MAX_SECONDS:
-                continue
+
+    def time_until(stop_s: float, points: Sequence[_Point]) -> Sequence[_Point]:
+        """Time points until then; return those that were."""
+        for number, point in enumerate(points):
+            if time.perf_counter() > stop_s:
+                return points[:number]
             elapsed = _time_forward(runner, point)
             if elapsed is not None:
                 best[point] = min(elapsed, best.get(point, elapsed))
-    return best
+        return points
+
+    others = sorted(others, key=lambda point: point.num_rows_together)
+    for max_s in (_MAX_FIRST_S, _MAX_ROUND_S):
+        time_until(math.inf, needed)
+        others = time_until(time.perf_counter() + max_s, others)
+    points = [*needed, *others]
+    for _ in range(2, _NUM_ROUNDS):
+        points.reverse()
+        time_until(math.inf, points)
+    return {point: best[point] for point in points if point in best}
 
 
 def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:

@@ -23,6 +23,19 @@ def test_cost_is_interpolated_and_goes_on() -> None:
     assert float(ForwardCost({4: 2.0})(8)) == 4.0
 
 
+def test_the_slope_that_goes_on_is_not_that_of_two_neighbours() -> None:
+    cost = ForwardCost({1: 1.0, 8: 1.0, 16: 2.0, 17: 2.0})
+    assert float(cost(26)) == 3.0
+    assert float(ForwardCost({16: 2.0, 17: 2.0})(34)) == 4.0, "it is known for the last half alone"
+
+
+def test_a_cost_goes_on_as_another() -> None:
+    alone = ForwardCost({1: 1.0, 4: 2.0, 8: 4.0})
+    together = ForwardCost({2: 1.5, 4: 2.5}).going_on_as(alone)
+    assert together([2, 4, 6, 8, 12]).tolist() == [1.5, 2.5, 3.5, 4.5, 6.5]
+    assert alone.going_on_as(together)([1, 4, 8]).tolist() == [1.0, 2.0, 4.0]
+
+
 def test_cost_between_two_batches_is_interpolated() -> None:
     """By the number of sequences; outside what was measured the nearest counts."""
     cost = BatchCost({2: ForwardCost({2: 1.0}), 6: ForwardCost({6: 3.0})})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from hdserve.config import EngineConfig
+from hdserve.engine import forward_cost
 from hdserve.engine.forward_cost import (
     _other_points,
     _row_counts,
@@ -65,6 +67,38 @@ def test_batches_are_measured_up_to_the_largest(max_num_sequences: int) -> None:
     assert all(high <= 2 * low for low, high in itertools.pairwise(numbers))
     assert all({(number, 1), (number, 17)} <= points for number in numbers)
     assert {point.num_columns for point in found if point.num_sequences == 1} == {1000}
+
+
+@pytest.mark.parametrize("slowness", [0.01, 0.1, 1.0, 10.0])
+def test_a_slow_model_is_said_to_cost_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, slowness: float
+) -> None:
+    """There is time for some sizes only.  Up to eight rows cost as much as one, each more an
+    eighth of that; the first forward of a size takes as long again."""
+    seen, seconds = set[object](), 0.0
+
+    def true_s(num_rows: int) -> float:
+        return slowness * max(1.0, num_rows / 8)
+
+    def time_forward(_runner: object, point: Any) -> float:
+        nonlocal seconds
+        elapsed = true_s(point.num_rows_together) * (1 if point in seen else 2)
+        seen.add(point)
+        seconds += elapsed
+        return elapsed
+
+    monkeypatch.setattr(forward_cost, "_time_forward", time_forward)
+    monkeypatch.setattr(forward_cost.time, "perf_counter", lambda: seconds)
+    cost = measure_forward_cost(make_runner(), 17, 16)
+    monkeypatch.undo()
+    needed_s = 5 * sum(map(true_s, _row_counts(17)))
+    begun_in_time_s = 3 * true_s(16 * 17)
+    assert seconds < needed_s + 6.0 + begun_in_time_s
+    for num_sequences in (1, 2, 5, 8, 16):
+        for num_rows in (1, 2, 5, 17):
+            together = num_sequences * num_rows
+            found = float(cost([together], num_sequences)[0])
+            assert found == pytest.approx(true_s(together), rel=0.15)
 
 
 def test_long_sequences_are_measured_where_there_is_room() -> None:
