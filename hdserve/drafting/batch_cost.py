@@ -17,18 +17,21 @@ class ForwardCost:
     Args:
         seconds_by_rows: at least one point.  A point is taken to cost no more than any point with
             more rows, because disturbances only make a measurement longer.
+        last_slope: what each row beyond the last point costs; ``None``: as much as those of the
+            last half.
     """
 
-    def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
+    def __init__(
+        self, seconds_by_rows: Mapping[int, float], last_slope: float | None = None
+    ) -> None:
         rows = sorted(seconds_by_rows)
         self._rows: FloatArray = np.array(rows, np.float64)
         seconds = [seconds_by_rows[row] for row in reversed(rows)]
         self._seconds: FloatArray = np.minimum.accumulate(seconds)[::-1]
-        self._last_slope = self._slope_behind(self._rows[-1] / 2)
+        self._last_slope = self._slope() if last_slope is None else last_slope
 
     def __call__(self, num_rows: npt.ArrayLike) -> FloatArray:
-        """Seconds for ``num_rows``; beyond the last point the slope of the last half goes on, as
-        that between two neighbours may be all disturbance."""
+        """Seconds for ``num_rows``."""
         wanted = np.asarray(num_rows, np.float64)
         beyond = np.maximum(0.0, wanted - self._rows[-1]) * self._last_slope
         seconds: FloatArray = np.interp(wanted, self._rows, self._seconds) + beyond
@@ -36,25 +39,29 @@ class ForwardCost:
 
     def going_on_as(self, other: ForwardCost) -> ForwardCost:
         """With the points of another one beyond the last of this one: rows cost more what they cost
-        more there."""
+        more there.  So do those beyond all points, where this one has none in its first half."""
         last = self._rows[-1]
         beyond = other._rows > last
         points = dict(zip(self._rows, self._seconds, strict=True))
         more = self._seconds[-1] + other._seconds[beyond] - other(last)
         points |= dict(zip(other._rows[beyond], more, strict=True))
-        return ForwardCost({int(rows): float(seconds) for rows, seconds in points.items()})
+        has_half = self._rows[0] <= max(points) / 2
+        return ForwardCost(
+            {int(rows): float(seconds) for rows, seconds in points.items()},
+            None if has_half else other._last_slope,
+        )
 
-    def _slope_behind(self, row: float) -> float:
-        """From the last point that has no more rows, or from nothing, to the last one."""
-        is_before = self._rows <= row
-        first_row = self._rows[is_before][-1] if is_before.any() else 0.0
-        first_s = self._seconds[is_before][-1] if is_before.any() else 0.0
-        return float((self._seconds[-1] - first_s) / (self._rows[-1] - first_row))
+    def _slope(self) -> float:
+        """Of the last half of the rows: that between two neighbours may be all disturbance."""
+        rows, seconds = np.append(0.0, self._rows), np.append(0.0, self._seconds)
+        before = np.searchsorted(rows, rows[-1] / 2, side="right") - 1
+        return float((seconds[-1] - seconds[before]) / (rows[-1] - rows[before]))
 
     def scaled(self, factor: float) -> ForwardCost:
         """Of forwards that take ``factor`` as long."""
         seconds = (factor * self._seconds).tolist()
-        return ForwardCost(dict(zip(self._rows.astype(int).tolist(), seconds, strict=True)))
+        points = dict(zip(self._rows.astype(int).tolist(), seconds, strict=True))
+        return ForwardCost(points, factor * self._last_slope)
 
 
 class BatchCost:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,11 +23,8 @@ _NUM_MANY_COLUMNS = 1024
 """Tokens each sequence has cached, where there is room."""
 
 _NUM_ROUNDS = 4
-_MAX_FIRST_S = 3.0
-"""What the first round may take beside one short sequence.  Some kernels are compiled in it."""
-
 _MAX_ROUND_S = 1.0
-"""The same for each of the others."""
+"""What a round may take beside one short sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +54,11 @@ def measure_forward_cost(
     """Time forwards of growing trees of growing numbers of sequences, and of one long sequence, on
     an unused cache.
 
-    Rounds go through all sizes, up and down, and the fastest of each size counts, so that neither
-    other work on the machine nor the forward before, which may have filled the processor's caches,
-    passes for a property of a size.  What does not fit into the cache, or would take too long to
-    measure with several sequences or a long one, is left out, the most rows first: rows are said to
-    cost more of several sequences what they cost more of one, and beyond as much as before
-    (docs/adr/0029).
+    Rounds go through all sizes, up and down in turns, and the fastest of each size counts, so that
+    neither other work on the machine nor the forward before, which may have filled the processor's
+    caches, passes for a property of a size.  What does not fit into the cache is left out, and what
+    would take too long with several sequences or a long one, the most rows first: more rows of
+    several sequences are then said to cost what they cost of one more (docs/adr/0029).
 
     Args:
         max_rows: of one sequence.
@@ -90,30 +85,35 @@ def measure_forward_cost(
 def _time_forwards(
     runner: ModelRunner, needed: Sequence[_Point], others: Sequence[_Point]
 ) -> dict[_Point, float]:
-    """The fastest of each in seconds, if there was room, and time for those of the ``others`` that
-    have as few rows."""
+    """The fastest of each in seconds, if there was room, and time for ``others``."""
     _write_rows(runner, [*needed, *others])
     best: dict[_Point, float] = {}
 
-    def time_until(stop_s: float, points: Sequence[_Point]) -> Sequence[_Point]:
-        """Time points until then; return those that were."""
-        for number, point in enumerate(points):
-            if time.perf_counter() > stop_s:
-                return points[:number]
+    def time_all(points: Iterable[_Point]) -> None:
+        for point in points:
             elapsed = _time_forward(runner, point)
             if elapsed is not None:
                 best[point] = min(elapsed, best.get(point, elapsed))
-        return points
 
-    others = sorted(others, key=lambda point: point.num_rows_together)
-    for max_s in (_MAX_FIRST_S, _MAX_ROUND_S):
-        time_until(math.inf, needed)
-        others = time_until(time.perf_counter() + max_s, others)
-    points = [*needed, *others]
-    for _ in range(2, _NUM_ROUNDS):
+    time_all(needed)
+    points = [*_in_time(best, others), *needed]
+    for _ in range(_NUM_ROUNDS):
         points.reverse()
-        time_until(math.inf, points)
-    return {point: best[point] for point in points if point in best}
+        time_all(points)
+    return best
+
+
+def _in_time(seconds: Mapping[_Point, float], others: Sequence[_Point]) -> list[_Point]:
+    """Those of the ``others`` for which a round has time, the fewest rows first, by what one
+    sequence took; in their order."""
+    alone = ForwardCost({point.num_rows: elapsed for point, elapsed in seconds.items()})
+    left_s, found = _MAX_ROUND_S, set[_Point]()
+    for point in sorted(others, key=lambda each: each.num_rows_together):
+        left_s -= float(alone(point.num_rows_together))
+        if left_s < 0.0:
+            break
+        found.add(point)
+    return [point for point in others if point in found]
 
 
 def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
@@ -130,14 +130,15 @@ def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
 
 def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCost | None:
     """What each column after ``num_columns`` costs over the rows of its sequence, if a long one was
-    measured."""
+    measured with all numbers of rows."""
     found: dict[int, float] = {}
     for point, elapsed in seconds.items():
         num_more = point.num_columns - num_columns
         if num_more:
             short_s = seconds[replace(point, num_columns=num_columns)]
             found[point.num_rows] = max(0.0, elapsed - short_s) / num_more
-    return ForwardCost(found) if found else None
+    most = max(point.num_rows for point in seconds if point.num_sequences == 1)
+    return ForwardCost(found) if most in found else None
 
 
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:

@@ -16,8 +16,8 @@ POINTS = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10.0), min_size=1, 
 
 
 def test_cost_is_interpolated_and_goes_on() -> None:
-    """Between points the cost is a straight line, beyond the last one the last slope goes on, and
-    before the first one it is the first."""
+    """Between points the cost is a straight line, beyond the last one that of the last half goes
+    on, and before the first one it is the first."""
     cost = ForwardCost({2: 1.0, 4: 2.0, 8: 3.0})
     assert cost([1, 2, 3, 4, 6, 8, 12]).tolist() == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
     assert float(ForwardCost({4: 2.0})(8)) == 4.0
@@ -26,7 +26,7 @@ def test_cost_is_interpolated_and_goes_on() -> None:
 def test_the_slope_that_goes_on_is_not_that_of_two_neighbours() -> None:
     cost = ForwardCost({1: 1.0, 8: 1.0, 16: 2.0, 17: 2.0})
     assert float(cost(26)) == 3.0
-    assert float(ForwardCost({16: 2.0, 17: 2.0})(34)) == 4.0, "it is known for the last half alone"
+    assert float(ForwardCost({16: 2.0, 17: 2.0})(34)) == 4.0, "nothing else is known"
 
 
 def test_a_cost_goes_on_as_another() -> None:
@@ -34,6 +34,9 @@ def test_a_cost_goes_on_as_another() -> None:
     together = ForwardCost({2: 1.5, 4: 2.5}).going_on_as(alone)
     assert together([2, 4, 6, 8, 12]).tolist() == [1.5, 2.5, 3.5, 4.5, 6.5]
     assert alone.going_on_as(together)([1, 4, 8]).tolist() == [1.0, 2.0, 4.0]
+    late = ForwardCost({7: 3.0}).going_on_as(alone)
+    assert late([7, 8, 10]).tolist() == [3.0, 3.5, 4.5], "as alone, also beyond all points"
+    assert late.scaled(2.0)([7, 8, 10]).tolist() == [6.0, 7.0, 9.0]
 
 
 def test_cost_between_two_batches_is_interpolated() -> None:

@@ -69,36 +69,39 @@ def test_batches_are_measured_up_to_the_largest(max_num_sequences: int) -> None:
     assert {point.num_columns for point in found if point.num_sequences == 1} == {1000}
 
 
-@pytest.mark.parametrize("slowness", [0.01, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("slope", [0.01, 0.125])
+@pytest.mark.parametrize("slowness", [0.01, 0.03, 0.05, 0.1, 0.3, 1.0])
 def test_a_slow_model_is_said_to_cost_what_it_does(
-    monkeypatch: pytest.MonkeyPatch, slowness: float
+    monkeypatch: pytest.MonkeyPatch, slowness: float, slope: float
 ) -> None:
-    """There is time for some sizes only.  Up to eight rows cost as much as one, each more an
-    eighth of that; the first forward of a size takes as long again."""
-    seen, seconds = set[object](), 0.0
+    """There is time for some sizes only.  Each row adds to a forward what it adds, and a column
+    what it adds for each row; the first forward of all takes longer."""
+    others_s = 0.0
+    is_first = True
 
-    def true_s(num_rows: int) -> float:
-        return slowness * max(1.0, num_rows / 8)
+    def true_s(point: Any) -> float:
+        columns = 1e-6 * point.num_columns * point.num_rows
+        return slowness * (1 + slope * point.num_rows_together + columns)
 
     def time_forward(_runner: object, point: Any) -> float:
-        nonlocal seconds
-        elapsed = true_s(point.num_rows_together) * (1 if point in seen else 2)
-        seen.add(point)
-        seconds += elapsed
+        nonlocal others_s, is_first
+        if point.num_sequences > 1 or point.num_columns > 128:
+            others_s += true_s(point)
+        elapsed = true_s(point) + (3.0 if is_first else 0.0)
+        is_first = False
         return elapsed
 
     monkeypatch.setattr(forward_cost, "_time_forward", time_forward)
-    monkeypatch.setattr(forward_cost.time, "perf_counter", lambda: seconds)
-    cost = measure_forward_cost(make_runner(), 17, 16)
-    monkeypatch.undo()
-    needed_s = 5 * sum(map(true_s, _row_counts(17)))
-    begun_in_time_s = 3 * true_s(16 * 17)
-    assert seconds < needed_s + 6.0 + begun_in_time_s
+    runner = make_runner(num_rows_to_measure(17, 16), max_position_embeddings=2048)
+    cost = measure_forward_cost(runner, 17, 16)
+    assert others_s <= 1.05 * 4 * forward_cost._MAX_ROUND_S
     for num_sequences in (1, 2, 5, 8, 16):
         for num_rows in (1, 2, 5, 17):
-            together = num_sequences * num_rows
-            found = float(cost([together], num_sequences)[0])
-            assert found == pytest.approx(true_s(together), rel=0.15)
+            point = forward_cost._Point(num_sequences, num_rows, 128)
+            found = float(cost([point.num_rows_together], num_sequences)[0])
+            assert found == pytest.approx(true_s(point), rel=0.1)
+    if cost._column_cost is not None:
+        assert float(cost._column_cost(17)) == pytest.approx(slowness * 17e-6)
 
 
 def test_long_sequences_are_measured_where_there_is_room() -> None:
