@@ -20,11 +20,13 @@ _ERROR_TYPES: Mapping[int, str] = {
 """By status, but for the general ones."""
 
 
-def error_body(error: HdserveError, request_id: str, status: int | None = None) -> dict[str, Any]:
+def error_body(
+    error: HdserveError, request_id: str | None, status: int | None = None
+) -> dict[str, Any]:
     """Return the error object of this API.
 
     Args:
-        request_id: of the request that failed.
+        request_id: of the request that failed, if it came with one.
         status: with which it is answered, where that is not its own.
     """
     status = status or error.status

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from deployments.anthropic import objects as anthropic
 from deployments.http.own_path import own_path, without_slashes
-from deployments.http.request_id import anthropic_headers, request_id
+from deployments.http.request_id import anthropic_headers, sent_id
 from deployments.openai import objects as openai
 from hdserve.errors import HdserveError
 
@@ -33,7 +33,7 @@ def error_answer(
     found = dict(headers or {})
     path = without_slashes(own_path(scope))
     if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
-        told = anthropic.error_body(error, request_id(scope), status)
+        told = anthropic.error_body(error, sent_id(scope), status)
         return JSONResponse(told, status or error.status, found | anthropic_headers(scope))
     body: dict[str, Any] = openai.error_body(error)
     if code is not None:

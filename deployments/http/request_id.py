@@ -11,10 +11,15 @@ _HEADER = "x-request-id"
 _MAX_CHARACTERS = 64
 
 
-def request_id(scope: Scope) -> str:
-    """Return the id of a request, or a new one; bytes that are no UTF-8 are escaped."""
+def sent_id(scope: Scope) -> str | None:
+    """Return the id that a request came with; bytes that are no UTF-8 are escaped."""
     sent = Headers(scope=scope).get(_HEADER, "").encode("latin-1")
-    return sent.decode(errors="backslashreplace")[:_MAX_CHARACTERS] or uuid4().hex
+    return sent.decode(errors="backslashreplace") or None
+
+
+def request_id(scope: Scope) -> str:
+    """Return the beginning of the id that a request came with, or a new one."""
+    return (sent_id(scope) or uuid4().hex)[:_MAX_CHARACTERS]
 
 
 def anthropic_headers(scope: Scope) -> dict[str, str]:

@@ -615,6 +615,10 @@ def test_request_ids_are_where_clients_of_messages_look(
     assert sent in (None, found)
     with claude.messages.stream(model=MODEL, **options) as stream:
         assert stream.get_final_message().id == f"msg_{stream.request_id}"
+    counted = claude.messages.with_raw_response.count_tokens(
+        model=MODEL, messages=QUESTION, extra_headers=headers
+    )
+    assert counted.headers.get_list("request-id") == counted.headers.get_list("x-request-id")
     with pytest.raises(anthropic.NotFoundError) as caught:
         claude.messages.create(model="no-such-model", **options)
     body: Any = caught.value.body
