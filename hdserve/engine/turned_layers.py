@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from hdserve.engine.kernels.turned_tiles import MOST_STREAMS
 from hdserve.engine.shared_linear import linear_layers_of, replace_modules
 from hdserve.engine.turned_embedding import TurnedEmbedding, has_rows
 from hdserve.engine.turned_linear import TurnedLinear, can_turn
-
-_MAX_CACHED_BYTES = 1 << 26
-"""The weights of a model that has more of them come from memory in each step."""
+from hdserve.engine.turned_streams import pick_num_streams
 
 
 def turn_layers(module: torch.nn.Module) -> None:
@@ -23,8 +20,7 @@ def turn_layers(module: torch.nn.Module) -> None:
     that were turned.  Weights that are shared otherwise are left as they are.
     """
     modules_by_weight = _modules_by_weight(module)
-    num_bytes = sum(weight.nbytes for weight in modules_by_weight)
-    num_streams = MOST_STREAMS if num_bytes > _MAX_CACHED_BYTES else 1
+    num_streams = pick_num_streams(sum(weight.nbytes for weight in modules_by_weight))
     for sharing in modules_by_weight.values():
         layer = _to_turn(sharing)
         if layer is not None:

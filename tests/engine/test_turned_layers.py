@@ -56,16 +56,23 @@ def test_weights_are_stored_once_and_say_the_same(is_tied: bool) -> None:
         assert torch.equal(layer.weight, other.weight)
 
 
-@pytest.mark.parametrize(("max_bytes", "num_streams"), [(24_576, 1), (24_575, 2)])
+@pytest.mark.parametrize("num_streams", [1, 2])
 @torch.inference_mode()
-def test_weights_of_a_model_that_no_cache_holds_are_in_two_streams(
-    monkeypatch: pytest.MonkeyPatch, max_bytes: int, num_streams: int
+def test_weights_are_in_as_many_streams_as_are_best_for_so_many_bytes(
+    monkeypatch: pytest.MonkeyPatch, num_streams: int
 ) -> None:
     """Those that layers share count once."""
-    monkeypatch.setattr(turned_layers, "_MAX_CACHED_BYTES", max_bytes)
+    asked = []
+
+    def pick(num_bytes: int) -> int:
+        asked.append(num_bytes)
+        return num_streams
+
+    monkeypatch.setattr(turned_layers, "pick_num_streams", pick)
     model = tied(make_model())
     before = copy.deepcopy(model)
     turn_layers(model)
+    assert asked == [24_576]
     assert all(each.turned.shape[1] == num_streams for each in model[1:])
     token_ids = torch.arange(128)
     assert torch.equal(model[0](token_ids), before[0](token_ids))

@@ -15,7 +15,6 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
 from hdserve.engine.compiled_forward import can_compile
 from hdserve.engine.kernels.registers import HAS_PAIRS
-from hdserve.engine.kernels.turned_tiles import MOST_STREAMS
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_check import check_packed_forward
@@ -59,8 +58,7 @@ def make_runner(model: torch.nn.Module) -> ModelRunner:
 @pytest.fixture(params=[1, 2])
 def num_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has weights turned into so many."""
-    if request.param == MOST_STREAMS:
-        monkeypatch.setattr(turned_layers, "_MAX_CACHED_BYTES", 0)
+    monkeypatch.setattr(turned_layers, "pick_num_streams", lambda _num_bytes: request.param)
 
 
 @pytest.mark.usefixtures("num_streams")

@@ -1,0 +1,46 @@
+"""In how many streams the weights of a model are turned (docs/adr/0034)."""
+
+from __future__ import annotations
+
+import torch
+
+from hdserve.engine.kernel_choice import max_rows_faster
+from hdserve.engine.kernels.turned_tiles import (
+    MOST_STREAMS,
+    NUMBERS_PER_LINE,
+    OUTPUTS_PER_BLOCK,
+    PAIR,
+)
+from hdserve.engine.turned_linear import multiply_turned
+from hdserve.engine.workers import Workers
+
+_MAX_CACHED_BYTES = 1 << 26
+"""The weights of a model that has more of them come from memory in each step."""
+
+_TRIED_ROWS = 10
+"""With two streams a forward of 0.5 B parameters took 0.82 of the time on Zen 4, 1.08 times as
+long on Zen 5 (docs/adr/0034)."""
+
+_TRIED_INPUTS = 1024
+
+
+def pick_num_streams(num_bytes: int) -> int:
+    """Two where ``num_bytes`` of weights come from memory and this processor multiplies some rows
+    by such weights faster so, else one.  Products are the same to the bit."""
+    return MOST_STREAMS if num_bytes > _MAX_CACHED_BYTES and _are_two_faster() else 1
+
+
+@torch.inference_mode()
+def _are_two_faster() -> bool:
+    """Measure it by weights that no cache holds."""
+    num_blocks = _MAX_CACHED_BYTES // (2 * _TRIED_INPUTS * OUTPUTS_PER_BLOCK)
+    num_outputs = num_blocks * OUTPUTS_PER_BLOCK
+    weights = torch.ones(num_blocks * _TRIED_INPUTS, NUMBERS_PER_LINE, dtype=torch.bfloat16)
+    rows, workers = torch.ones(_TRIED_ROWS, _TRIED_INPUTS, dtype=torch.bfloat16), Workers()
+
+    def multiply(num_streams: int) -> None:
+        shape = (num_blocks, num_streams, _TRIED_INPUTS // PAIR, -1)
+        multiply_turned(rows, weights.view(shape), None, num_outputs, workers)
+
+    two, one = (lambda _count, number=number: multiply(number) for number in (MOST_STREAMS, 1))
+    return max_rows_faster((_TRIED_ROWS,), two, one) > 0
