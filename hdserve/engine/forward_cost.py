@@ -96,8 +96,10 @@ def _time_forwards(
                 best[point] = min(elapsed, best.get(point, elapsed))
 
     time_all(needed)
-    points = [*_in_time(best, others), *needed]
-    for _ in range(_NUM_ROUNDS):
+    rest = [*reversed(_in_time(best, others))]
+    time_all(rest)
+    points = [*needed, *rest]
+    for _ in range(_NUM_ROUNDS - 1):
         points.reverse()
         time_all(points)
     return best
