@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayTaskError
 
 from hdserve.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 CALL_TIMEOUT_S = 10.0
 _MIN_BACK_OFF_S = 0.1
@@ -20,6 +22,10 @@ _MAX_BACK_OFF_S = 10.0
 
 class ActorUnreachable(DatabaseError):
     """The actor did not answer; the call may or may not have been carried out."""
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
 
 
 class ActorLink:
@@ -41,19 +47,24 @@ class ActorLink:
         self._name = name
         self._handle: Any = None
 
-    async def call(self, method: str, message: bytes) -> Any:
+    async def call(self, method: str, message: bytes, read: Callable[[Any], _T] = _as_it_is) -> _T:
         """Call a method of the actor.
+
+        Args:
+            read: makes of the answer what is returned.  One that it cannot read, of another
+                version perhaps, is a failure as any other.
 
         Raises:
             ActorUnreachable: try again after ``back_off_s``.
-            DatabaseError: the actor refused the message; sending it again is of no use.
+            DatabaseError: the actor refused the message, so that sending it again is of no use, or
+                ``read`` raised it.
         """
         try:
             if self._handle is None:
                 self._handle = await asyncio.to_thread(self._resolve)
             future = getattr(self._handle, method).remote(message).future()
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                result = await asyncio.wrap_future(future)
+                answer = await asyncio.wrap_future(future)
         except RayTaskError as error:
             self._count_failure(error)
             raise DatabaseError(f"{self._name} refused a message: {error}") from error
@@ -61,6 +72,11 @@ class ActorLink:
             self._handle = None
             self._count_failure(error)
             raise ActorUnreachable(f"{self._name}: {error!r}") from error
+        try:
+            result = read(answer)
+        except DatabaseError as error:
+            self._count_failure(error)
+            raise
         self.back_off_s = 0.0
         return result
 

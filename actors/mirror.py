@@ -123,7 +123,8 @@ class Mirror:
             return actor
 
         link = ActorLink(resolve, f"the model database of {key.model}")
-        kept = OutputLog(config.refill_bytes, config.refill_bytes)
+        refill_bytes = config.refill_bytes // shard.num_shards  # a replica has a mirror of each
+        kept = OutputLog(refill_bytes, refill_bytes)
         self._catch_up_bytes = max(config.refill_bytes, config.max_bytes // _CATCH_UP_SHARE)
         own = self._subscription(link, key, self._queue, kept, receiver)
         self._subscriptions = [own]

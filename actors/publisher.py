@@ -89,7 +89,7 @@ class Publisher:
             if message is None:
                 return True
             try:
-                num_new = await self._link.call("publish", message.encode(self._key))
+                num_new: int = await self._link.call("publish", message.encode(self._key))
             except ActorUnreachable:
                 return False
             except DatabaseError:

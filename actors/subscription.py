@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from numpy import uint32
@@ -123,8 +124,9 @@ class Subscription:
         idle = self._next_idle(positions)
         published = {name: self._uncovered[name] for name in names if name in self._uncovered}
         poll = Poll(self._reader, self._epoch, positions, idle, published, self._catch_up_bytes)
-        data = await self.link.call("changes_since", poll.encode(self.key))
-        reply = Reply.decode(data, self.key)
+        reply = await self.link.call(
+            "changes_since", poll.encode(self.key), partial(Reply.decode, key=self.key)
+        )
         for name, (_, stop) in published.items():
             if reply.covers(name):
                 self._cover(name, stop)

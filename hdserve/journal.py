@@ -11,13 +11,20 @@ One JSON object per line; a line that an interruption cut short is cut off when 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import logging
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from hdserve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".unfinished"
 
@@ -35,14 +42,17 @@ class Journal:
         num_interruptions: how often the job went on.
         notes: of parts that were interrupted, what :meth:`note` was told last.
 
-    A journal of other settings in which nothing is finished gives way.
+    A journal of other settings in which nothing is finished gives way.  As long as there is a
+    ``Journal``, no other process can have one of the same file.
 
     Raises:
-        ConfigError: there is a journal of other settings, or none can be read and written there.
+        ConfigError: there is a journal of other settings, another process writes to it, or none can
+            be read and written there.
     """
 
     def __init__(self, result_path: Path | None, settings: Mapping[str, Any]) -> None:
         self.path = result_path and result_path.with_name(result_path.name + SUFFIX)
+        self._file: FileIO | None = None
         self._results: dict[str, Any] = {}
         self.num_interruptions = 0
         self.notes: dict[str, Any] = {}
@@ -85,9 +95,11 @@ class Journal:
     def _open(self, settings: dict[str, Any]) -> None:
         if self.path is None:
             return
-        lines = self._lines()
+        self._file = file = _held(self.path)
+        weakref.finalize(self, file.close)
+        lines = self._lines(file)
         if not lines or self._can_give_way(lines, settings):
-            self.path.write_text("", encoding="utf-8")
+            file.truncate(0)
             self._append(json.dumps({"settings": settings}, ensure_ascii=False))
             return
         self._check(lines[0].get("settings"), settings)
@@ -100,15 +112,13 @@ class Journal:
         self.num_interruptions += 1
         self._append(json.dumps({"interruptions": self.num_interruptions}))
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def _lines(self, file: FileIO) -> list[dict[str, Any]]:
         """All lines of the file, once what follows the last newline is cut off."""
-        assert self.path is not None
-        if not self.path.exists():
-            return []
-        data = self.path.read_bytes()
+        file.seek(0)
+        data = file.readall()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
-            self.path.write_bytes(whole)
+            file.truncate(len(whole))
         try:
             return [dict(json.loads(line)) for line in whole.splitlines()]
         except (ValueError, TypeError) as error:
@@ -130,13 +140,34 @@ class Journal:
             )
 
     def _append(self, line: str) -> None:
-        if self.path is None:
+        if self._file is None:
             return
+        data = f"{line}\n".encode()
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            while data:
+                data = data[self._file.write(data) :]
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {error}") from error
+
+
+def _held(path: Path) -> FileIO:
+    """The file, to be read and appended to by this process alone, as far as the file system has
+    locks.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666), "r+")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.close()
+        raise ConfigError(
+            f"{path}: another process is at this job: wait for its end, or end it"
+        ) from error
+    except OSError as error:
+        logger.debug("%s: no lock: %s", path, error)
+    return file
 
 
 def file_digest(path: Path | None) -> str | None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +97,51 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         Journal(tmp_path / "none" / "out", SETTINGS)
 
 
+@contextmanager
+def files_no_longer_than(num_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_a_disk_that_fills_up(tmp_path: Path) -> None:
-    """It is told as any other that cannot be written, not in a traceback."""
+    """It is told as any other that cannot be written, not in a traceback, and what was finished is
+    there when the job goes on, even while the disk is still full."""
     journal = Journal(tmp_path / "out", SETTINGS)
+    journal.once("a", lambda: "x" * 1000)
     assert journal.path is not None
-    journal.path.unlink()
-    journal.path.symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=r"out\.unfinished: cannot be written: .*No space left"):
-        journal.once("a", lambda: 1)
-    assert "a" not in journal
+    whole = journal.path.read_bytes()
+    with files_no_longer_than(len(whole) + 5):
+        with pytest.raises(ConfigError, match=r"out\.unfinished: cannot be written: "):
+            journal.once("b", lambda: 1)
+        assert "b" not in journal
+        with pytest.raises(ConfigError, match=r"out\.unfinished: cannot be written: "):
+            Journal(tmp_path / "out", SETTINGS)
+    assert journal.path.read_bytes().startswith(whole)
+    assert Journal(tmp_path / "out", SETTINGS).once("a", never) == "x" * 1000
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """A second run of a command says that the first is at it, and harms nothing; when that has
+    ended it goes on."""
+    journal = Journal(tmp_path / "out", SETTINGS)
+    journal.once("a", lambda: 1)
+    script = (
+        "import sys; from pathlib import Path; from hdserve.journal import Journal\n"
+        f"print(Journal(Path(sys.argv[1]), {SETTINGS!r}).num_restored)"
+    )
+
+    def run_beside() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, str(tmp_path / "out")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert "another process is at this job" in run_beside().stderr
+    journal.once("b", lambda: 2)
+    del journal
+    assert run_beside().stdout == "2\n"
 
 
 def test_without_a_result_file_nothing_is_kept() -> None:

@@ -48,7 +48,7 @@ its slot."""
 _SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": _UNSPLICED,
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # HAProxy hears of it within 0.1
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",  # for answers under way when a gateway changes
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # for answers under way when a gateway changes
 }
 
 _MAX_SOCKET_PATH_BYTES = 107

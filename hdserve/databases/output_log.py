@@ -168,7 +168,7 @@ class OutputLog:
             exclude_origin: the reader itself.
             calibration_versions: what calibration the reader has.
             takes_one: give one output, or calibration, even if it is larger than that.
-            catch_up_bytes: of the newest outputs that a reader which begins with a namespace wants.
+            catch_up_bytes: of the newest outputs that a reader wants which is further behind.
         """
         changes: dict[str, Changes] = {}
         room = max_bytes
@@ -182,7 +182,7 @@ class OutputLog:
                 change = Changes.waiting(cursor, known)
             else:
                 begin = cursor
-                if cursor <= 1 and catch_up_bytes is not None:
+                if catch_up_bytes is not None:
                     begin = max(cursor, partition.begin_of_last(catch_up_bytes))
                 change = self._changes(
                     partition, cursor, begin, known, exclude_origin, room, is_first=is_first

@@ -90,7 +90,8 @@ class OutputStore:
         self._flushed_here: set[str] = set()
         self.is_overtaken = False
         self._may_take_over = not is_read_only
-        self._lock = FileLock(directory / "lock", thread_local=False)
+        # a file in place of a lock would outlive a killed process, to those of other nodes for ever
+        self._lock = FileLock(directory / "lock", thread_local=False, fallback_to_soft=False)
         self._generation_file = GenerationFile(directory, key)
         try:
             if self._may_take_over:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import ray
 
@@ -15,6 +16,7 @@ from actors.sharded_mirror import ShardedMirror
 from actors.shards import WHOLE, Shard, shard_of, shards
 from actors.stop import stop_actors
 from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from tests.actors.replicas import Replica, quick_config
 from tests.waiting import WAIT_S, eventually
@@ -64,6 +66,19 @@ def test_every_namespace_has_one_shard() -> None:
     assert min(found.count(shard) for shard in shards(4)) > 200
     assert shard_of("default", 4) == Shard(2, 4)
     assert shard_of("whatever", 1) == WHOLE
+
+
+def test_what_replicas_keep_for_lost_disks_is_bounded_over_all_shards() -> None:
+    """There is a mirror of each in a replica."""
+    config, key = ModelDatabaseConfig(refill_bytes=1_600_000), DatabaseKey("m", "f" * 32)
+    mirrors = [Mirror(key, config, Replica(), shard=shard) for shard in shards(16)]
+    logs = [mirror._subscriptions[0]._kept for mirror in mirrors]
+    for log in logs:
+        for number in range(40):
+            log.append("n", Segment.from_outputs("a", number, [np.ones(1000, np.uint32)]))
+    assert 800_000 <= sum(log.num_bytes for log in logs) <= 1_600_000
+    for mirror in mirrors:
+        mirror.close()
 
 
 def test_shards_write_to_directories_of_their_own(tmp_path: Path) -> None:

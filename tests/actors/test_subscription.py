@@ -35,9 +35,11 @@ class DirectLink(ActorLink):
         self.actor = actor
         self.before: Callable[[str], None] = lambda method: None
 
-    async def call(self, method: str, message: bytes) -> Any:
+    async def call(
+        self, method: str, message: bytes, read: Callable[[Any], Any] = lambda answer: answer
+    ) -> Any:
         self.before(method)
-        return getattr(self.actor, method)(message)
+        return read(getattr(self.actor, method)(message))
 
 
 class Replica:

@@ -176,6 +176,22 @@ def test_a_reader_behind_the_log_gets_all_that_is_kept():
     assert 300 <= len(kept) * (12 + BYTES_PER_OUTPUT) <= 400
 
 
+@pytest.mark.parametrize("cursor", [0, 1, 2, 40])
+def test_a_reader_far_behind_gets_as_much_of_the_newest_as_it_wants(cursor):
+    """One that comes back after a while, too; it is no reason to forget what it has."""
+    log = OutputLog(10**6, 10**6, chunk_bytes=100)
+    for number in range(100):
+        log.append("n", segment("a", number, output(number, number, number)))
+    options = {"max_bytes": 10**6, "catch_up_bytes": 300}
+    found = log.changes_since({"n": cursor}, **options)["n"]
+    got = [tuple(each.tolist()) for each in found.segment.outputs()]
+    assert got == [(number,) * 3 for number in range(100 - len(got), 100)]
+    assert 300 <= found.segment.num_bytes <= 500
+    assert not found.is_flushed
+    assert found.is_complete
+    assert log.changes_since({"n": found.cursor}, **options) == {}
+
+
 def test_the_largest_namespace_gives_way_first():
     log = OutputLog(10_000, 3_000, chunk_bytes=500)
     log.append("quiet", segment("a", 0, output(1, 2, 3)))

@@ -1,6 +1,8 @@
 """What was appended is there after a restart, whatever happened to the process."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import random
 import resource
@@ -55,6 +57,23 @@ def test_namespaces_of_which_everything_was_evicted_are_not_brought_back_by_a_sy
     database = database.restart()
     assert {name: database.numbers(name) for name in found} == found
     assert database.log.partition("flushed").flushed_version
+
+
+def test_a_volume_without_locks_cannot_be_written(tmp_path, monkeypatch):
+    """A file in place of a lock would stay behind a process that is killed, and keep those of
+    other nodes from writing for ever."""
+    database = Database(tmp_path)
+    database.append("n", 1)
+    database.store.close()
+
+    def flock(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    database = Database(tmp_path)
+    assert database.numbers("n") == [1]
+    with pytest.raises(DatabaseError, match=r"cannot be written.*not implemented"):
+        database.store.check_writable()
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 8, 50])

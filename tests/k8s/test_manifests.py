@@ -246,7 +246,7 @@ def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
         environment = {item["name"]: item.get("value") for item in container["env"]}
         wanted = {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
-            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
             "RAY_SERVE_HAPROXY_RETRY_ON": unspliced,
         }
         found = {name: environment[name] for name in wanted if name in environment}
