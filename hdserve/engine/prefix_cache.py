@@ -74,6 +74,20 @@ class PrefixCache:
         """Whether anything of a prompt of so many tokens can be reused."""
         return self.is_enabled and num_tokens > BLOCK_TOKENS
 
+    def num_to_await(
+        self, token_ids: Sequence[int], other: Sequence[int], namespace: str, min_tokens: int
+    ) -> int:
+        """How many tokens the prompts ``token_ids`` and ``other`` begin with alike, but the last of
+        the first; 0 if they are less than ``min_tokens`` more than can be reused now."""
+        if not self.is_enabled or len(token_ids) <= min_tokens:
+            return 0
+        if token_ids[:min_tokens] != other[:min_tokens]:
+            return 0  # before anything is made of all of them
+        wanted, coming = (np.asarray(each, np.int64) for each in (token_ids[:-1], other))
+        num_common = _num_common(wanted, coming)
+        _, num_found = self._find(token_ids, namespace)
+        return num_common if num_common >= num_found + min_tokens else 0
+
     def place(
         self, token_ids: Sequence[int], namespace: str, num_rows: int, *, is_shared: bool = True
     ) -> tuple[Segment, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
 from hdserve.core import Sequence
@@ -22,12 +22,19 @@ those it has, if that is more.  To move a sequence costs as much as it has token
 moved a bounded number of times."""
 
 
+MIN_AWAITED_TOKENS = 256
+"""A prompt waits for another one that computes at least so many tokens of its beginning: at least a
+chunk, which both would compute one after the other."""
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """A running sequence and its place in the cache.
 
     Attributes:
         is_offered: whether others may reuse what its prompt left in the cache, or never will.
+        num_offered_tokens: of its prompt, which others may reuse before all of it is there.
+        awaited: how many tokens of its prompt sequences wait for; 0 for those that do not.
         leaves_nothing: whether nobody may reuse what it leaves, which may be no numbers.
         is_plain: whether it is decoded without drafts, one of which the model made no numbers of.
     """
@@ -35,6 +42,8 @@ class Slot:
     seq: Sequence
     segment: Segment
     is_offered: bool = False
+    num_offered_tokens: int = 0
+    awaited: dict[Sequence, int] = field(default_factory=dict)
     leaves_nothing: bool = False
     is_plain: bool = False
 
@@ -158,14 +167,18 @@ class Scheduler:
         """Move waiting sequences to slots as far as there is room.
 
         The first that does not fit keeps those behind it waiting; a choice that waits for another
-        one of its prompt keeps nobody.
+        one of its prompt keeps nobody, and a prompt that waits for its beginning keeps a slot.
         """
         admitted: list[Sequence] = []
+        num_kept_slots = 0
         has_slot = len(self.running) < self._max_num_sequences
         for seq in [*self.waiting] if has_slot else ():
-            if len(self.running) == self._max_num_sequences:
+            if len(self.running) + num_kept_slots == self._max_num_sequences:
                 break
             if self._waits_for_choice(seq):
+                continue
+            if self._waits_for_beginning(seq):
+                num_kept_slots += 1
                 continue
             num_rows = self._num_rows(seq)
             placed = self._place(seq, num_rows)
@@ -217,6 +230,44 @@ class Scheduler:
             return bool(others)
         is_reused = seq.speculation.is_output_shared and self._prefixes.keeps(seq.num_prompt_tokens)
         return is_reused and not all(slot.is_offered for slot in others)
+
+    def _waits_for_beginning(self, seq: Sequence) -> bool:
+        """Whether the beginning of the prompt is being computed for another one.
+
+        Prompts go through oldest first, so to compute it once more would take longer::
+
+            running   d d d d d d d d a a a
+            waiting   d d d d d d d d b b      until all of d is there
+        """
+        waits = False
+        for slot in self.running:
+            num_tokens = 0 if slot.is_offered else self._num_awaited(seq, slot)
+            if num_tokens > slot.seq.num_cached_tokens:
+                waits = True
+            elif num_tokens > slot.num_offered_tokens:
+                self._offer_beginning(slot)
+        return waits
+
+    def _num_awaited(self, seq: Sequence, slot: Slot) -> int:
+        """How many tokens of the prompt of ``slot`` are worth waiting for, found once."""
+        found = slot.awaited.get(seq)
+        if found is None:
+            found = slot.awaited[seq] = self._num_to_await(seq, slot.seq)
+        return found
+
+    def _num_to_await(self, seq: Sequence, other: Sequence) -> int:
+        is_shared = seq.speculation.is_output_shared and other.speculation.is_output_shared
+        if seq.scores_prompt or not is_shared or seq.namespace != other.namespace:
+            return 0
+        prompt = other.token_ids[: other.num_prompt_tokens]
+        return self._prefixes.num_to_await(seq.token_ids, prompt, seq.namespace, MIN_AWAITED_TOKENS)
+
+    def _offer_beginning(self, slot: Slot) -> None:
+        """Others may reuse as much of the prompt of ``slot`` as is cached."""
+        seq = slot.seq
+        slot.num_offered_tokens = seq.num_cached_tokens
+        cached = seq.token_ids[: seq.num_cached_tokens]
+        self._prefixes.offer(slot.segment, cached, seq.namespace)
 
     def begin_anew(self) -> None:
         """Let nobody reuse what is in the cache now, or what those that run leave there."""
@@ -287,6 +338,7 @@ class Scheduler:
             prompt = seq.token_ids[: seq.num_prompt_tokens]
             self._prefixes.offer(slot.segment, prompt, seq.namespace)
         slot.is_offered = True
+        slot.awaited.clear()
 
     def release(self, slot: Slot) -> None:
         """Free the slot of a sequence that goes no further; its segment as soon as it is needed."""
