@@ -42,7 +42,6 @@ AGAIN = (
     (TAU2, 16, (0.0, 0.02)),
     (TAU2, 60, (0.05,)),
 )
-MAX_DEPTH = DraftingConfig().max_depth
 
 
 def main() -> None:
@@ -132,7 +131,7 @@ def mean_acceptance_length(
     )
     drafters = [drafter] if drafter else build_drafters(DraftingConfig(), resources)
     mode = ReplayMode.WARM if before else ReplayMode.ONLINE
-    replay = Replay(drafters, database, mode, budget, MAX_DEPTH, concurrency)
+    replay = Replay(drafters, database, mode, budget, None, concurrency)
     replay.fill(before)
     replay.run(rows)
     return round(replay.result.mean_acceptance_length, 3)

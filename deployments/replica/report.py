@@ -106,8 +106,7 @@ class ReplicaMetrics:
         yield Sample("hdserve_kv_cache_tokens", stats.num_kv_tokens)
         drafting = self._host.config.drafting
         most_drafted = drafting.most_draft_tokens(self._host.model.device.type)
-        most_accepted = min(most_drafted, drafting.max_depth)
-        yield from draft_samples(stats.drafts, most_accepted)
+        yield from draft_samples(stats.drafts, drafting.most_depth(most_drafted))
         yield histogram_of("hdserve_step_draft_tokens", stats.num_steps_by_draft_tokens)
         for (drafter, call), seconds in stats.drafter_times_s.items():
             yield Sample("hdserve_drafter_seconds", seconds, (drafter, call))

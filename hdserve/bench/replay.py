@@ -68,7 +68,7 @@ class Replay:
         model_database: ModelDatabase,
         mode: ReplayMode,
         budget: int,
-        max_depth: int,
+        max_depth: int | None,
         concurrency: int = 1,
     ) -> None:
         self._drafters = NamedDrafters(drafters)

@@ -63,8 +63,8 @@ class DraftingConfig(StrictModel):
     """Most drafted tokens of one sequence in one step; 0 decodes plainly.  Default: 16 on a CPU, 31
     on a GPU, where the 17 rows of 16 drafts and the last token are padded to 32."""
 
-    max_depth: int = Field(default=24, ge=1, le=256)
-    """Longest path of a draft tree."""
+    max_depth: int | None = Field(default=None, ge=1, le=256)
+    """Longest path of a draft tree; by default as long as ``max_draft_tokens`` allows."""
 
     adapts_budget: bool = True
     """Whether the size of the trees follows the measured cost of a forward, down to no drafts."""
@@ -74,6 +74,10 @@ class DraftingConfig(StrictModel):
         if self.max_draft_tokens is None:
             return _MOST_ON_CPU if device_type == "cpu" else _MOST_ON_GPU
         return self.max_draft_tokens
+
+    def most_depth(self, num_draft_tokens: int) -> int:
+        """Return the longest path of a tree of ``num_draft_tokens``."""
+        return num_draft_tokens if self.max_depth is None else min(self.max_depth, num_draft_tokens)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -133,6 +133,9 @@ STATE_POINTERS = 8
 """The first of six numbers: position, length and misses of the context pointer, then of the model
 pointer."""
 
+STATE_MAY_END = 14
+"""Whether the tokens that nothing follows end the answer, whenever they come."""
+
 STATE_SIZE = 16
 POINTER_SIZE = 3
 

@@ -23,6 +23,7 @@ from hdserve.drafting.arrays import (
     NODE_TOKEN,
     POINTER_SIZE,
     STATE_CONFIDENCE,
+    STATE_MAY_END,
     STATE_NUM_TOKENS,
     STATE_POINTERS,
     Databases,
@@ -101,15 +102,38 @@ def expand_node(
 
 
 @inlined
+def is_ending(databases: Databases, token: int) -> bool:
+    """Whether nothing follows ``token``."""
+    found = False
+    for ending in databases.ending:
+        found |= ending == token
+    return found
+
+
+@inlined
 def enqueue_candidates(
-    scratch: Scratch, num: int, node: int, head: int, length: int, limit: int, threshold: float
+    databases: Databases,
+    scratch: Scratch,
+    num: int,
+    node: int,
+    head: int,
+    length: int,
+    limit: int,
+    threshold: float,
 ) -> int:
-    """Queue the candidates after ``node`` that are above the threshold; the new length."""
+    """Queue the candidates after ``node`` that are above the threshold; the new length.
+
+    A token that ends the answer is none of them: where it is right it is chosen at ``node``, and
+    nothing comes after it.
+    """
+    may_end = databases.state[STATE_MAY_END]
     confidence = scratch.nodes[node, NODE_CONFIDENCE]
     score = scratch.node_scores[node]
     for index in range(num):
         child_score = score * scratch.chances[index]
         if child_score <= threshold:
+            continue
+        if may_end and is_ending(databases, scratch.candidates[index, CANDIDATE_TOKEN]):
             continue
         entry = (
             scratch.candidates[index, CANDIDATE_TOKEN]
@@ -154,15 +178,6 @@ def copy_drafted(scratch: Scratch, num_nodes: int, scale: float) -> None:
         drafted[DRAFTED_LEVEL, node - 1] = nodes[node, NODE_LEVEL]
         score = scratch.node_scores[node] * np.float32(scale)
         scratch.node_scores[node] = min(score, np.float32(MAX_PROBABILITY))
-
-
-@inlined
-def is_ending(databases: Databases, token: int) -> bool:
-    """Whether nothing follows ``token``."""
-    found = False
-    for ending in databases.ending:
-        found |= ending == token
-    return found
 
 
 @inlined
@@ -211,7 +226,9 @@ def grow_tree(
         if is_worth_expanding(databases, scratch, node, max_depth, threshold):
             need = threshold / scratch.node_scores[node]
             num = expand_node(databases, learned, scratch, levels, node, need)
-            length = enqueue_candidates(scratch, num, node, head, length, limit, threshold)
+            length = enqueue_candidates(
+                databases, scratch, num, node, head, length, limit, threshold
+            )
         if length == 0:
             break
         add_node(databases, scratch, num_nodes, scratch.queue[head], scratch.queue_scores[head])

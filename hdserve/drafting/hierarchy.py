@@ -20,6 +20,7 @@ from pydantic import Field
 from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
+from hdserve.databases.history import MATCH_TOKENS
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS
 from hdserve.databases.statistics import StatisticsDatabase
@@ -187,6 +188,8 @@ class Hierarchy(BatchDrafter):
     def start(self, seq: Sequence) -> None:
         calibration = self._calibration_of(seq)
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
+        if expected:  # stands behind what the prompt ends with, so that its beginning is found
+            expected = [*seq.token_ids[-MATCH_TOKENS:], *expected]
         text = [*expected, *seq.token_ids]
         num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
         context = ContextDatabase(self._pool, text, self._sources.orders[CONTEXT], num_tokens)

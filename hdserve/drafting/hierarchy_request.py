@@ -11,6 +11,7 @@ from hdserve.databases.context import ContextDatabase
 from hdserve.databases.ngram import BUCKET_ROWS, ROWS_PER_BUCKET, Ints
 from hdserve.drafting.arrays import (
     STATE_IS_SAMPLED,
+    STATE_MAY_END,
     STATE_NOISE_KEY,
     STATE_NUM_EXPECTED,
     STATE_NUM_TOKENS,
@@ -103,6 +104,7 @@ def new_state(seq: Sequence, num_expected: int, vocab_size: int, *, uses_noise: 
     state[STATE_OUTPUT_START] = num_expected + seq.num_prompt_tokens
     state[STATE_VOCAB_SIZE] = vocab_size
     state[STATE_NUM_EXPECTED] = num_expected
+    state[STATE_MAY_END] = not (seq.params.ignore_eos or seq.params.min_tokens)
     is_sampled = not seq.params.is_greedy and seq.recorded_token_ids is None
     if is_sampled and uses_noise:
         state[STATE_IS_SAMPLED] = 1

@@ -94,7 +94,7 @@ def build_engine(
         backend=None if tokenizer is None else tokenizer.backend,
         grammars=grammars,
         max_draft_tokens=max_draft_tokens,
-        max_depth=min(drafting.max_depth, runner.max_depth),
+        max_depth=min(drafting.most_depth(max_draft_tokens), runner.max_depth),
         budget=budget,
         on_finish=on_finish,
         faster=faster,

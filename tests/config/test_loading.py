@@ -319,6 +319,12 @@ def test_how_many_tokens_are_drafted_depends_on_the_device() -> None:
     assert (none.most_draft_tokens("cpu"), none.most_draft_tokens("cuda")) == (0, 0)
 
 
+def test_paths_are_as_long_as_trees_allow() -> None:
+    """Unless they are to be shorter."""
+    assert DraftingConfig().most_depth(31) == 31
+    assert [DraftingConfig(max_depth=8).most_depth(number) for number in (31, 4)] == [8, 4]
+
+
 def test_an_empty_mapping_is_no_default() -> None:
     """A configuration that is handed over is the configuration."""
     with pytest.raises(ConfigError, match="models: is missing"):

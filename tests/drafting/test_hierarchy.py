@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.bench.replay import verify_recorded
-from hdserve.core import Sequence, Source
+from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.databases.recycled import RecycledDatabase
@@ -263,6 +264,34 @@ def test_prediction_is_copied() -> None:
     drafter.start(seq)
     follow(drafter, seq, DraftTree(2, 0), PHRASE[:1])
     assert PHRASE[1:4] in [path[:3] for path in paths(propose(drafter, seq))]
+
+
+def test_the_beginning_of_a_prediction_is_drafted_first() -> None:
+    """It is what comes behind the prompt, of which nothing has been decided yet."""
+    drafter = Hierarchy(DraftResources(VOCAB_SIZE))
+    seq = make_sequence([1, 2], prediction=PHRASE)
+    drafter.start(seq)
+    assert PHRASE[:4] in [path[:4] for path in paths(propose(drafter, seq))]
+
+
+@pytest.mark.parametrize(
+    ("params", "is_drafted"),
+    [({}, False), ({"ignore_eos": True}, True), ({"min_tokens": 9}, True)],
+)
+def test_a_token_that_ends_the_answer_is_no_guess(params: dict[str, Any], is_drafted: bool) -> None:
+    """Where it is right the model chooses it after the node before, and nothing would follow."""
+    ending = 9
+    database = ModelDatabase(1 << 22)
+    database.apply("default", [[5, 6, 7, 8, ending]] * 3)
+    resources = DraftResources(VOCAB_SIZE, database, ending_token_ids=frozenset({ending}))
+    drafter = Hierarchy(resources)
+    seq = make_sequence([1, 2])
+    seq.params = SamplingParams(**params)
+    drafter.start(seq)
+    follow(drafter, seq, DraftTree(2, 0), [5, 6])
+    found = propose(drafter, seq)
+    assert 8 in found.token_ids
+    assert (ending in found.token_ids[1:]) == is_drafted
 
 
 @pytest.mark.parametrize(

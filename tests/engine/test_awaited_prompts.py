@@ -133,16 +133,21 @@ def test_whatever_comes_and_goes_answers_are_the_same(seed: int) -> None:
         max_num_sequences=4,
         prefill_chunk_tokens=16,
     )
-    found = {}
+    found: dict[str, list[int]] = {}
+
+    def step() -> None:
+        for output in engine.step():
+            found[output.sequence.request_id] = output.sequence.token_ids
+
     for number, prompt in enumerate(prompts):
         engine.add(make_sequence(str(number), prompt, max_tokens=8))
         if chance.random() < 0.2:
             engine.add(make_sequence(f"gone {number}", prompt, max_tokens=8))
         for _ in range(chance.randrange(4)):
-            found |= {output.sequence.request_id: output.sequence.token_ids for output in engine.step()}
+            step()
         engine.abort(f"gone {number}")
     while engine.has_work:
-        found |= {output.sequence.request_id: output.sequence.token_ids for output in engine.step()}
+        step()
     assert {name: tokens for name, tokens in found.items() if name in wanted} == wanted
     assert engine.stats.num_reused_tokens > 0
     assert engine.stats.kv_cache_usage == 0.0
