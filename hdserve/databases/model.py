@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.core import Sequence as RequestSequence
+from hdserve.databases.answer_places import prompt_hash
 from hdserve.databases.namespace_tables import MODEL_ORDERS, NamespaceTables
 from hdserve.databases.ngram import MAX_TOKEN_ID, START, Tokens, num_valid
 from hdserve.databases.recycled import RecycledDatabase
@@ -39,11 +40,12 @@ tokens of it, ``None`` once it is recorded."""
 
 
 class _PutOff(NamedTuple):
-    """What a sequence that has ended leaves: nothing of its prompt where prompts are not shared,
-    its output, and in which partition how many tokens of that were counted."""
+    """What a sequence that has ended leaves: no token of its prompt where prompts are not shared,
+    its hash, the output, and in which partition how many tokens of that were counted."""
 
     namespace: str
     prompt: list[int]
+    prompt_hash: int
     output: list[int]
     counted: tuple[int, int]
 
@@ -167,13 +169,27 @@ class ModelDatabase:
 
         Ids that no token can have (negative, or above 1,048,575) end the text before them.
         """
-        self._insert(namespace, token_ids, 0)
+        self._insert(namespace, token_ids)
 
-    def _insert(self, namespace: str, token_ids: TokenIds, num_counted: int) -> None:
+    def _insert(
+        self,
+        namespace: str,
+        token_ids: TokenIds,
+        num_counted: int = 0,
+        prompt: int | None = None,
+    ) -> None:
         tokens = _text(token_ids)
         if len(tokens) > 1:
             with self._fed(namespace) as partition:
-                partition.insert(tokens, num_counted)
+                partition.insert(tokens, num_counted, prompt)
+
+    def answer_place(self, namespace: str, prompt: Sequence[int]) -> int:
+        """Where in the log of a namespace the last answer to a prompt begins that was recorded
+        here; 0 for none."""
+        partition = self.partition(namespace)
+        if partition is None or not partition.answers.num_bytes:
+            return 0
+        return partition.answers.place_of(prompt_hash(prompt))
 
     def apply(self, namespace: str, outputs: Iterable[TokenIds]) -> None:
         """Add finished outputs of other replicas, oldest first."""
@@ -190,8 +206,10 @@ class ModelDatabase:
         if not seq.speculation.is_output_shared or counted is None:
             return
         seq.drafter_state[_COUNTED] = None
-        prompt = seq.token_ids[: seq.num_prompt_tokens] if self.share_prompts else []
-        put_off = _PutOff(seq.namespace, prompt, seq.output_token_ids, counted)
+        prompt = seq.token_ids[: seq.num_prompt_tokens]
+        known = prompt_hash(prompt)
+        shared = prompt if self.share_prompts else []
+        put_off = _PutOff(seq.namespace, shared, known, seq.output_token_ids, counted)
         self._put_off.append(put_off)
         self._num_put_off_tokens += put_off.num_tokens
         if self._num_put_off_tokens >= MAX_PUT_OFF_TOKENS:
@@ -204,7 +222,7 @@ class ModelDatabase:
             if put_off.prompt:
                 self.insert_prompt(put_off.namespace, put_off.prompt)
             num_counted = self._num_still_counted(put_off.namespace, put_off.counted)
-            self._insert(put_off.namespace, put_off.output, num_counted)
+            self._insert(put_off.namespace, put_off.output, num_counted, put_off.prompt_hash)
 
     def record_running(self, sequences: Iterable[RequestSequence]) -> None:
         """Count what running sequences have said since the last time, so that others can draft it.

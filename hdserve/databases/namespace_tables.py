@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from hdserve.databases.answer_places import AnswerPlaces
 from hdserve.databases.history import (
     LOG_END,
     LOG_OLDEST,
@@ -38,6 +39,9 @@ PROMPT_SHARE = 16
 """One part in this many of the bytes of a partition holds the hashes of prompts, if there are any.
 Beyond it all are forgotten, and prompts are compared with later ones only."""
 
+ANSWER_SHARE = 128
+"""One part in this many of the bytes of a partition is for where answers begin."""
+
 _HASH_BYTES = sys.getsizeof(sys.hash_info.modulus)
 
 LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
@@ -54,6 +58,7 @@ class NamespaceTables:
         max_bytes: what it takes at most, see :meth:`limit`.
         table: the n-grams.
         log, places, log_state: the text itself, for copies of any length, see ``history``.
+        answers: where in the log the answers to prompts begin.
         prompt_blocks: hashes of the beginnings of prompts that were inserted.
         version: changes before one of the arrays is replaced, so that nobody keeps the old one
             where an interruption ends what replaces it.
@@ -63,7 +68,9 @@ class NamespaceTables:
         self.max_bytes = max_bytes
         self.number = number
         self._max_log_tokens = _log_tokens(max_bytes)
-        table_bytes = max_bytes - self._max_log_tokens * LOG_BYTES_PER_TOKEN
+        self.answers = AnswerPlaces(max_bytes // ANSWER_SHARE)
+        log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
+        table_bytes = max_bytes - log_bytes - max_bytes // ANSWER_SHARE
         self.table = NgramTable(max(ROW_BYTES * 8, table_bytes), MIN_RESERVE_BYTES)
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
         self.places: Ints = new_places(MIN_LOG_TOKENS)
@@ -77,7 +84,8 @@ class NamespaceTables:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return self.table.num_bytes + self._log_bytes + self._prompt_bytes
+        places_bytes = self._prompt_bytes + self.answers.num_bytes
+        return self.table.num_bytes + self._log_bytes + places_bytes
 
     @property
     def _log_bytes(self) -> int:
@@ -108,7 +116,8 @@ class NamespaceTables:
             self._resize_log(self._max_log_tokens)
         self.version += 1
         self._bound_prompts(())
-        return self.table.limit(max_bytes - self._log_bytes - self._reserved_prompt_bytes)
+        self.answers.limit(max_bytes // ANSWER_SHARE)
+        return self.table.limit(max_bytes - self._log_bytes - self._reserved_bytes)
 
     def remember_prompt(self, blocks: Collection[int]) -> None:
         """Know the beginnings of a prompt that was inserted, by their hashes."""
@@ -118,11 +127,13 @@ class NamespaceTables:
         if is_first and self.prompt_blocks:
             log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
             self.version += 1
-            self.table.limit(self.max_bytes - log_bytes - self._reserved_prompt_bytes)
+            self.table.limit(self.max_bytes - log_bytes - self._reserved_bytes)
 
     @property
-    def _reserved_prompt_bytes(self) -> int:
-        return self.max_bytes // PROMPT_SHARE if self.prompt_blocks else 0
+    def _reserved_bytes(self) -> int:
+        """For what is known of prompts."""
+        prompt_bytes = self.max_bytes // PROMPT_SHARE if self.prompt_blocks else 0
+        return prompt_bytes + self.max_bytes // ANSWER_SHARE
 
     def _bound_prompts(self, newest: Collection[int]) -> None:
         """Forget all prompts but ``newest``, or that one, too, where they take too much."""
@@ -138,14 +149,17 @@ class NamespaceTables:
         starts = np.flatnonzero(tokens == START)
         return [part[part != START].tolist() for part in np.split(tokens, starts)]
 
-    def insert(self, tokens: Tokens, num_counted: int = 0) -> None:
+    def insert(self, tokens: Tokens, num_counted: int = 0, prompt: int | None = None) -> None:
         """Count a text that begins with ``START`` and append it to the log.
 
         Args:
             num_counted: tokens after ``START`` that :meth:`count` was given before.
+            prompt: the hash of the prompt that the text answers.
         """
         self.count(tokens, [(len(tokens), 1 + num_counted)])
-        self._append(tokens)
+        begin, is_whole = self.log_end, self._append(tokens)
+        if prompt is not None and is_whole:
+            self.answers.note(prompt, begin + 1)
         self.num_texts += 1
 
     def count(self, tokens: Tokens, parts: Sequence[tuple[int, int]]) -> None:
@@ -164,13 +178,16 @@ class NamespaceTables:
         self.table.advance_stamp()
         self.num_tokens += num_new
 
-    def _append(self, tokens: Tokens) -> None:
+    def _append(self, tokens: Tokens) -> bool:
+        """Append to the log as much of the end of a text as half of it holds; whether that is the
+        whole text."""
         first = max(0, len(tokens) - self._max_log_tokens // 2)
         in_use = self.log_end - int(self.log_state[LOG_OLDEST])
         num_needed = in_use + len(tokens) - first
         while len(self.log) < min(self._max_log_tokens, num_needed):
             self._resize_log(min(self._max_log_tokens, len(self.log) * 4))
         append_tokens(self.log, self.places, self.log_state, tokens, first)
+        return not first
 
     def _resize_log(self, capacity: int) -> None:
         """Keep the last ``capacity`` tokens, a power of two; positions stay what they are."""

@@ -29,8 +29,10 @@ from hdserve.drafting.arrays import (
     MODEL,
     NUM_LEVELS,
     OTHERS,
+    POINTER_SIZE,
     RECYCLED,
     STATE_CONTEXT_STAMP,
+    STATE_POINTERS,
     STATISTICS,
     new_scratch,
 )
@@ -46,6 +48,9 @@ from hdserve.tree import Acceptance, DraftTree
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 """The tree whose time is measured by source."""
+
+_ANSWER_MATCH_TOKENS = 8
+"""What the prompt counts for, where a copy that was found by the text itself has 5 at least."""
 
 NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, only the last ones, this many, are
@@ -197,9 +202,21 @@ class Hierarchy(BatchDrafter):
         state[STATE_CONTEXT_STAMP] = context.table.stamp
         request = HierarchyRequest(context, calibration, state)
         self._connect(request, seq)
+        self._follow_answer(request, seq)
         seq.drafter_state[self.name] = request
         calibration.num_requests += 1
         self._contexts.add(context)
+
+    def _follow_answer(self, request: HierarchyRequest, seq: Sequence) -> None:
+        """Draft the last answer to the same prompt from its first token on, as a copy that as many
+        tokens speak for as is told: to regenerate, to try again, to ask for another choice."""
+        database = self._resources.model_database
+        if database is None or not request.levels & (1 << MODEL) or seq.num_output_tokens:
+            return
+        place = database.answer_place(seq.namespace, seq.token_ids)
+        if place:
+            first = STATE_POINTERS + POINTER_SIZE
+            request.state[first : first + POINTER_SIZE] = place, _ANSWER_MATCH_TOKENS, 0
 
     def _calibration_of(self, seq: Sequence) -> Calibration:
         """The calibration that ``seq`` learns in.  If it is to leave nothing behind this is a copy

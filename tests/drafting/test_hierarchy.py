@@ -275,6 +275,32 @@ def test_the_beginning_of_a_prediction_is_drafted_first() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "namespace", "databases", "is_drafted"),
+    [
+        ([1, 2, 3], "default", None, True),
+        ([1, 2, 4], "default", None, False),
+        ([1, 2, 3], "other", None, False),
+        ([1, 2, 3], "default", frozenset({"context"}), False),
+    ],
+)
+def test_the_last_answer_to_the_same_prompt_is_drafted_from_its_first_token_on(
+    prompt: list[int], namespace: str, databases: frozenset[str] | None, is_drafted: bool
+) -> None:
+    """Though others that begin likewise came since."""
+    resources = make_resources()
+    drafter = Hierarchy(resources)
+    before = make_sequence([1, 2, 3])
+    generate(drafter, before, PHRASE)
+    assert resources.model_database is not None
+    resources.model_database.record(before)
+    resources.model_database.apply("default", [[*PHRASE[:3], 20 + number] for number in range(9)])
+    seq = make_sequence(prompt, namespace=namespace, databases=databases)
+    drafter.start(seq)
+    found = [path[:8] for path in paths(propose(drafter, seq))]
+    assert (PHRASE in found) == is_drafted
+
+
+@pytest.mark.parametrize(
     ("params", "is_drafted"),
     [({}, False), ({"ignore_eos": True}, True), ({"min_tokens": 9}, True)],
 )

@@ -1,0 +1,69 @@
+"""Which prompts are known, and no more of them than there is room for."""
+
+from __future__ import annotations
+
+from hdserve.databases.answer_places import AnswerPlaces, prompt_hash
+from hdserve.databases.history import LOG_OLDEST
+from hdserve.databases.model import ModelDatabase
+from tests.databases.test_model import _sequence
+
+
+def test_those_answered_last_longest_ago_go_first() -> None:
+    places = AnswerPlaces(1 << 20)
+    for prompt in range(10):
+        places.note(prompt, 100 + prompt)
+    places.note(0, 200)
+    num_bytes = places.num_bytes
+    places.limit(num_bytes // 2)
+    assert places.num_bytes <= num_bytes // 2
+    assert [places.place_of(prompt) for prompt in range(10)] == [200, *[0] * 5, 106, 107, 108, 109]
+    places.limit(0)
+    places.note(1, 1)
+    assert places.num_bytes == places.place_of(1) == 0
+
+
+def test_prompts_are_told_apart() -> None:
+    prompts = [[], [1], [1, 2], [2, 1], [1, 2, 3]]
+    assert len({*map(prompt_hash, prompts)}) == len(prompts)
+
+
+def answer_of(database: ModelDatabase, namespace: str, prompt: list[int]) -> list[int]:
+    """What begins where the answer is said to begin."""
+    place = database.answer_place(namespace, prompt)
+    partition = database.partition(namespace)
+    if not place or partition is None or place <= partition.log_state[LOG_OLDEST]:
+        return []
+    return partition.texts_since(place)[0]
+
+
+def test_the_last_answer_to_a_prompt_is_found() -> None:
+    """In its namespace, and where its output is shared; nothing of what others sent."""
+    database = ModelDatabase()
+    for seq in (
+        _sequence([1, 2, 3], [4, 5, 6]),
+        _sequence([1, 2], [7, 8, 9]),
+        _sequence([1, 2, 3], [4, 5, 10]),
+        _sequence([1, 2, 4], [11, 12], is_output_shared=False),
+    ):
+        database.record(seq)
+    database.apply("default", [[13, 14]])
+    assert answer_of(database, "default", [1, 2, 3]) == [4, 5, 10]
+    assert answer_of(database, "default", [1, 2]) == [7, 8, 9]
+    assert database.answer_place("default", [1, 2, 4]) == 0
+    assert database.answer_place("other", [1, 2, 3]) == 0
+    database.clear("default")
+    assert database.answer_place("default", [1, 2, 3]) == 0
+
+
+def test_an_answer_of_which_the_log_has_the_end_alone_is_not_found() -> None:
+    """Longer than half a log, or pushed out; those that are found are those there are."""
+    database = ModelDatabase(1 << 16)
+    for number in range(200):
+        output = [number % 90] * (20 if number % 7 else 900)
+        database.record(_sequence([number], output))
+        found = answer_of(database, "default", [number])
+        assert found == ([] if len(output) == 900 else output)
+    answers = [answer_of(database, "default", [number]) for number in range(200)]
+    assert answers[0] == []
+    assert all(found in ([], [number % 90] * 20) for number, found in enumerate(answers))
+    assert database.num_bytes <= 1 << 16
