@@ -15,6 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hdserve.conversation import ChatEnd, check_goes_on
+from hdserve.engine.call_form import CallForm
 from hdserve.engine.hub import check_hub
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
@@ -179,9 +180,9 @@ class Tokenizer:
             raise Unsupported(reason, "tools")
         if end is ChatEnd.IN_LAST_MESSAGE:
             check_goes_on(messages)
-        self._check_shown(messages, has_tools=bool(tools))
+        form = self._form(messages, has_tools=bool(tools))
         try:
-            return self._render(messages, tools, template_options, end)
+            return self._render(form.of(messages), tools, template_options, end)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
@@ -205,15 +206,16 @@ class Tokenizer:
         )
         return text
 
-    def _check_shown(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> None:
-        """
+    def _form(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> CallForm:
+        """Return the form in which the template shows them.
+
         Raises:
             Unsupported: the template would leave a part of the conversation out.
         """
         has_calls = any(message.get("tool_calls") for message in messages)
         has_results = any(message.get("role") == "tool" for message in messages)
         if not has_calls and not has_results:
-            return
+            return CallForm()
         if has_tools not in self._shown:  # a model may have a template of its own for tools
             tools = (PROBE_TOOL,) if has_tools else ()
             self._shown[has_tools] = shown_parts(lambda messages: self._render(messages, tools, {}))
@@ -222,6 +224,7 @@ class Tokenizer:
             raise Unsupported("this model's chat template does not show tool calls", "messages")
         if has_results and not shown.tool_results:
             raise Unsupported("this model's chat template does not show tool results", "messages")
+        return shown.form
 
     def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skips_special_tokens)
