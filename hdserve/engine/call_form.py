@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -13,16 +14,45 @@ class CallForm(NamedTuple):
     """How messages with calls differ from those of a conversation, for a template that would refuse
     them, or drop a part of them, as they are."""
 
+    has_text_arguments: bool = False
+    """Arguments are the JSON of an object: DeepSeek's templates put marks around a text."""
+
+    silence_is_none: bool = False
+    """A content is ``None`` where nothing was said: only then do the templates of DeepSeek-V3 and
+    R1 look for calls."""
+
+    says_apart: bool = False
+    """What was said before a call is a message by itself."""
+
     joins_reasoning: bool = False
     """What was said before a call is the end of what was thought: gpt-oss' template takes one of
     both, in its channel of what is thought."""
 
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return a conversation in this form."""
-        return [self._of(message) if message.get("tool_calls") else message for message in messages]
+        return [found for message in messages for found in self._of(message)]
 
-    def _of(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _with_joined_reasoning(message) if self.joins_reasoning else message
+    def _of(self, message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        calls = message.get("tool_calls")
+        if calls:
+            if self.has_text_arguments:
+                message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+            if self.joins_reasoning:
+                message = _with_joined_reasoning(message)
+            if self.says_apart and message.get("content"):
+                yield {name: value for name, value in message.items() if name != "tool_calls"}
+                message = {name: message[name] for name in ("role", "tool_calls")}
+            if self.silence_is_none and not message.get("content"):
+                message = {**message, "content": None}
+        yield message
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, Mapping):  # the text of a call that was cut off
+        return call
+    text = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
 
 
 def _with_joined_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hdserve.engine.call_form import CallForm
 
-_CALL_MARK, _RESULT_MARK = _MARKS = "zqcallzq", "zqresultzq"
+_CALL_MARK, _RESULT_MARK, _TEXT_MARK = _MARKS = "zqcallzq", "zqresultzq", "zqtextzq"
 _CALL_ID = "probe1234"
 """Some templates take ids of nine characters only."""
 
@@ -31,7 +31,15 @@ _RESULT: Mapping[str, Any] = {
     "content": _RESULT_MARK,
 }
 _CALLING = (_USER, _CALL)
+_SAYING = (_USER, {**_CALL, "content": _TEXT_MARK})
 _THINKING = (_USER, {**_CALL, "content": "probe", "reasoning_content": "probe"})
+
+_FORMS = (
+    CallForm(),
+    CallForm(has_text_arguments=True),
+    CallForm(silence_is_none=True),
+    CallForm(has_text_arguments=True, silence_is_none=True),
+)
 
 PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -42,7 +50,8 @@ PROBE_TOOL: Mapping[str, Any] = {
     },
 }
 
-Render = Callable[[Sequence[Mapping[str, Any]]], str]
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[CallForm, Messages], str]
 
 
 class ShownParts(NamedTuple):
@@ -57,35 +66,43 @@ class ShownParts(NamedTuple):
 def shown_parts(render: Render) -> ShownParts:
     """
     Args:
-        render: the text a template makes of messages.
+        render: the text a template makes of messages in a form.
     """
-    form = CallForm()
+    form = _form(render)
     return ShownParts(
-        _shows(render, form.of(_CALLING), _CALL_MARK),
-        _shows(render, form.of((*_CALLING, _RESULT)), _RESULT_MARK),
-        _improved(render, form, _THINKING, joins_reasoning=True),
+        _shows(render, form, _CALLING, _CALL_MARK),
+        _shows(render, form, (*_CALLING, _RESULT), _RESULT_MARK),
+        form,
     )
 
 
-def _improved(
-    render: Render, form: CallForm, messages: Sequence[Mapping[str, Any]], **change: bool
-) -> CallForm:
+def _form(render: Render) -> CallForm:
+    shown = (form for form in _FORMS if _CALL_MARK in _marks(render, form, _CALLING))
+    form = next(shown, None)
+    if form is None:
+        return CallForm()
+    if form.silence_is_none:
+        form = _improved(render, form, _SAYING, says_apart=True)
+    return _improved(render, form, _THINKING, joins_reasoning=True)
+
+
+def _improved(render: Render, form: CallForm, messages: Messages, **change: bool) -> CallForm:
     """Return ``form`` with a change, if that shows what it does not, and all that it does."""
     changed = form._replace(**change)
-    shown = _marks(render, form.of(messages))
-    return changed if shown < _marks(render, changed.of(messages)) else form
+    is_better = _marks(render, form, messages) < _marks(render, changed, messages)
+    return changed if is_better else form
 
 
-def _marks(render: Render, messages: Sequence[Mapping[str, Any]]) -> set[str]:
+def _marks(render: Render, form: CallForm, messages: Messages) -> set[str]:
     try:
-        text = render(messages)
+        text = render(form, messages)
     except Exception:  # it refuses them
         return set()
     return {mark for mark in _MARKS if mark in text}
 
 
-def _shows(render: Render, messages: Sequence[Mapping[str, Any]], mark: str) -> bool:
+def _shows(render: Render, form: CallForm, messages: Messages, mark: str) -> bool:
     try:
-        return mark in render(messages)
+        return mark in render(form, messages)
     except Exception:  # it will say so of a client's messages, too
         return True

@@ -182,29 +182,31 @@ class Tokenizer:
             check_goes_on(messages)
         form = self._form(messages, has_tools=bool(tools))
         try:
-            return self._render(form.of(messages), tools, template_options, end)
+            return self._render(form, messages, tools, template_options, end)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
 
     def _render(
         self,
+        form: CallForm,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         template_options: Mapping[str, Any],
         end: ChatEnd = ChatEnd.BEFORE_ANSWER,
     ) -> str:
-        known_tools = list(tools) or None
-        knows_developer = _DEVELOPER in self._tokenizer.get_chat_template(tools=known_tools)
-        text: str = self._tokenizer.apply_chat_template(
-            list(messages if knows_developer else _with_system(messages)),
-            tools=known_tools,
-            tokenize=False,
-            add_generation_prompt=end is ChatEnd.BEFORE_ANSWER,
-            continue_final_message=end is ChatEnd.IN_LAST_MESSAGE,
+        options = {
+            "tools": list(tools) or None,
+            "add_generation_prompt": end is ChatEnd.BEFORE_ANSWER,
+            "continue_final_message": end is ChatEnd.IN_LAST_MESSAGE,
             **template_options,
-        )
-        return text
+        }
+        template = self._tokenizer.get_chat_template(tools=options["tools"])
+        shown = form.of(messages if _DEVELOPER in template else _with_system(messages))
+        if form.silence_is_none:  # which apply_chat_template leaves out
+            options = {**self._tokenizer.special_tokens_map, "chat_template": template, **options}
+            return str(render_jinja_template([list(map(dict, shown))], **options)[0][0])
+        return str(self._tokenizer.apply_chat_template(shown, tokenize=False, **options))
 
     def _form(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> CallForm:
         """Return the form in which the template shows them.
@@ -218,7 +220,9 @@ class Tokenizer:
             return CallForm()
         if has_tools not in self._shown:  # a model may have a template of its own for tools
             tools = (PROBE_TOOL,) if has_tools else ()
-            self._shown[has_tools] = shown_parts(lambda messages: self._render(messages, tools, {}))
+            self._shown[has_tools] = shown_parts(
+                lambda form, messages: self._render(form, messages, tools, {})
+            )
         shown = self._shown[has_tools]
         if has_calls and not shown.tool_calls:
             raise Unsupported("this model's chat template does not show tool calls", "messages")

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from hdserve.conversation import ChatEnd
 from hdserve.engine.call_form import CallForm
 from hdserve.engine.tokenizer import load_tokenizer
 from hdserve.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f1", "parameters": {"type": "object"}}}
 
 GPT_OSS = """
 {%- set last = namespace(name=none) %}
@@ -24,6 +26,27 @@ GPT_OSS = """
     {%- elif m.role == "tool" %}<{{ last.name }}>{{ m.content }}
     {%- else %}<{{ m.role }}>{{ m.content }}
     {%- endif %}
+{%- endfor %}"""
+
+DEEPSEEK_V31 = """
+{%- for m in messages %}
+    {%- if m.role == "assistant" and m.tool_calls %}
+        {%- for call in m.tool_calls %}
+            {%- if loop.first and m.content is not none %}{{ "<say>" + m.content }}{% endif %}
+            {{- "<call>" + call.function.name + "<sep>" + call.function.arguments }}
+        {%- endfor %}
+    {%- else %}{{ "<" + m.role + ">" + m.content }}
+    {%- endif %}
+{%- endfor %}"""
+
+DEEPSEEK_R1 = """
+{%- for m in messages %}
+    {%- if m.role == "assistant" and m.content is none %}
+        {%- for call in m.tool_calls %}
+            {{- "<call>" + call.function.name + "<sep>" + call.function.arguments }}
+        {%- endfor %}
+    {%- endif %}
+    {%- if m.content is not none %}{{ "<" + m.role + ">" + m.content }}{% endif %}
 {%- endfor %}"""
 
 QWEN = """
@@ -85,8 +108,55 @@ def test_what_was_thought_may_be_no_text(tmp_path: Path) -> None:
         rendered(tmp_path, GPT_OSS, USER, calling(1, content="Wait.", thinking=["Hm."]))
 
 
+@pytest.mark.parametrize(("template", "silence"), [(DEEPSEEK_V31, "<say>"), (DEEPSEEK_R1, "")])
+def test_arguments_are_texts_where_a_template_takes_texts(
+    tmp_path: Path, template: str, silence: str
+) -> None:
+    """As DeepSeek's do, of which R1's shows calls only beside a content that is none."""
+    other = calling(2)
+    other["tool_calls"][0]["function"]["arguments"] = {"ort": "Köln", "n": [1, None]}
+    text = rendered(tmp_path, template, USER, calling(1), result(1), other)
+    assert text == (
+        f'<user>hi{silence}<call>f1<sep>{{"a": 1}}<tool>r1'
+        f'{silence}<call>f2<sep>{{"ort": "Köln", "n": [1, null]}}'
+    )
+
+
+@pytest.mark.parametrize("template", [DEEPSEEK_V31, DEEPSEEK_R1])
+def test_arguments_that_were_cut_off_stay_as_they_are(tmp_path: Path, template: str) -> None:
+    cut = calling(1)
+    cut["tool_calls"][0]["function"]["arguments"] = '{"a'
+    assert rendered(tmp_path, template, USER, cut).endswith('<call>f1<sep>{"a')
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [(DEEPSEEK_V31, "<say>"), (DEEPSEEK_R1, "<assistant>")]
+)
+def test_what_was_said_before_a_call_is_not_lost(tmp_path: Path, template: str, said: str) -> None:
+    """Where a content hides calls it is a message before theirs."""
+    saying = calling(1, content="Wait.", reasoning_content="Hm.")
+    text = rendered(tmp_path, template, USER, saying, result(1))
+    assert text == f'<user>hi{said}Wait.<call>f1<sep>{{"a": 1}}<tool>r1'
+
+
+def test_the_variables_of_a_template_are_the_same_in_all_forms(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    variables = "{{ eos_token }} {{ tools | length }} {{ own }} {{ add_generation_prompt }}"
+    messages = [USER, calling(1), result(1), {"role": "assistant", "content": "So"}]
+    for template in (DEEPSEEK_R1, QWEN):
+        path.write_text(variables + template, encoding="utf-8")
+        tokenizer = load_tokenizer("hdserve-tiny", chat_template=path)
+        for end, is_before_answer in (
+            (ChatEnd.BEFORE_ANSWER, True),
+            (ChatEnd.IN_LAST_MESSAGE, False),
+        ):
+            text = tokenizer.render_chat(messages, {"own": "x"}, [TOOL], end)
+            assert text.startswith(f"<|im_end|> 1 x {is_before_answer}<user>hi")
+            assert text.endswith("<tool>r1<assistant>So")
+
+
 def test_other_messages_keep_their_form() -> None:
-    form = CallForm(joins_reasoning=True)
+    form = CallForm(*[True] * len(CallForm._fields))
     messages = [USER, {"role": "assistant", "content": "a", "reasoning_content": "b"}, result(1)]
     assert form.of(messages) == messages
     assert CallForm().of([calling(1, 2, content="a", thinking="b")]) == [

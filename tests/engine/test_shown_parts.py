@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from hdserve.engine.call_form import CallForm
 from hdserve.engine.shown_parts import ShownParts, shown_parts
 
@@ -16,8 +18,9 @@ def found_out(*refused: str) -> ShownParts:
     fields."""
     num_rendered = 0
 
-    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(form: CallForm, conversation: Sequence[Mapping[str, Any]]) -> str:
         nonlocal num_rendered
+        messages = form.of(conversation)
         num_rendered += 1
         if refused and any(all(map(message.get, refused)) for message in messages):
             raise ValueError
@@ -42,6 +45,40 @@ def test_a_template_that_takes_no_content_beside_what_was_thought() -> None:
     assert found_out("reasoning_content").form == CallForm()
 
 
+@pytest.mark.parametrize("is_text", [False, True])
+@pytest.mark.parametrize("is_none", [False, True])
+def test_a_template_that_shows_calls_in_one_form(is_text: bool, is_none: bool) -> None:
+    """It is given that one; what was said is apart where calls are shown beside nothing only."""
+
+    def render(form: CallForm, conversation: Sequence[Mapping[str, Any]]) -> str:
+        messages = form.of(conversation)
+        shown = []
+        for message in messages:
+            content, calls = message.get("content"), message.get("tool_calls", ())
+            are_texts = [isinstance(call["function"]["arguments"], str) for call in calls]
+            is_shown = all(has_text is is_text for has_text in are_texts)
+            if is_shown and (content is None) is (is_none and bool(calls)):
+                shown.append(str(message))
+            else:
+                shown.append(content or "")
+        return "".join(shown)
+
+    form = CallForm(has_text_arguments=is_text, silence_is_none=is_none, says_apart=is_none)
+    assert shown_parts(render) == ShownParts(tool_calls=True, tool_results=True, form=form)
+
+
+def test_a_template_that_shows_calls_beside_any_text() -> None:
+    """What was said stays in its message."""
+
+    def render(form: CallForm, conversation: Sequence[Mapping[str, Any]]) -> str:
+        messages = form.of(conversation)
+        if any(message["content"] == "" for message in messages):
+            raise ValueError
+        return str(messages)
+
+    assert shown_parts(render).form == CallForm(silence_is_none=True)
+
+
 def test_a_template_that_shows_nothing() -> None:
-    found = shown_parts(lambda messages: "")
+    found = shown_parts(lambda form, messages: "")
     assert found == ShownParts(tool_calls=False, tool_results=False, form=CallForm())
