@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hdserve.engine.single_calls import with_single_calls
+
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that templates have for what the assistant thought."""
 
@@ -28,8 +30,14 @@ class CallForm(NamedTuple):
     """What was said before a call is the end of what was thought: gpt-oss' template takes one of
     both, in its channel of what is thought."""
 
+    has_single_calls: bool = False
+    """Each call is a message by itself, before its result: templates of Llama 3 refuse several
+    calls, and gpt-oss' drops all but the first."""
+
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return a conversation in this form."""
+        if self.has_single_calls:
+            messages = list(with_single_calls(messages))
         return [found for message in messages for found in self._of(message)]
 
     def _of(self, message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -8,31 +8,37 @@ from typing import Any, NamedTuple
 
 from hdserve.engine.call_form import CallForm
 
-_CALL_MARK, _RESULT_MARK, _TEXT_MARK = _MARKS = "zqcallzq", "zqresultzq", "zqtextzq"
-_CALL_ID = "probe1234"
+_CALL_MARK, _RESULT_MARK, _TEXT_MARK = "zqcallzq", "zqresultzq", "zqtextzq"
+_OTHER_CALL_MARK, _OTHER_RESULT_MARK = "zqothercallzq", "zqotherresultzq"
+_MARKS = (_CALL_MARK, _RESULT_MARK, _TEXT_MARK, _OTHER_CALL_MARK, _OTHER_RESULT_MARK)
+_CALL_ID, _OTHER_CALL_ID = "probe1234", "probe5678"
 """Some templates take ids of nine characters only."""
 
+
+def _call(call_id: str, mark: str) -> Mapping[str, Any]:
+    function = {"name": "probe", "arguments": {"text": mark}}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _result(call_id: str, mark: str) -> Mapping[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": mark}
+
+
 _USER: Mapping[str, Any] = {"role": "user", "content": "probe"}
-_CALL: Mapping[str, Any] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": _CALL_ID,
-            "type": "function",
-            "function": {"name": "probe", "arguments": {"text": _CALL_MARK}},
-        }
-    ],
-}
-_RESULT: Mapping[str, Any] = {
-    "role": "tool",
-    "tool_call_id": _CALL_ID,
-    "name": "probe",
-    "content": _RESULT_MARK,
-}
+_FIRST = _call(_CALL_ID, _CALL_MARK)
+_CALL: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_FIRST]}
+_RESULT = _result(_CALL_ID, _RESULT_MARK)
+_OTHER = _call(_OTHER_CALL_ID, _OTHER_CALL_MARK)
+
 _CALLING = (_USER, _CALL)
 _SAYING = (_USER, {**_CALL, "content": _TEXT_MARK})
 _THINKING = (_USER, {**_CALL, "content": "probe", "reasoning_content": "probe"})
+_CALLING_TWICE = (
+    _USER,
+    {**_CALL, "tool_calls": [_FIRST, _OTHER]},
+    _RESULT,
+    _result(_OTHER_CALL_ID, _OTHER_RESULT_MARK),
+)
 
 _FORMS = (
     CallForm(),
@@ -83,7 +89,8 @@ def _form(render: Render) -> CallForm:
         return CallForm()
     if form.silence_is_none:
         form = _improved(render, form, _SAYING, says_apart=True)
-    return _improved(render, form, _THINKING, joins_reasoning=True)
+    form = _improved(render, form, _THINKING, joins_reasoning=True)
+    return _improved(render, form, _CALLING_TWICE, has_single_calls=True)
 
 
 def _improved(render: Render, form: CallForm, messages: Messages, **change: bool) -> CallForm:

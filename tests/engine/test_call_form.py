@@ -28,6 +28,16 @@ GPT_OSS = """
     {%- endif %}
 {%- endfor %}"""
 
+LLAMA = """
+{%- for m in messages %}
+    {%- if "tool_calls" in m %}
+        {%- if m.tool_calls | length != 1 %}{{ raise_exception("single calls only") }}{% endif %}
+        {%- set call = m.tool_calls[0].function %}<call:{{ call.name }}>
+        {{- call.arguments | tojson }}
+    {%- else %}<{{ m.role }}>{{ m.content }}
+    {%- endif %}
+{%- endfor %}"""
+
 DEEPSEEK_V31 = """
 {%- for m in messages %}
     {%- if m.role == "assistant" and m.tool_calls %}
@@ -137,6 +147,29 @@ def test_what_was_said_before_a_call_is_not_lost(tmp_path: Path, template: str, 
     saying = calling(1, content="Wait.", reasoning_content="Hm.")
     text = rendered(tmp_path, template, USER, saying, result(1))
     assert text == f'<user>hi{said}Wait.<call>f1<sep>{{"a": 1}}<tool>r1'
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "names"),
+    [(LLAMA, "", ("tool", "tool")), (GPT_OSS, "<analysis>Wait.", ("f1", "f2"))],
+)
+def test_calls_are_shown_one_by_one_where_a_template_takes_one(
+    tmp_path: Path, template: str, said: str, names: tuple[str, str]
+) -> None:
+    """Llama's would refuse two for ever, gpt-oss' show the first, and both results as its own."""
+    messages = (USER, calling(1, 2, content="Wait."), result(1), result(2), USER)
+    text = rendered(tmp_path, template, *messages)
+    one, other = names
+    assert text == (
+        f'<user>hi{said}<call:f1>{{"a": 1}}<{one}>r1<call:f2>{{"a": 2}}<{other}>r2<user>hi'
+    )
+
+
+@pytest.mark.parametrize("template", [QWEN, DEEPSEEK_V31])
+def test_several_calls_stay_together_where_they_can(tmp_path: Path, template: str) -> None:
+    text = rendered(tmp_path, template, USER, calling(1, 2), result(1), result(2))
+    assert text.count("<call>") == 2
+    assert text.endswith("<tool>r1<tool>r2")
 
 
 def test_the_variables_of_a_template_are_the_same_in_all_forms(tmp_path: Path) -> None:

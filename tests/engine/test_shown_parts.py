@@ -79,6 +79,22 @@ def test_a_template_that_shows_calls_beside_any_text() -> None:
     assert shown_parts(render).form == CallForm(silence_is_none=True)
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_template_that_shows_the_first_call(refuses: bool) -> None:
+    """Of several, or none of them."""
+
+    def render(form: CallForm, conversation: Sequence[Mapping[str, Any]]) -> str:
+        shown = []
+        for message in form.of(conversation):
+            calls = message.get("tool_calls", [])
+            if refuses and len(calls) > 1:
+                raise ValueError
+            shown.append(f"{message['content']}{calls[:1]}")
+        return "".join(shown)
+
+    assert shown_parts(render).form == CallForm(has_single_calls=True)
+
+
 def test_a_template_that_shows_nothing() -> None:
     found = shown_parts(lambda form, messages: "")
     assert found == ShownParts(tool_calls=False, tool_results=False, form=CallForm())
