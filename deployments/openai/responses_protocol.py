@@ -355,13 +355,14 @@ def _messages_of(
     items: Iterable[InputMessage | InputReasoning | InputCall | InputCallOutput],
 ) -> list[Any]:
     """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
-    calls to the one before them."""
+    calls to the one before them, and so does what is said behind them, since results follow the
+    message that calls."""
     found: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputMessage):
             text = joined(item.content, "input", _TEXT_PARTS)
-            if item.role == "assistant" and found and _is_reasoning(found[-1]):
-                found[-1]["content"] = text
+            if item.role == "assistant" and found and _goes_on(found[-1]):
+                found[-1]["content"] = "\n".join(filter(None, (found[-1]["content"], text)))
             else:
                 found.append({"role": item.role, "content": text})
         elif isinstance(item, InputReasoning):
@@ -380,6 +381,12 @@ def _messages_of(
             call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
     return found
+
+
+def _goes_on(message: Mapping[str, Any]) -> bool:
+    """Whether what the assistant says next is in the same message; results of its calls would be
+    behind it."""
+    return bool(message.get("tool_calls")) or _is_reasoning(message)
 
 
 def _is_reasoning(message: Mapping[str, Any]) -> bool:

@@ -91,6 +91,28 @@ def test_items_are_messages() -> None:
     assert [call["id"] for call in found[5]["tool_calls"]] == ["c3"]
 
 
+def test_what_is_said_behind_a_call_is_in_its_message() -> None:
+    """So that results follow what called, and behind them another message begins."""
+
+    def said(text: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": text}
+
+    result = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+    for items, contents in (
+        ([CALL, said("a"), result], ["a", "42"]),
+        (
+            [said("a"), CALL, said("b"), CALL | {"call_id": "c2"}, said("c"), result],
+            ["a\nb\nc", "42"],
+        ),
+        ([CALL, said(""), result, said("b")], ["", "42", "b"]),
+        ([said("a"), said("b"), CALL, result], ["a", "b", "42"]),
+    ):
+        found = request(input=[{"role": "user", "content": "hi"}, *items]).messages[1:]
+        assert [message["content"] for message in found] == contents
+        calling = found[[message["role"] for message in found].index("tool") - 1]
+        assert calling["tool_calls"][0]["id"] == "c1"
+
+
 def test_reasoning_belongs_to_what_follows() -> None:
     """A message or calls of the assistant; what only another server can read is refused."""
 
