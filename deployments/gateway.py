@@ -21,6 +21,7 @@ from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Report
 from deployments.model_infos import ModelInfos
 from deployments.model_servers import ModelServers
+from deployments.off_loop import OffLoop
 from deployments.parsers.template_parsers import AUTO
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import TOOL_PARSERS
@@ -92,6 +93,7 @@ class Gateway:
         self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
+        self.off_loop = OffLoop()
         self._metrics_poll: MetricsPoll | None = None
         self._is_closed = False
         self._num_answering = 0

@@ -31,6 +31,7 @@ class GenerationRequest:
         prompt_logprobs_param: the parameter that asked for the log probabilities of prompts, which
             deltas carry then.
         num_choices: answers per prompt.
+        is_streamed: whether nobody collects what deltas carry.
         speculation: fields of ``SpeculationParams`` the client set.
         prediction: the text the client expects in the answer.
         namespace: which model databases the request may read and feed.
@@ -52,6 +53,7 @@ class GenerationRequest:
     grammar_param: str | None = None
     prompt_logprobs_param: str | None = None
     num_choices: int = 1
+    is_streamed: bool = False
     speculation: Mapping[str, Any] = field(default_factory=dict)
     prediction: str | None = None
     namespace: str = DEFAULT_NAMESPACE

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_MAX_INLINE_SIZE = 4096
+MAX_INLINE_SIZE = 4096
 """Work on more bytes of a request, or more characters or tokens of a text, runs in a thread.  To
 make the tokens of 1 MB takes seconds, in which no stream would go on."""
 
@@ -21,7 +21,7 @@ seconds, and smaller ones would wait."""
 async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
     """Return the result of ``function``, which runs in a thread when ``size`` says it may take
     long."""
-    if size <= _MAX_INLINE_SIZE:
+    if size <= MAX_INLINE_SIZE:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
 

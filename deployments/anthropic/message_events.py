@@ -29,6 +29,9 @@ class MessageEvents:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
     """
 
+    size = 0
+    """Of token ids and log probabilities, as an :class:`AnswerBuilder` has them: all is text."""
+
     def __init__(self, body: MessagesBody, request_id: str, tool_parser: MakeParser | None) -> None:
         self._body = body
         self._request_id = request_id

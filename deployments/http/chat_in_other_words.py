@@ -59,5 +59,5 @@ async def answer_as_chat(
     builder = make_builder(body, generation.request_id, chat.tool_reader(parser))
     records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))
     if not body.stream:
-        return await whole_answer(builder, records, own_headers)
+        return await whole_answer(builder, records, own_headers, gateway.off_loop)
     return await streamed_answer(builder, records, own_headers, deadline, write=named_event)

@@ -25,9 +25,14 @@ from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, server_sent_event
 from deployments.openai.protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.openai.response_builder import ResponseBuilder, ResponseFormat
+from hdserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
+
+MAX_ECHO_CHARACTERS = 1 << 23
+"""The most characters of prompts that an answer repeats, over all choices: to write them takes the
+gateway some 0.05 s."""
 
 
 def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -57,23 +62,37 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         deadline = gateway.deadline()
         body = CompletionBody.parse(await deadline.wait(read_json(request)))
         generation = body.to_generation(request_id(request.scope))
-        echoes: tuple[str, ...] = ()
-        if body.echo:
-            echoes = tuple(
-                [
-                    prompt
-                    if isinstance(prompt, str)
-                    else await deadline.wait(gateway.detokenize(body.model, list(prompt), "prompt"))
-                    for prompt in body.prompts
-                ]
-            )
         form = CompletionFormat(
-            echoes,
+            await _echoes(gateway, body, deadline) if body.echo else (),
             num_logprobs=body.logprobs,
             num_prompt_logprobs=body.prompt_logprobs,
             shows_token_ids=bool(body.return_token_ids),
         )
         return await _answer(gateway, body, await owned(request, generation), form, deadline)
+
+
+async def _echoes(gateway: Gateway, body: CompletionBody, deadline: Deadline) -> tuple[str, ...]:
+    """Return the texts of the prompts.
+
+    Raises:
+        InvalidRequest: repeated for each choice, they are too long.
+    """
+    echoes = tuple(
+        [
+            prompt
+            if isinstance(prompt, str)
+            else await deadline.wait(gateway.detokenize(body.model, list(prompt), "prompt"))
+            for prompt in body.prompts
+        ]
+    )
+    num_characters = sum(map(len, echoes)) * body.num_choices
+    if num_characters > MAX_ECHO_CHARACTERS:
+        reason = (
+            f"echo: the {num_characters} characters of prompts, those of every choice counted, "
+            f"are over {MAX_ECHO_CHARACTERS}; ask for fewer at a time"
+        )
+        raise InvalidRequest(reason, "echo")
+    return echoes
 
 
 async def _answer(
@@ -97,7 +116,7 @@ async def _answer(
         body.param_names, gateway.generate(body.model, generation, deadline)
     )
     if not body.stream:
-        return await whole_answer(builder, messages, headers)
+        return await whole_answer(builder, messages, headers, gateway.off_loop)
     return await streamed_answer(
         builder, messages, headers, deadline, write=server_sent_event, last=STREAM_END
     )

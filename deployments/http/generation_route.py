@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from deployments.deadline import Deadline
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http.access import identity_of
+from deployments.http.json_answer import json_answer
 from deployments.http.metrics import HttpMetrics
 from deployments.http.tracing import trace_of
+from deployments.off_loop import OffLoop
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.response_items import Event
 from deployments.session import SESSION_HEADER, session_id
@@ -107,12 +110,19 @@ class AnswerBuilder(Protocol):
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole answer."""
 
+    @property
+    def size(self) -> int:
+        """How many token ids and log probabilities were collected, of those that are shown."""
+
     def whole(self, summary: Summary) -> dict[str, Any]:
         """Return the answer in one object."""
 
 
 async def whole_answer(
-    builder: AnswerBuilder, messages: AsyncGenerator[Records], headers: Mapping[str, str]
+    builder: AnswerBuilder,
+    messages: AsyncGenerator[Records],
+    headers: Mapping[str, str],
+    off_loop: OffLoop,
 ) -> Response:
     """Return the answer in one object.
 
@@ -124,7 +134,8 @@ async def whole_answer(
             records = await _next(messages)
             for record in records:
                 if isinstance(record, Summary):
-                    return JSONResponse(builder.whole(record), headers=dict(headers))
+                    make = partial(builder.whole, record)
+                    return await json_answer(off_loop, builder.size, make, headers)
                 builder.collect(record)
 
 

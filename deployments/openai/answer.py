@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deployments.generation import Delta, TokenInfo
+from deployments.openai.packed_tokens import PackedTokens
 
 
 class Answer:
@@ -13,11 +14,19 @@ class Answer:
         self.reasoning: str | None = None
         self.text = ""
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenInfo] | None = None
+        self.logprobs: PackedTokens | None = None
         self.prompt_logprobs: tuple[TokenInfo, ...] = ()
         self.prompt_token_ids: tuple[int, ...] = ()
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of log probabilities, and of token ids where those of the prompt came, as then
+        they are shown."""
+        ids = (self.prompt_token_ids, self.token_ids) if self.prompt_token_ids else ()
+        scores = filter(None, (self.prompt_logprobs, self.logprobs))
+        return sum(map(len, ids)) + sum(len(each) * (1 + len(each[-1].top)) for each in scores)
 
     def add(self, delta: Delta) -> None:
         """Append what came."""
@@ -30,5 +39,5 @@ class Answer:
         self.prompt_logprobs += delta.prompt_logprobs
         self.prompt_token_ids += delta.prompt_token_ids
         if delta.logprobs is not None:
-            self.logprobs = self.logprobs or []
-            self.logprobs += delta.logprobs
+            self.logprobs = self.logprobs or PackedTokens()
+            self.logprobs.add(delta.logprobs)

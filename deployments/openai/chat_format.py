@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from deployments.generation import Delta, TokenInfo
 from deployments.openai.answer import Answer
+from deployments.openai.long_list import LongList
 from deployments.openai.prompt_logprobs import shown_prompt
 from deployments.openai.tool_reader import ToolReader
 from deployments.parsers.tool_parser import MakeParser
@@ -67,7 +68,7 @@ class ChatFormat:
             for message in messages
         ]
         entries[-1] |= {
-            "logprobs": self._logprobs(delta.logprobs),
+            "logprobs": _logprobs_now(delta.logprobs),
             "finish_reason": reader.finish_reason(delta.finish_reason),
         }
         if delta.finish_reason is not None:
@@ -92,7 +93,7 @@ class ChatFormat:
         found = {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer.logprobs),
+            "logprobs": _logprobs(answer.logprobs),
             "finish_reason": reader.finish_reason(answer.finish_reason),
             "stop_reason": answer.stop_reason,
         }
@@ -117,18 +118,20 @@ class ChatFormat:
             found["prompt_token_ids"] = list(answers[0].prompt_token_ids)
         return found
 
-    def _logprobs(self, tokens: Iterable[TokenInfo] | None) -> dict[str, Any] | None:
-        if tokens is None:
-            return None
-        return {
-            "content": [
-                {
-                    **_chat_token(token.data, token.logprob),
-                    "top_logprobs": [_chat_token(top.data, top.logprob) for top in token.top],
-                }
-                for token in tokens
-            ]
-        }
+
+def _logprobs(tokens: Sequence[TokenInfo] | None) -> dict[str, Any] | None:
+    return None if tokens is None else {"content": LongList(tokens, _with_others)}
+
+
+def _logprobs_now(tokens: Sequence[TokenInfo] | None) -> dict[str, Any] | None:
+    return None if tokens is None else {"content": [*map(_with_others, tokens)]}
+
+
+def _with_others(token: TokenInfo) -> dict[str, Any]:
+    return {
+        **_chat_token(token.data, token.logprob),
+        "top_logprobs": [_chat_token(top.data, top.logprob) for top in token.top],
+    }
 
 
 def _chat_token(data: bytes, logprob: float | None) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.generation import Alternative, Delta, TokenInfo
 from deployments.openai.answer import Answer
+from deployments.openai.long_list import LongList
+from deployments.openai.packed_tokens import PackedTokens
 from deployments.openai.prompt_logprobs import shown_prompt
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
@@ -101,11 +103,18 @@ class CompletionFormat:
             if not token.is_skipped:
                 start += self._length(token.data, index, part.text if start == len(echo) else "")
         self._num_characters[index] = start
-        tokens = [*prompt, *part.logprobs]
+        tokens: Sequence[TokenInfo]
+        if isinstance(part, Delta):
+            tokens = [*prompt, *part.logprobs]
+            top: Sequence[Any] = [*map(self._top, tokens)]
+        else:
+            tokens = PackedTokens(prompt)
+            tokens.add(part.logprobs)
+            top = LongList(tokens, self._top)
         return {
             "tokens": [_distinct_text(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens],
+            "top_logprobs": top,
             "text_offset": offsets,
         }
 

@@ -101,6 +101,10 @@ class ResponseBuilder:
             self._answers[index] = Answer(delta.prompt_index)
         self._answers[index].add(delta)
 
+    @property
+    def size(self) -> int:
+        return sum(answer.size for answer in self._answers.values())
+
     def whole(self, summary: Summary) -> dict[str, Any]:
         """Return the answer in one object."""
         return {

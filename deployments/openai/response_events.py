@@ -52,6 +52,9 @@ class ResponseEvents:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
     """
 
+    size = 0
+    """Of token ids and log probabilities, as an :class:`AnswerBuilder` has them: all is text."""
+
     def __init__(
         self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
     ) -> None:

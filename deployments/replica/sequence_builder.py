@@ -23,7 +23,15 @@ _EFFORT = "reasoning_effort"
 
 MAX_PROMPT_LOGPROBS = 1 << 17
 """The most log probabilities of prompts in one request, over all choices and with alternatives:
-some 8 MB of JSON, which hold up a gateway for some 0.3 s."""
+some 8 MB of JSON, which as chunks of a stream hold up a gateway for some 0.3 s."""
+
+MAX_ANSWER_LOGPROBS = 1 << 20
+"""The most log probabilities that a whole answer may come to have, over all choices and with
+alternatives: some 75 MB of JSON, for which a gateway takes 0.5 GB and, beside other requests, some
+5 s of one thread."""
+
+MAX_PROMPT_IDS = 1 << 20
+"""The most token ids of prompts that an answer may show, over all choices: some 6 MB of JSON."""
 
 
 class SequenceBuilder:
@@ -71,7 +79,7 @@ class SequenceBuilder:
 
         Raises:
             InvalidRequest: a parameter is out of range, the template or the grammar is wrong, or
-                prompts have more log probabilities than an answer may.
+                an answer would have more log probabilities or ids of prompts than it may.
             PromptTooLong: a prompt does not fit into the model's context, or into its KV cache.
         """
         params = self._host.params(request.sampling)
@@ -82,6 +90,7 @@ class SequenceBuilder:
             num_scored = sum(map(len, prompts)) * request.num_choices
             param = request.prompt_logprobs_param or "logprobs"
             _check_scores(num_scored, 1 + params.prompt_logprobs, param)
+        self._check_answer(request, prompts, params)
         # Without a seed of the client, each prompt draws its own: equal ones are asked anew.
         others = [self._host.params(request.sampling) for _ in prompts[1:]]
         params_by_prompt = [params, *others]
@@ -101,6 +110,20 @@ class SequenceBuilder:
             for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)
         ]
+
+    def _check_answer(
+        self, request: GenerationRequest, prompts: list[tuple[int, ...]], params: SamplingParams
+    ) -> None:
+        """Check that the answer does not come to hold too much, which is known only now: it may
+        fill the context."""
+        if request.includes_prompts and request.prompts:
+            _check_prompt_ids(sum(map(len, prompts)) * request.num_choices)
+        if params.logprobs is not None and not request.is_streamed:
+            longest = self._host.max_total_tokens
+            rooms = [longest - len(token_ids) for token_ids in prompts]
+            most = longest if params.max_tokens is None else params.max_tokens
+            num_tokens = sum(min(room, most) for room in rooms) * request.num_choices
+            _check_logprobs(num_tokens, 1 + params.logprobs)
 
     def _grammar_state(
         self, grammar: str | None, request: GenerationRequest
@@ -179,4 +202,25 @@ def _check_scores(num_tokens: int, num_each: int, param: str) -> None:
             f"{num_tokens} tokens of prompts, those of every choice counted, with {num_each} log "
             f"probabilities each are over {MAX_PROMPT_LOGPROBS}; ask for fewer at a time",
             param,
+        )
+
+
+def _check_logprobs(num_tokens: int, num_each: int) -> None:
+    """Check that a whole answer cannot come to have too many log probabilities."""
+    if num_tokens * num_each > MAX_ANSWER_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs: {num_tokens} tokens, as many as all choices may have, with {num_each} log "
+            f"probabilities each are over {MAX_ANSWER_LOGPROBS}; ask for a stream, which has no "
+            "such limit, or lower max_tokens, n or the number of log probabilities",
+            "logprobs",
+        )
+
+
+def _check_prompt_ids(num_ids: int) -> None:
+    """Check that the choices do not repeat too many token ids of their prompts."""
+    if num_ids > MAX_PROMPT_IDS:
+        raise InvalidRequest(
+            f"return_token_ids: the {num_ids} tokens of prompts, those of every choice counted, "
+            f"are over {MAX_PROMPT_IDS}; ask for fewer at a time",
+            "return_token_ids",
         )

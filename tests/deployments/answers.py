@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from deployments.generation import Delta, Summary
+from deployments.http.json_answer import json_pieces
 from deployments.openai.response_builder import ResponseBuilder, ResponseFormat
 from hdserve.core import DraftCounts, Source
 
@@ -39,8 +41,9 @@ def builder(form: ResponseFormat, num_choices: int = 1) -> ResponseBuilder:
 
 
 def collected(form: ResponseFormat, *deltas: Delta, num_choices: int = 1) -> dict[str, Any]:
-    """The whole answer that ``deltas`` and ``SUMMARY`` make."""
+    """The whole answer that ``deltas`` and ``SUMMARY`` make, as a client reads it."""
     made = builder(form, num_choices)
     for item in deltas:
         made.collect(item)
-    return made.whole(SUMMARY)
+    found: dict[str, Any] = json.loads(b"".join(json_pieces(made.whole(SUMMARY))))
+    return found

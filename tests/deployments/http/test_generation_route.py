@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -12,12 +13,21 @@ import pytest
 from ray import serve
 
 from deployments.gateway import Gateway
-from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.generation import (
+    Alternative,
+    Delta,
+    GenerationRequest,
+    Records,
+    Summary,
+    TokenInfo,
+)
+from deployments.http.completion_routes import MAX_ECHO_CHARACTERS
 from deployments.http.generation_route import _header_value, ignored_header
 from deployments.http.metrics import HttpMetrics
 from deployments.http.routes import build_api
 from deployments.metrics.samples import HistogramValue
 from deployments.openai.protocol import CompletionBody
+from deployments.openai.response_builder import ResponseBuilder
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import InvalidRequest
@@ -47,6 +57,18 @@ class Measuring:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         text = f"{request.num_body_bytes} bytes, {dict(request.speculation)}"
         yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
+
+
+class Scoring:
+    """Answers ``num_tokens`` tokens, with the log probabilities of 20 others."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        token = TokenInfo(b"a", -0.5, (Alternative(b"b", -1.5),) * 20)
+        tokens = (token,) * self._num_tokens
+        yield Delta(0, 0, "a", (1,), (0,), tokens, "stop"), Summary(1, 1, DraftCounts(), "r")
 
 
 class Holding:
@@ -106,6 +128,37 @@ def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
     """Of all of it: whatever is long may take long to make tokens of."""
     found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
     assert f"{len(found.request.content)} bytes" in found.text
+
+
+def test_echoes_are_bounded() -> None:
+    """Those of all choices together, streamed or not, as each has all of its own."""
+    model = serve.deployment(Measuring).bind()
+    for stream in (False, True):
+        asked = {"echo": True, "n": 64, "stream": stream}
+        fits, found = (
+            answer(model, "/v1/completions", prompt="a" * number, **asked)
+            for number in (MAX_ECHO_CHARACTERS // 64, MAX_ECHO_CHARACTERS // 64 + 1)
+        )
+        assert fits.status_code == 200
+        assert (found.status_code, found.json()["error"]["param"]) == (400, "echo")
+
+
+def test_large_whole_answers_are_written_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the loop, on which nothing else would go on."""
+    threads = []
+    whole = ResponseBuilder.whole
+
+    def noted(self: ResponseBuilder, summary: Summary) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return whole(self, summary)
+
+    monkeypatch.setattr(ResponseBuilder, "whole", noted)
+    for num_tokens in (3, 300):
+        model = serve.deployment(Scoring).bind(num_tokens)
+        found = answer(model, "/v1/chat/completions", logprobs=True, top_logprobs=20)
+        assert len(found.json()["choices"][0]["logprobs"]["content"]) == num_tokens
+    few, many = threads
+    assert many is not few is threading.main_thread()
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletion
 from deployments.generation import Alternative, TokenInfo
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
+from deployments.openai.long_list import LongList
 from tests.deployments.answers import SUMMARY, builder, collected, delta
 
 HALVES = (
@@ -133,6 +134,23 @@ def test_a_prompts_logprobs_by_token_id(num_top: int, shown: list[Any]) -> None:
     assert all("prompt_logprobs" not in choice for choice in chat["choices"])
     ChatCompletion.model_validate(chat)
     json.dumps([chat, completion], allow_nan=False)
+
+
+def test_what_may_be_long_is_made_when_it_is_written() -> None:
+    """And not kept as objects, among which the interpreter would look for garbage."""
+    part = delta("\u00e9yz", logprobs=LOGPROBS, finish_reason="stop")
+    for form, names in (
+        (ChatFormat(), ("content",)),
+        (CompletionFormat(num_logprobs=2), ("top_logprobs",)),
+    ):
+        made = builder(form)
+        made.collect(part)
+        assert made.size == 2 * (1 + len(LOGPROBS[-1].top))
+        logprobs = made.whole(SUMMARY)["choices"][0]["logprobs"]
+        (written,) = collected(form, part)["choices"]
+        for name in names:
+            assert isinstance(logprobs[name], LongList)
+            assert logprobs[name][:] == [*logprobs[name]] == written["logprobs"][name]
 
 
 def test_prompt_logprobs_are_no_echo() -> None:

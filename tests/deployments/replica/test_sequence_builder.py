@@ -13,7 +13,11 @@ import pytest
 
 from deployments.generation import GenerationRequest
 from deployments.off_loop import OffLoop
-from deployments.replica.sequence_builder import SequenceBuilder
+from deployments.replica.sequence_builder import (
+    MAX_ANSWER_LOGPROBS,
+    MAX_PROMPT_IDS,
+    SequenceBuilder,
+)
 from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.core import Sequence
@@ -65,6 +69,45 @@ def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SequenceBuilder(host, OffLoop()).build(named)
     assert caught.value.param == "prompt_logprobs"
+
+
+def test_log_probabilities_of_whole_answers_are_bounded(host: ModelHost) -> None:
+    """By what all choices may come to have, which without ``max_tokens`` is what the context
+    leaves; those of a stream are sent as they come."""
+    longest = host.max_total_tokens
+    fits = MAX_ANSWER_LOGPROBS // 64 // 21
+    assert MAX_ANSWER_LOGPROBS >= 8 * 1024 * 6
+    builder = SequenceBuilder(host, OffLoop())
+    sampling = {"logprobs": 20, "max_tokens": fits}
+    most = GenerationRequest("r", prompts=((5,),), num_choices=64, sampling=sampling)
+    assert len(builder.build(most)) == 64
+    for more in (
+        {**sampling, "max_tokens": fits + 1},
+        {"logprobs": 20},
+    ):
+        asked = replace(most, sampling=more)
+        with pytest.raises(InvalidRequest, match=r"^logprobs: .* 21 log .* a stream") as caught:
+            builder.build(asked)
+        assert caught.value.param == "logprobs"
+        assert len(builder.build(replace(asked, is_streamed=True))) == 64
+    full = ((5,) * (longest - fits),)
+    assert len(builder.build(replace(most, prompts=full, sampling={"logprobs": 20}))) == 64
+    assert len(builder.build(replace(most, sampling={}))) == 64
+
+
+def test_ids_of_prompts_are_bounded(host: ModelHost) -> None:
+    """Where every choice has those of its own; a chat has them once."""
+    number = MAX_PROMPT_IDS // 1024
+    most = GenerationRequest("r", prompts=((5,) * 1024,), num_choices=number, includes_prompts=True)
+    builder = SequenceBuilder(host, OffLoop())
+    assert len(builder.build(most)) == number
+    more = replace(most, prompts=((5,) * 1025,))
+    with pytest.raises(InvalidRequest, match=rf"{1025 * number} tokens of prompts") as caught:
+        builder.build(more)
+    assert caught.value.param == "return_token_ids"
+    assert len(builder.build(replace(more, includes_prompts=False))) == number
+    chat = ({"role": "user", "content": "hi " * 800},)
+    assert len(builder.build(replace(more, prompts=(), messages=chat))) == number
 
 
 def test_a_prompt_that_does_not_fit_is_not_copied_for_each_choice(host: ModelHost) -> None:

@@ -1,0 +1,84 @@
+"""Answers in JSON that may be large: written without holding up others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fastapi.responses import Response
+
+from deployments.off_loop import MAX_INLINE_SIZE, OffLoop
+from deployments.openai.long_list import LongList
+
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=list
+)
+
+_MAX_ITEMS = 64
+"""The encoder lets no other thread run, so of longer lists it is given as many at a time: some
+10 ms, where each is a token with 20 others."""
+
+_DEPTH = 4
+"""The way from an answer to the lists that may be long: ``choices``, one of them, ``logprobs``, and
+``content``."""
+
+
+async def json_answer(
+    off_loop: OffLoop,
+    size: int,
+    make: Callable[[], Any],
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Return the answer that ``make`` gives, made and written off the loop where it is large.
+
+    Args:
+        size: how many token ids and log probabilities it has: some 4 us each.
+    """
+    if size <= MAX_INLINE_SIZE:
+        body = _encoded(make())
+    else:
+        body = await off_loop(size, _written, make)
+    return Response(body, headers=dict(headers), media_type="application/json")
+
+
+def _written(make: Callable[[], Any]) -> bytes:
+    return b"".join(json_pieces(make()))
+
+
+def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
+    """Yield ``value`` as JSON, in pieces that take no long time each.
+
+    Args:
+        depth: how far down there may be long lists.
+    """
+    if isinstance(value, (list, LongList)) and len(value) > _MAX_ITEMS:
+        starts = range(0, len(value), _MAX_ITEMS)
+        items = (_encoded(value[start : start + _MAX_ITEMS])[1:-1] for start in starts)
+        yield from _between(b"[", ((item,) for item in items), b"]")
+    elif depth and isinstance(value, list):
+        yield from _between(b"[", (json_pieces(item, depth - 1) for item in value), b"]")
+    elif depth and isinstance(value, dict):
+        members = (_member(name, item, depth) for name, item in value.items())
+        yield from _between(b"{", members, b"}")
+    else:
+        yield _encoded(value)
+
+
+def _member(name: str, item: Any, depth: int) -> Iterator[bytes]:
+    yield _encoded(name) + b":"
+    yield from json_pieces(item, depth - 1)
+
+
+def _between(start: bytes, parts: Iterable[Iterable[bytes]], end: bytes) -> Iterator[bytes]:
+    yield start
+    for index, part in enumerate(parts):
+        if index:
+            yield b","
+        yield from part
+    yield end
+
+
+def _encoded(value: Any) -> bytes:
+    return _ENCODER.encode(value).encode()
