@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from deployments.http.body_schema import body_schema
 from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
+from deployments.http.json_answer import json_answer
 from deployments.http.json_body import read_json
 from deployments.openai.protocol import DetokenizeBody, TokenizeBody
 from hdserve.errors import InvalidRequest
@@ -23,9 +24,9 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
     errors = dict(GENERATION_ERRORS)
 
     @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))
-    async def tokenize(request: Request, response: Response) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         """The token ids of a text or a conversation."""
-        return await gateway.deadline().wait(_tokenize(gateway, request, response))
+        return await gateway.deadline().wait(_tokenize(gateway, request))
 
     @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request, response: Response) -> dict[str, Any]:
@@ -33,9 +34,9 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
         return await gateway.deadline().wait(_detokenize(gateway, request, response))
 
 
-async def _tokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
+async def _tokenize(gateway: Gateway, request: Request) -> Response:
     body = TokenizeBody.parse(await read_json(request))
-    response.headers.update(ignored_header(gateway.config.gateway, body, gateway.http_metrics))
+    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
     if body.prompt is not None and (body.tools or body.changes_chats):
@@ -46,10 +47,14 @@ async def _tokenize(gateway: Gateway, request: Request, response: Response) -> d
         chat = replace(body.to_generation(), num_body_bytes=len(await request.body()))
         tokens = await gateway.tokenize_chat(body.model, chat)
     info = await gateway.describe(body.model)
-    found = {"count": len(tokens), "max_model_len": info.max_model_len, "tokens": tokens}
+    found: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": info.max_model_len,
+        "tokens": tokens,
+    }
     if body.return_token_strs:
         found["token_strs"] = await gateway.token_texts(body.model, tokens)
-    return found
+    return await json_answer(gateway.off_loop, len(tokens), lambda: found, headers)
 
 
 async def _detokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:

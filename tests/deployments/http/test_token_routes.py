@@ -1,0 +1,94 @@
+"""The answers of a model's tokenizer, however long they are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from deployments.deadline import Deadline
+from deployments.http.metrics import HttpMetrics
+from deployments.http.token_routes import add_token_routes
+from deployments.off_loop import OffLoop
+
+
+class Tokenizing:
+    """A gateway to a model that makes ``num_tokens`` of every text."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.http_metrics = HttpMetrics()
+        self.config = SimpleNamespace(gateway=SimpleNamespace(strict_requests=False))
+        self.off_loop = OffLoop()
+        self._num_tokens = num_tokens
+
+    def deadline(self) -> Deadline:
+        return Deadline(None)
+
+    async def tokenize(self, *_arguments: Any) -> list[int]:
+        return [*range(self._num_tokens)]
+
+    async def token_texts(self, *_arguments: Any) -> list[str]:
+        return ["\u00e9"] * self._num_tokens
+
+    async def describe(self, _model: str) -> Any:
+        return SimpleNamespace(max_model_len=1024)
+
+
+async def asked(num_tokens: int, **fields: Any) -> httpx.Response:
+    api = FastAPI()
+    gateway: Any = Tokenizing(num_tokens)
+    add_token_routes(api, gateway)
+    transport = httpx.ASGITransport(api)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
+        return await client.post("/tokenize", json={"model": "m", "prompt": "a", **fields})
+
+
+async def longest_halt_s(ask: Callable[[], Any]) -> tuple[float, float]:
+    """How long the loop did nothing else at most while it was asked, and how long that took."""
+    halts_s = [0.0]
+
+    async def tick() -> None:
+        while True:
+            start_s = time.perf_counter()
+            await asyncio.sleep(0.002)
+            halts_s.append(time.perf_counter() - start_s)
+
+    task = asyncio.create_task(tick())
+    await asyncio.sleep(0.01)
+    start_s = time.perf_counter()
+    await ask()
+    took_s = time.perf_counter() - start_s
+    await asyncio.sleep(0.01)
+    task.cancel()
+    return max(halts_s), took_s
+
+
+@pytest.mark.parametrize("num_tokens", [3, 5000])
+def test_tokens_of_a_text(num_tokens: int) -> None:
+    """With what is ignored in the header."""
+    found = asyncio.run(asked(num_tokens, return_token_strs=True, frobnicate=1))
+    assert found.headers["x-hdserve-ignored"] == "frobnicate"
+    assert found.headers["content-type"] == "application/json"
+    assert found.json() == {
+        "count": num_tokens,
+        "max_model_len": 1024,
+        "tokens": [*range(num_tokens)],
+        "token_strs": ["\u00e9"] * num_tokens,
+    }
+
+
+def test_many_tokens_hold_up_nobody() -> None:
+    """While they are written other answers go on; a busy machine is given three tries."""
+    shares = []
+    for _ in range(3):
+        halt_s, took_s = asyncio.run(longest_halt_s(lambda: asked(2_000_000)))
+        shares.append(halt_s / took_s)
+        if shares[-1] < 0.5:
+            break
+    assert min(shares) < 0.5
