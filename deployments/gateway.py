@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
@@ -265,6 +265,19 @@ class Gateway:
         if config.tool_parser != AUTO:
             return TOOL_PARSERS[config.tool_parser]
         return TOOL_PARSERS.get((await self._info(config.name, deadline)).tool_parser or "")
+
+    async def unread_by_template(
+        self, model: str, deadline: Deadline, variables: Mapping[str, Collection[str]]
+    ) -> frozenset[str]:
+        """Return which parameters ask the model's chat template for what it does not know.
+
+        Args:
+            variables: of chat templates, any of which will do, by the parameter that sets them.
+        """
+        if not variables:
+            return frozenset()
+        known = (await self._info(self.model(model).name, deadline)).thinking_variables
+        return frozenset(name for name in variables if not set(known).intersection(variables[name]))
 
     async def _info(self, model: str, deadline: Deadline) -> ModelInfo:
         """Return what a replica has said of itself, or says as long as the request may take: the

@@ -10,6 +10,9 @@ from deployments.prediction import PredictionCounts
 from hdserve.conversation import ChatEnd
 from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
 
+THINKING_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort")
+"""The variables by which chat templates are told whether, and how much, to think."""
+
 Prompt = str | tuple[int, ...]
 """A text, or the token ids of one."""
 
@@ -174,6 +177,7 @@ class ModelInfo:
 
     Attributes:
         tool_parser: which reads its calls; ``None`` where none does.
+        thinking_variables: those of :data:`THINKING_VARIABLES` that a chat template of it names.
     """
 
     name: str
@@ -191,3 +195,4 @@ class ModelInfo:
     drafters: tuple[str, ...]
     tokenizer_fingerprint: str
     tool_parser: str | None = None
+    thinking_variables: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -21,6 +21,12 @@ PARAM_NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
 }
 """What a request of this API calls parameters of a chat that it calls otherwise."""
+
+_VARIABLES: Mapping[str, Collection[str]] = {
+    "thinking": ("enable_thinking", "thinking"),
+    "output_config.effort": ("reasoning_effort",),
+}
+"""The variables of chat templates, in any of which a parameter is met."""
 
 _SAME_AS_CHAT = (
     "model",
@@ -207,10 +213,7 @@ class CountTokensBody(OfferedBody):
             "tool_choice": None if self.tool_choice is None else self.tool_choice.for_chat(),
             "parallel_tool_calls": False if self.is_one_call else None,
             "response_format": schema and {"type": "json_schema", "json_schema": schema},
-            "chat_template_kwargs": {
-                **dict(self._variables()),
-                **(self.chat_template_kwargs or {}),
-            },
+            "chat_template_kwargs": {**self._options(), **(self.chat_template_kwargs or {})},
         }
 
     def _messages(self) -> Iterator[dict[str, Any]]:
@@ -219,13 +222,21 @@ class CountTokensBody(OfferedBody):
             yield {"role": "system", "content": system}
         yield from chat_messages(self.messages)
 
-    def _variables(self) -> Iterator[tuple[str, Any]]:
-        """Yield the variables of chat templates that say whether, and how much, to think; those
+    @property
+    def variables(self) -> Mapping[str, Collection[str]]:
+        asked = {"thinking": self.thinking, "output_config.effort": self._effort}
+        return {name: _VARIABLES[name] for name, value in asked.items() if value is not None}
+
+    @property
+    def _effort(self) -> str | None:
+        return self.output_config.effort if self.output_config is not None else None
+
+    def _options(self) -> dict[str, Any]:
+        """Return the variables of chat templates that say whether, and how much, to think; those
         that a template does not know change nothing."""
-        if self.thinking is not None:
-            yield "enable_thinking", self.thinking.type != "disabled"
-        if self.output_config is not None and self.output_config.effort is not None:
-            yield "reasoning_effort", self.output_config.effort
+        is_to_think = self.thinking is not None and self.thinking.type != "disabled"
+        values = {"thinking": is_to_think, "output_config.effort": self._effort}
+        return {name: values[param] for param, names in self.variables.items() for name in names}
 
 
 class MessagesBody(CountTokensBody):

@@ -54,7 +54,8 @@ async def answer_as_chat(
         parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
         generation = chat.to_generation(request_id(request.scope), parser)
     generation = await owned(request, generation)
-    ignored = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+    unread = await gateway.unread_by_template(body.model, deadline, body.variables)
+    ignored = ignored_header(gateway.config.gateway, body, gateway.http_metrics, unread)
     own_headers = {**headers, **ignored}
     builder = make_builder(body, generation.request_id, chat.tool_reader(parser))
     records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))

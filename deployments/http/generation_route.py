@@ -79,8 +79,16 @@ async def owned(request: Request, generation: GenerationRequest) -> GenerationRe
     )
 
 
-def ignored_header(config: GatewayConfig, body: OfferedBody, counts: HttpMetrics) -> dict[str, str]:
+def ignored_header(
+    config: GatewayConfig,
+    body: OfferedBody,
+    counts: HttpMetrics,
+    unread: frozenset[str] = frozenset(),
+) -> dict[str, str]:
     """Return the header that names what of ``body`` is ignored, which ``counts`` is told.
+
+    Args:
+        unread: parameters that the model's chat template does not know.
 
     Raises:
         InvalidRequest: there are fields nobody documents, and the configuration wants strict
@@ -91,6 +99,7 @@ def ignored_header(config: GatewayConfig, body: OfferedBody, counts: HttpMetrics
     if config.strict_requests and undocumented:
         name = _header_value(undocumented[:1])[:100]
         raise InvalidRequest(f"the parameter {name!r} is unknown", name)
+    ignored = tuple(sorted(unread.union(ignored)))
     counts.ignored(len(ignored))
     return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -98,6 +98,11 @@ class OfferedBody(Body):
     def unmet(self) -> frozenset[str]:
         """Documented parameters that ask for what is not done here and would change no answer."""
         return frozenset()
+
+    @property
+    def variables(self) -> Mapping[str, Collection[str]]:
+        """By parameters that only a chat template can meet, its variables, any of which will do."""
+        return {}
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ray import serve
 
 from actors.mirror import CLOSING_S
-from deployments.generation import GenerationRequest, ModelInfo, Records
+from deployments.generation import THINKING_VARIABLES, GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Observations, Report
 from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
@@ -261,6 +261,7 @@ class ModelServer:
             drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
             tokenizer_fingerprint=self._tokenizer.fingerprint,
             tool_parser=self._tool_parser(),
+            thinking_variables=self._thinking_variables(),
         )
 
     def _reasoning_parser(self) -> str | None:
@@ -270,6 +271,14 @@ class ModelServer:
     def _tool_parser(self) -> str | None:
         name = self._config.tool_parser
         return tool_parser_of(self._tokenizer.tools_template) if name == AUTO else name
+
+    def _thinking_variables(self) -> tuple[str, ...]:
+        has_variable = self._tokenizer.has_variable
+        return tuple(
+            name
+            for name in THINKING_VARIABLES
+            if has_variable(name, has_tools=False) or has_variable(name, has_tools=True)
+        )
 
     @tells_faults
     async def check_statistics(self, directory: str) -> None:

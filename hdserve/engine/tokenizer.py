@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -65,6 +66,7 @@ class Tokenizer:
         self.backend = backend
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
         self._shown: dict[bool, ShownParts] = {}
+        self._variables: dict[tuple[str, bool], bool] = {}
 
     @property
     def has_chat_template(self) -> bool:
@@ -83,9 +85,13 @@ class Tokenizer:
         return template if _TOOLS.search(template) else ""
 
     def has_variable(self, name: str, *, has_tools: bool) -> bool:
-        """Whether the chat template names this variable."""
-        template = self.tools_template if has_tools else self.template
-        return re.search(rf"\b{re.escape(name)}\b", template) is not None
+        """Whether the chat template reads this variable; the word alone may be a field of messages,
+        or text."""
+        key = (name, has_tools)
+        if key not in self._variables:
+            template = self.tools_template if has_tools else self.template
+            self._variables[key] = _reads(template, name)
+        return self._variables[key]
 
     def _template(self, tools: list[Mapping[str, Any]] | None) -> str:
         if not self.has_chat_template:
@@ -321,3 +327,13 @@ def load_tokenizer(
         if not Path(path).is_dir():
             reason += "\nA directory of this machine with the model's files does as well."
         raise ConfigError(f"cannot load the tokenizer of {model!r}: {reason}") from error
+
+
+def _reads(template: str, name: str) -> bool:
+    if re.search(rf"\b{re.escape(name)}\b", template) is None:
+        return False
+    try:
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError:  # it has statements of transformers
+        return True
+    return name in meta.find_undeclared_variables(parsed)

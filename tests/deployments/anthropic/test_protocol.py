@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
-from deployments.generation import GenerationRequest
+from deployments.generation import THINKING_VARIABLES, GenerationRequest
 from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
 from hdserve.conversation import ChatEnd
@@ -18,6 +18,7 @@ from hdserve.errors import InvalidRequest, Unsupported
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"name": "f", "description": "Does f.", "input_schema": SCHEMA}
+THINKING = {"enable_thinking": True, "thinking": True}
 CALLING = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "b"}}
 
 
@@ -153,13 +154,13 @@ def test_a_last_message_of_the_assistant_goes_on() -> None:
     ("fields", "variables"),
     [
         ({}, {}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, {"enable_thinking": True}),
-        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
-        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, THINKING),
+        ({"thinking": {"type": "adaptive"}}, THINKING),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
         (
-            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
-            {"enable_thinking": True},
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": THINKING},
+            THINKING,
         ),
     ],
 )
@@ -167,6 +168,14 @@ def test_thinking_is_asked_for_by_the_template(
     fields: dict[str, Any], variables: dict[str, Any]
 ) -> None:
     assert generation(**fields).template_options == variables
+
+
+def test_what_only_a_template_can_meet() -> None:
+    """Is said by the parameter; any of its variables will do."""
+    assert parsed().variables == parsed(output_config={}).variables == {}
+    found = parsed(thinking={"type": "disabled"}, output_config={"effort": "low"}).variables
+    assert set(found) == {"thinking", "output_config.effort"}
+    assert {name for names in found.values() for name in names} == {*THINKING_VARIABLES}
 
 
 def test_the_form_of_the_answer() -> None:

@@ -391,6 +391,23 @@ def test_how_much_to_reason_is_a_variable_of_the_template(tmp_path: Path) -> Non
         assert host.tokenizer.decode(seq.token_ids) == prompt
 
 
+@pytest.mark.parametrize(
+    ("template", "is_read"),
+    [
+        ("{{ reasoning_effort }}", True),
+        ("{% if not reasoning_effort is defined %}{% set reasoning_effort = 1 %}{% endif %}", True),
+        ("{% generation %}{{ reasoning_effort }}{% endgeneration %}", True),
+        ("{{ messages[0].reasoning_effort }} 'reasoning_effort'", False),
+    ],
+)
+def test_variables_that_a_template_reads(tmp_path: Path, template: str, is_read: bool) -> None:
+    """Not fields and text of the same name."""
+    path = tmp_path / "effort.jinja"
+    path.write_text(template)
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", chat_template=path))
+    assert host.tokenizer.has_variable("reasoning_effort", has_tools=False) is is_read
+
+
 def test_templates_that_do_not_ask_how_much_to_reason(host: ModelHost) -> None:
     request = GenerationRequest("r", messages=CHAT, reasoning_effort="none")
     (seq,) = SequenceBuilder(host, OffLoop()).build(request)

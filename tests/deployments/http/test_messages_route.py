@@ -1,0 +1,73 @@
+"""Messages say what of them is not heard, and clients of that API are told in its words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from deployments.gateway import Gateway
+from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
+from deployments.http.routes import build_api
+from hdserve.config import ModelConfig, ServeConfig
+from hdserve.core import DraftCounts
+
+HI: Any = {"role": "user", "content": "hi"}
+INFO = ("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
+ASKED: dict[str, Any] = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}
+
+
+class Thinking:
+    """A model whose chat template has some variables."""
+
+    def __init__(self, variables: tuple[str, ...] = ()) -> None:
+        self._variables = variables
+
+    def describe(self) -> ModelInfo:
+        return ModelInfo(*INFO, thinking_variables=self._variables)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        yield Delta(0, 0, "a", (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
+
+    def tokenize_chat(self, request: GenerationRequest) -> list[int]:
+        return [1, 2]
+
+
+def asked(model: serve.Application, path: str = "", **fields: Any) -> httpx.Response:
+    handle: Any = serve.run(model, name="model", _local_testing_mode=True)
+    config = ServeConfig(models=(ModelConfig(name="m", model="m"),))
+    transport = httpx.ASGITransport(build_api(Gateway(config, {"m": handle})))
+
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
+            body = {"model": "m", "messages": [HI], **fields}
+            return await client.post(f"/v1/messages{path}", json=body)
+
+    return asyncio.run(post())
+
+
+@pytest.mark.parametrize(
+    ("variables", "ignored"),
+    [
+        ((), "output_config.effort, thinking"),
+        (("thinking",), "output_config.effort"),
+        (("enable_thinking",), "output_config.effort"),
+        (("reasoning_effort",), "thinking"),
+        (("enable_thinking", "reasoning_effort"), None),
+    ],
+)
+def test_what_a_template_does_not_know_is_named(
+    variables: tuple[str, ...], ignored: str | None
+) -> None:
+    """Also where tokens are counted; what nobody asked for is not."""
+    model = serve.deployment(Thinking).bind(variables)
+    for stream in (False, True):
+        found = asked(model, max_tokens=9, stream=stream, **ASKED)
+        assert found.headers.get("x-hdserve-ignored") == ignored
+        assert "x-hdserve-ignored" not in asked(model, max_tokens=9, stream=stream).headers
+    counted = asked(model, "/count_tokens", **ASKED)
+    assert counted.headers.get("x-hdserve-ignored") == ignored
