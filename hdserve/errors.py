@@ -131,9 +131,28 @@ class InvalidRequest(RequestError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt leaves no room for an answer in the model's context."""
+    """The prompt leaves no room for an answer in the model's context.
+
+    Args:
+        num_tokens: of the prompt, as far as they were counted.
+        max_num_tokens: the most it may have.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        num_tokens: int | None = None,
+        max_num_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param)
+        self.num_tokens = num_tokens
+        self.max_num_tokens = max_num_tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.param, self.num_tokens, self.max_num_tokens)
 
 
 class Unsupported(InvalidRequest):

@@ -44,7 +44,9 @@ class RedactedThinkingBlock(Body):
 class ToolUseBlock(Body):
     """A call the model made earlier."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller"})
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {"cache_control", "caller", "toolset_name"}
+    )
 
     type: Literal["tool_use"]
     id: str
@@ -63,7 +65,7 @@ Texts = Annotated[tuple[TextBlock, ...], Field(fail_fast=True)]
 class ToolResultBlock(Body):
     """What an earlier call returned."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control", "toolset_name"})
 
     type: Literal["tool_result"]
     tool_use_id: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.generation import Summary
-from hdserve.errors import HdserveError
+from hdserve.errors import HdserveError, PromptTooLong
 
 _ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -31,8 +31,17 @@ def error_body(
     """
     status = status or error.status
     general = "invalid_request_error" if 400 <= status < 500 else "api_error"
-    told = {"type": _ERROR_TYPES.get(status, general), "message": error.message}
+    told = {"type": _ERROR_TYPES.get(status, general), "message": _message(error)}
     return {"type": "error", "error": told, "request_id": request_id}
+
+
+def _message(error: HdserveError) -> str:
+    """Return what is told.  Of a prompt that is too long it begins as with Anthropic, as clients
+    look for these words to shorten the conversation."""
+    if isinstance(error, PromptTooLong) and error.num_tokens is not None:
+        counts = f"{error.num_tokens} tokens > {error.max_num_tokens} maximum"
+        return f"prompt is too long: {counts}: {error.message}"
+    return error.message
 
 
 def token_counts(num_prompt: int, num_reused: int, num_output: int) -> dict[str, Any]:

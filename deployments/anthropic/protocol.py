@@ -9,11 +9,12 @@ from pydantic import Field
 
 from deployments.anthropic.content import PARAM, InputMessages, Texts, chat_messages, text_of
 from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
 from deployments.openai.structured import Schema
-from deployments.openai.tools import has_unheld_strict
+from deployments.openai.tools import Tool, has_unheld_strict
 from hdserve.errors import InvalidRequest
 
 PARAM_NAMES: Mapping[str, str] = {
@@ -21,6 +22,10 @@ PARAM_NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
 }
 """What a request of this API calls parameters of a chat that it calls otherwise."""
+
+MAX_TOOLS = MAX_MESSAGES
+"""The most tools: clients with many servers of tools have more than OpenAI's 128.  All share the
+parts that a body may have, and they take as long to read as that many messages."""
 
 _VARIABLES: Mapping[str, Collection[str]] = {
     "thinking": ("enable_thinking", "thinking"),
@@ -52,6 +57,14 @@ class MessagesTool(Body):
     description: str | None = None
     input_schema: Mapping[str, Any]
     strict: Truth | None = None
+    defer_loading: Truth | None = None
+    input_examples: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def unmet(self) -> set[str]:
+        """What is asked in vain: every tool is shown, and no chat template shows examples."""
+        names = ("defer_loading", "input_examples")
+        return {f"tools.{name}" for name in names if getattr(self, name)}
 
     def for_chat(self) -> dict[str, Any]:
         """Return the tool as a chat has it."""
@@ -107,8 +120,9 @@ class OutputFormat(ClosedBody):
 
 
 class OutputConfig(ClosedBody):
-    """How much effort the answer is worth, and its form."""
+    """How much effort the answer is worth, and its form; no model is told of a budget."""
 
+    task_budget: Mapping[str, Any] | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
@@ -118,6 +132,8 @@ class _Chat(ChatBody):
     wrong."""
 
     format_param: ClassVar[str] = "output_config"
+
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class CountTokensBody(OfferedBody):
@@ -140,7 +156,9 @@ class CountTokensBody(OfferedBody):
     without_effect: ClassVar[frozenset[str]] = frozenset(
         {
             "cache_control",
+            "billing_policy",
             "diagnostics",
+            "fallback_credit_token",
             "inference_geo",
             "metadata",
             "service_tier",
@@ -153,7 +171,9 @@ class CountTokensBody(OfferedBody):
     model: str
     messages: InputMessages
     system: str | Texts | None = None
-    tools: Annotated[tuple[MessagesTool, ...], Field(max_length=128, fail_fast=True)] | None = None
+    tools: (
+        Annotated[tuple[MessagesTool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -169,10 +189,12 @@ class CountTokensBody(OfferedBody):
         is_free = choice in {None, "auto"} and self.output_format is None
         asked = {
             "context_management": bool(self.context_management),
+            "output_config.task_budget": self.output_config is not None
+            and self.output_config.task_budget is not None,
             "tools.strict": is_free and has_unheld_strict(self.tools or (), choice),
             **{f"thinking.{name}": True for name in thinking},
         }
-        said = {name for message in self.messages for name in message.unmet}
+        said = {name for part in (*self.messages, *(self.tools or ())) for name in part.unmet}
         return super().unmet.union(said, (name for name, is_asked in asked.items() if is_asked))
 
     @property

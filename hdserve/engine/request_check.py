@@ -25,12 +25,15 @@ def check_prompt_length(
     Raises:
         PromptTooLong: there is no room for an answer, if one is wanted.
     """
-    if num_tokens + (params.max_tokens != 0) > max_total_tokens:
+    most = max_total_tokens - (params.max_tokens != 0)
+    if num_tokens > most:
         number = f"{num_tokens}" if is_whole else f"at least {num_tokens}"
         raise PromptTooLong(
             f"this model's maximum context length is {max_total_tokens} tokens, and the prompt has "
             f"{number}, which leaves none for an answer",
             param,
+            num_tokens,
+            most,
         )
 
 

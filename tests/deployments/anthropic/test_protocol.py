@@ -6,8 +6,17 @@ import json
 from typing import Any
 
 import pytest
+from anthropic.types.beta import BetaOutputConfigParam, BetaToolParam, MessageCountTokensParams
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase
 
-from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
+from deployments.anthropic.protocol import (
+    MAX_TOOLS,
+    PARAM_NAMES,
+    CountTokensBody,
+    MessagesBody,
+    MessagesTool,
+    OutputConfig,
+)
 from deployments.generation import THINKING_VARIABLES, GenerationRequest
 from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
@@ -201,7 +210,16 @@ def test_what_is_asked_in_vain_is_named() -> None:
         ],
         thinking={"type": "enabled", "budget_tokens": 5000, "display": "omitted"},
         context_management={"edits": []},
-        tools=[{**TOOL, "strict": True, "cache_control": {"type": "ephemeral"}}],
+        output_config={"task_budget": {"type": "tokens", "total": 50_000}},
+        tools=[
+            {
+                **TOOL,
+                "strict": True,
+                "defer_loading": True,
+                "input_examples": [{"a": "b"}],
+                "cache_control": {"type": "ephemeral"},
+            }
+        ],
         metadata={"user_id": "u"},
         service_tier="auto",
         frobnicate=1,
@@ -211,8 +229,11 @@ def test_what_is_asked_in_vain_is_named() -> None:
         "frobnicate",
         "messages.content.is_error",
         "messages.content.redacted_thinking",
+        "output_config.task_budget",
         "thinking.budget_tokens",
         "thinking.display",
+        "tools.defer_loading",
+        "tools.input_examples",
         "tools.strict",
     )
     form = {"type": "json_schema", "schema": SCHEMA}
@@ -281,6 +302,30 @@ def test_what_is_not_offered_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as caught:
         parsed(**fields)
     assert [caught.value.param] == list(fields)
+
+
+def test_more_tools_than_in_a_chat() -> None:
+    """As many as a conversation may have messages."""
+    tools = [{**TOOL, "name": f"mcp__server__{number}"} for number in range(MAX_TOOLS)]
+    assert len(generation(tools=tools).tools) == MAX_TOOLS > 128
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS}") as caught:
+        generation(tools=[*tools, TOOL])
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("params", "offered"),
+    [(MessageCreateParamsBase, MessagesBody), (MessageCountTokensParams, CountTokensBody)],
+)
+def test_every_parameter_of_the_client_is_known(params: Any, offered: Any) -> None:
+    """None is taken for one that nobody documents; ``betas`` is a header."""
+    known = {*offered.model_fields, *offered.unsupported, *offered.without_effect, "betas"}
+    assert set(params.__annotations__) <= known
+    assert set(BetaOutputConfigParam.__annotations__) <= set(OutputConfig.model_fields)
+    assert set(BetaToolParam.__annotations__) <= {
+        *MessagesTool.model_fields,
+        *MessagesTool.without_effect,
+    }
 
 
 def test_tokens_are_counted_of_the_same_prompt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,8 +14,11 @@ from ray import serve
 from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from deployments.http.routes import build_api
+from deployments.request_faults import RequestFault
 from hdserve.config import ModelConfig, ServeConfig
-from hdserve.core import DraftCounts
+from hdserve.core import DraftCounts, SamplingParams
+from hdserve.engine.request_check import check_prompt_length
+from hdserve.errors import PromptTooLong
 
 HI: Any = {"role": "user", "content": "hi"}
 INFO = ("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
@@ -71,3 +75,23 @@ def test_what_a_template_does_not_know_is_named(
         assert "x-hdserve-ignored" not in asked(model, max_tokens=9, stream=stream).headers
     counted = asked(model, "/count_tokens", **ASKED)
     assert counted.headers.get("x-hdserve-ignored") == ignored
+
+
+class TooLong:
+    """A model for which no prompt is short enough."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records | RequestFault]:
+        try:
+            check_prompt_length(2000, 1024, SamplingParams())
+        except PromptTooLong as error:
+            yield RequestFault(pickle.loads(pickle.dumps(error)))
+
+
+def test_prompts_that_are_too_long_are_told_in_the_words_of_the_api() -> None:
+    """By which clients know that they have to shorten a conversation."""
+    model = serve.deployment(TooLong).bind()
+    for stream in (False, True):
+        found = asked(model, max_tokens=9, stream=stream)
+        error = found.json()["error"]
+        assert (found.status_code, error["type"]) == (400, "invalid_request_error")
+        assert error["message"].startswith("prompt is too long: 2000 tokens > 1023 maximum")
