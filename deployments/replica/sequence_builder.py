@@ -27,8 +27,8 @@ some 8 MB of JSON, which as chunks of a stream hold up a gateway for some 0.3 s.
 
 MAX_ANSWER_LOGPROBS = 1 << 20
 """The most log probabilities that a whole answer may come to have, over all choices and with
-alternatives: some 75 MB of JSON, for which a gateway takes 0.5 GB and, beside other requests, some
-5 s of one thread."""
+alternatives: some 75 MB of JSON, for which a gateway takes 0.2 GB and some 4.4 s of a thread.  On
+two busy cores its loop then halted for 0.14 to 0.29 s at most (50,000 tokens, 20 others each)."""
 
 MAX_PROMPT_IDS = 1 << 20
 """The most token ids of prompts that an answer may show, over all choices: some 6 MB of JSON."""
