@@ -194,7 +194,8 @@ class CountTokensBody(OfferedBody):
             "tools.strict": is_free and has_unheld_strict(self.tools or (), choice),
             **{f"thinking.{name}": True for name in thinking},
         }
-        said = {name for part in (*self.messages, *(self.tools or ())) for name in part.unmet}
+        said = {name for message in self.messages for name in message.unmet}
+        said |= {name for tool in self.tools or () for name in tool.unmet}
         return super().unmet.union(said, (name for name, is_asked in asked.items() if is_asked))
 
     @property
