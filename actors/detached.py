@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -12,7 +13,12 @@ _NAMESPACE = "hdserve"
 
 
 def get_or_create(
-    actor: type, name: str, num_cpus: float, resources: Mapping[str, float], *args: Any
+    actor: type,
+    name: str,
+    num_cpus: float,
+    resources: Mapping[str, float],
+    *args: Any,
+    concurrency_groups: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
     """A handle of the actor called ``name``, which is started if there is none in the cluster.
 
@@ -21,11 +27,13 @@ def get_or_create(
     Args:
         resources: custom ones that it reserves.
         args: what a new one is made of; one that is there keeps what it was made of.
+        concurrency_groups: threads of those of its methods that name a group; all others share one.
 
     Raises:
         RayError: the cluster cannot be reached.
     """
-    options: Any = ray.remote(actor).options(
+    remote: Any = ray.remote  # whose types lack the groups
+    options = remote(concurrency_groups=dict(concurrency_groups))(actor).options(
         name=name,
         namespace=_NAMESPACE,
         lifetime="detached",

@@ -34,6 +34,11 @@ logger = logging.getLogger(__name__)
 
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
+
+_COMPLETE_AFTER_S = 600.0
+"""After so long an actor knows again what it knew before a restart: whoever has a corpus offers it
+every minute."""
+
 _PARTIAL_SUFFIX = ".partial"
 
 
@@ -50,8 +55,9 @@ def ensure_local(
     A corpus that this node has where the actor has it (image, wheel, volume) is used there.
     Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
     replicas ask, checked, and moved into place together.  One that cannot be fetched is left out,
-    with an error in the log.  While the actor knows of none, as after its restart, what was fetched
-    before is used.
+    with an error in the log.  What was fetched before counts as well while the actor knows of none,
+    and after its restart, until all have offered again what they have; only then are copies of what
+    nobody offers deleted.
 
     Args:
         directories: corpora of this node, to be registered first, which does not matter to this
@@ -86,11 +92,12 @@ def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpu
         except DatabaseError as error:
             logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
     found = {corpus.corpus_id: corpus for corpus in [*call(actor, "catalogue", fingerprint), *own]}
+    is_complete = call(actor, "age_s") >= _COMPLETE_AFTER_S  # in this order, should it be restarted
     _drop_partial(cache_dir)
-    if found:
+    if found and is_complete:
         _drop_outdated(fingerprint, cache_dir, found)
     else:
-        found = _copies(fingerprint, cache_dir)
+        found = _copies(fingerprint, cache_dir) | found
     if own:
         return [Path(corpus.directory) for corpus in own]
     for corpus in sorted(found.values(), key=attrgetter("num_bytes"), reverse=True):

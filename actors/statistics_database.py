@@ -23,7 +23,7 @@ from actors.corpus import Corpus, describe, describe_for, file_checksum
 from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError, DatabaseGone
 
-METHODS_VERSION = 3
+METHODS_VERSION = 4
 """Raised when the actor learns a method that replicas call.  It is a part of the actor's name,
 because one that outlives an upgrade keeps the methods it was started with."""
 
@@ -38,6 +38,11 @@ CALL_TIMEOUT_S = 60.0
 has room for the actor."""
 
 NUM_CPUS = 0.1
+
+_FILE_THREADS: Final[Mapping[str, int]] = MappingProxyType({"checksums": 1, "chunks": 1})
+"""Threads that read files, which takes minutes where the other methods take a moment.  With one of
+them for all checksums, those that several nodes ask for are read once."""
+
 NO_RESOURCES: Final[Mapping[str, float]] = MappingProxyType({})
 _CHOICE_TIMEOUT_S = 10.0
 
@@ -61,11 +66,18 @@ class Choice(NamedTuple):
 
 
 class StatisticsDatabaseActor:
-    """The catalogue; a plain class, so that tests can call it without Ray."""
+    """The catalogue; a plain class, so that tests can call it without Ray.
+
+    In Ray files are read in threads of their own, beside one that does all else and alone changes
+    what is offered.
+    """
 
     def __init__(self) -> None:
+        self._started_at_s = time.monotonic()
         self._corpora: dict[str, Corpus] = {}
         self._checksums: dict[str, dict[str, str]] = {}
+        """Of the corpora of which they were asked for, empty for the others.  Each is dropped with
+        its registration, and so are those that are still being read then."""
         self._choices: dict[str, Choice] = {}
         self._chosen_here: set[str] = set()
         """Models whose last choice this run of the actor was told of: no reminder is of a later
@@ -83,6 +95,7 @@ class StatisticsDatabaseActor:
         for other in list(self._corpora.values()):
             if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
                 self._forget(other.corpus_id)
+        self._checksums.setdefault(corpus.corpus_id, {})
         return self._corpora.setdefault(corpus.corpus_id, corpus)
 
     def withdraw(self, directory: str) -> None:
@@ -96,22 +109,27 @@ class StatisticsDatabaseActor:
         """The corpora of one tokenizer, in the order of registration."""
         return [item for item in self._corpora.values() if item.fingerprint == fingerprint]
 
+    def age_s(self) -> float:
+        """How long ago the actor was started, which had forgotten all that was offered before."""
+        return time.monotonic() - self._started_at_s
+
+    @ray.method(concurrency_group="checksums")
     def checksums(self, corpus_id: str) -> dict[str, str]:
         """BLAKE2b-128 of each file; reads them all the first time.
 
         Raises:
             DatabaseError: unknown, or changed since it was registered.
         """
-        if corpus_id not in self._checksums:
-            corpus = self._known(corpus_id)
+        corpus = self._known(corpus_id)
+        found = self._checksums.get(corpus_id, {})
+        if not found:
             directory = Path(corpus.directory)
             if describe(corpus.fingerprint, directory).corpus_id != corpus_id:
                 raise DatabaseError(f"{directory} has changed since it was registered")
-            self._checksums[corpus_id] = {
-                name: file_checksum(directory / name) for name in corpus.sizes
-            }
-        return self._checksums[corpus_id]
+            found.update({name: file_checksum(directory / name) for name in corpus.sizes})
+        return found
 
+    @ray.method(concurrency_group="chunks")
     def read_chunk(self, corpus_id: str, name: str, offset: int) -> NDArray[np.uint8]:
         """Up to ``CHUNK_BYTES`` of a file; Ray passes them through the object store.
 
@@ -150,7 +168,7 @@ class StatisticsDatabaseActor:
 
     def _forget(self, corpus_id: str) -> None:
         del self._corpora[corpus_id]
-        self._checksums.pop(corpus_id, None)
+        del self._checksums[corpus_id]
 
     def _known(self, corpus_id: str) -> Corpus:
         try:
@@ -168,7 +186,13 @@ def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
     Raises:
         RayError: the cluster cannot be reached.
     """
-    return detached.get_or_create(StatisticsDatabaseActor, ACTOR_NAME, NUM_CPUS, resources)
+    return detached.get_or_create(
+        StatisticsDatabaseActor,
+        ACTOR_NAME,
+        NUM_CPUS,
+        resources,
+        concurrency_groups=_FILE_THREADS,
+    )
 
 
 def choose(model: str, directory: str, resources: Mapping[str, float] = NO_RESOURCES) -> None:

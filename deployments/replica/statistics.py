@@ -73,21 +73,29 @@ def _is_whole(directory: Path, fingerprint: str) -> bool:
 
 def _discard_copy(directory: Path | None) -> None:
     """Have a copy that cannot be used fetched again by the next that asks for it."""
-    if directory is not None and directory.parent == _cache_directory():
+    if directory is not None and _is_copy(directory):
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_copy(directory: Path) -> bool:
+    return directory.parent == _cache_directory()
 
 
 class ChosenStatistics:
     """Checks the database a replica begins with and follows what the administrator chooses, in a
     thread of its own.
 
-    The first is drafted from at once and given up if it turns out to be damaged.  One that is
-    chosen is opened and read here, all of it, so that it is right and in memory when the engine's
-    thread takes it over between two steps; one that cannot be used is logged and tried again, as a
-    volume may be late, and meanwhile what was there is drafted from.
+    The first is drafted from at once and given up if it turns out to be damaged.  A replica that
+    had to begin without what its configuration names looks for it again, until the administrator
+    has chosen: its owner may have offered it since, or the actor been too busy to say so.
 
-    The first one is also offered to the cluster again and again, where it is this node's own and
-    was not given up.
+    One that is found, or chosen, is opened and read here, all of it, so that it is right and in
+    memory when the engine's thread takes it over between two steps; one that is chosen and cannot
+    be used is logged and tried again, as a volume may be late, and meanwhile what was there is
+    drafted from.
+
+    The one of the configuration is also offered to the cluster again and again, where it is this
+    node's own and was not given up.
 
     Args:
         root: where databases may be chosen; ``None`` follows nothing.
@@ -115,6 +123,9 @@ class ChosenStatistics:
         self._own = host.statistics.directory if host.statistics else None
         self._retry_s = 0.0
         self._retry_at_s = math.inf
+        self._is_looking = host.statistics is None
+        self._look_s = _POLL_INTERVAL_S
+        self._look_at_s = 0.0
         self.num_unusable = 0
         self.num_failures = 0
         self._has_failed = False
@@ -155,8 +166,8 @@ class ChosenStatistics:
                 if time.monotonic() >= offer_at_s:
                     offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
                     self._offer()
-                if self._root is not None:
-                    self._follow()
+                self._follow()
+                self._look()
                 self._has_failed = False
             except Exception as error:  # drafting goes on from the database there is
                 self.num_failures += 1
@@ -172,21 +183,48 @@ class ChosenStatistics:
     def _check_first(self) -> None:
         """Read all of the database the replica began with."""
         database = self._host.statistics
+        if database is not None and not self._is_right(database):
+            self._engine.call(lambda engine: self._host.use_statistics(engine, None))
+
+    def _look(self) -> None:
+        """Take what the configuration names, if it has come by now."""
+        if not self._is_looking or time.monotonic() < self._look_at_s:
+            return
+        try:
+            database = self._host.find_statistics()
+        finally:
+            self._look_at_s = time.monotonic() + self._look_s
+            self._look_s = min(2 * self._look_s, _MAX_RETRY_S)
         if database is None:
             return
+        self._own = database.directory
+        if self._is_right(database):
+            self._follow()  # as the administrator may have chosen while it was fetched and read
+            if self._is_looking:
+                self._use(database)
+
+    def _is_right(self, database: StatisticsDatabase) -> bool:
+        """Read all of the configuration's database; one that is damaged is given up for good, a
+        copy until it is fetched again."""
         try:
             database.verify()
         except SnapshotError as error:
             self.num_unusable += 1
             logger.error("%s: drafting without statistics: %s", self._host.config.name, error)
+            self._is_looking = self._own is not None and _is_copy(self._own)
             _discard_copy(database.directory)
             self._withdraw()
-            self._engine.call(lambda engine: self._host.use_statistics(engine, None))
+            return False
+        return True
+
+    def _use(self, database: StatisticsDatabase) -> None:
+        self._is_looking = False
+        self._engine.call(lambda engine: self._host.use_statistics(engine, database))
+        logger.info("drafting from the statistics database %s", database.directory)
 
     def _offered(self) -> Path | None:
         """What other nodes may fetch from this one."""
-        is_copy = self._own is not None and self._own.parent == _cache_directory()
-        return None if is_copy else self._own
+        return None if self._own is not None and _is_copy(self._own) else self._own
 
     def _offer(self) -> None:
         """Have other nodes find what this node has, whatever became of the actor since."""
@@ -202,6 +240,8 @@ class ChosenStatistics:
         self._own = None
 
     def _follow(self) -> None:
+        if self._root is None:
+            return
         choice = current_choice(self._key, self._tried, self._resources)
         is_new = choice != self._tried
         if choice is None or (not is_new and time.monotonic() < self._retry_at_s):
@@ -217,8 +257,7 @@ class ChosenStatistics:
                 logger.error("the chosen statistics database %s", error.message)
             return
         self._retry_at_s = math.inf
-        self._engine.call(lambda engine: self._host.use_statistics(engine, database))
-        logger.info("drafting from the statistics database %s", database.directory)
+        self._use(database)
 
 
 def _below(root: Path, directory: str) -> Path:

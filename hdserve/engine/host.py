@@ -87,7 +87,8 @@ class ModelHost:
         """Longest prompt and output together: of the model, or less once an engine has a smaller
         cache."""
         self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
-        self.statistics = _open_statistics(config, self.tokenizer.fingerprint, locate_statistics)
+        self._locate_statistics = locate_statistics
+        self.statistics = self._open_statistics(logging.ERROR)
         self._on_output = on_output
         self._is_server = is_server
         self._compiled: CompiledForward | None = None
@@ -184,6 +185,11 @@ class ModelHost:
             engine.forget_drafter_states(namespace)
             engine.forget_prefixes()
 
+    def find_statistics(self) -> StatisticsDatabase | None:
+        """Look again for the statistics database of the configuration, which may have come since;
+        that there is none was said before."""
+        return self._open_statistics(logging.DEBUG)
+
     def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:
         """Draft from another corpus, or none, from now on; in the engine's thread."""
         self.statistics = statistics
@@ -197,6 +203,31 @@ class ModelHost:
         """
         drawn: dict[str, Any] = {"seed": secrets.randbits(63)}
         return SamplingParams(**{**drawn, **self.model.default_sampling, **chosen})
+
+    def _open_statistics(self, missing_level: int) -> StatisticsDatabase | None:
+        """The statistics database of the configuration; without one the model is served all the
+        same.
+
+        Drafting fails open, so a database that cannot be used is logged, not raised.
+
+        Args:
+            missing_level: of the log, for a database that is not there or cannot be used.
+        """
+        name, statistics = self.config.name, self.config.statistics
+        if statistics is None:
+            return None
+        fingerprint = self.tokenizer.fingerprint
+        directories = _statistics_directories(statistics, fingerprint)
+        directory = self._locate_statistics(directories, fingerprint)
+        if directory is None:
+            if statistics != BUNDLED_STATISTICS:
+                logger.log(missing_level, "%s: no statistics database at %s", name, statistics)
+            return None
+        try:
+            return StatisticsDatabase.open(directory, tokenizer=fingerprint)
+        except SnapshotError as error:
+            logger.log(missing_level, "%s: drafting without statistics: %s", name, error)
+            return None
 
     def _record(self, seq: core.Sequence) -> None:
         is_shared = self.config.share_output and seq.speculation.is_output_shared
@@ -232,27 +263,6 @@ def _ending_with(model: LoadedModel, token_id: int | None) -> LoadedModel:
     if token_id is None or token_id >= model.vocab_size:
         return model
     return replace(model, eos_token_ids=model.eos_token_ids | {token_id})
-
-
-def _open_statistics(
-    config: ModelConfig, fingerprint: str, locate: LocateStatistics
-) -> StatisticsDatabase | None:
-    """The statistics database of the configuration; without one the model is served all the same.
-
-    Drafting fails open, so a database that cannot be used is logged, not raised.
-    """
-    if config.statistics is None:
-        return None
-    directory = locate(_statistics_directories(config.statistics, fingerprint), fingerprint)
-    if directory is None:
-        if config.statistics != BUNDLED_STATISTICS:
-            logger.error("%s: no statistics database at %s", config.name, config.statistics)
-        return None
-    try:
-        return StatisticsDatabase.open(directory, tokenizer=fingerprint)
-    except SnapshotError as error:
-        logger.error("%s: drafting without statistics: %s", config.name, error)
-        return None
 
 
 def _statistics_directories(statistics: str, fingerprint: str) -> list[Path]:

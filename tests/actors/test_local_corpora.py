@@ -9,7 +9,7 @@ import pytest
 import ray
 from filelock import FileLock
 
-from actors import statistics_database
+from actors import local_corpora, statistics_database
 from actors.local_corpora import ensure_local
 from tests.actors.corpora import NUM_BYTES, contents, lacking, make_corpus
 
@@ -95,8 +95,11 @@ class TestInRay:
         assert fetched(corpus, fingerprint, cache) == [copy]
         assert contents(copy) == contents(corpus)
 
-    def test_copies_of_what_is_offered_no_longer_are_deleted(self, corpus, fingerprint, tmp_path):
-        """Of this tokenizer, and nobody else's."""
+    def test_copies_of_what_is_offered_no_longer_are_deleted(
+        self, corpus, fingerprint, tmp_path, monkeypatch
+    ):
+        """Of this tokenizer, and nobody else's, by an actor that is not new."""
+        monkeypatch.setattr(local_corpora, "_COMPLETE_AFTER_S", 0.0)
         cache = tmp_path / "cache"
         others = make_corpus(cache / "others", "others")
         copies = []
@@ -132,6 +135,37 @@ class TestInRay:
         assert ensure_local("another", cache) == []
         statistics_database.offer(fingerprint, corpus)
         assert ensure_local(fingerprint, cache) == [corpus]
+
+    def test_a_copy_is_used_while_the_actor_may_know_of_others_only(
+        self, corpus, fingerprint, tmp_path
+    ):
+        """After its restart, where another node with a smaller one is the first to offer."""
+        smaller = make_corpus(tmp_path / "smaller", fingerprint, seed=1)
+        (smaller / "tables" / "order-2.bin").write_bytes(b"small")
+        cache = tmp_path / "cache"
+        ensure_local(fingerprint, cache, directories=[corpus])
+        copies = fetched(corpus, fingerprint, cache)
+        ray.kill(statistics_database.get_or_create())
+        statistics_database.offer(fingerprint, smaller)
+        assert fetched(smaller, fingerprint, cache) == copies
+        assert contents(copies[0]) == contents(corpus)
+        statistics_database.offer(fingerprint, corpus)
+        assert fetched(corpus, fingerprint, cache) == copies
+
+    def test_a_node_finds_what_there_is_while_checksums_are_read(
+        self, corpus, fingerprint, tmp_path
+    ):
+        """Of a corpus that takes an hour to read."""
+        large = make_corpus(tmp_path / "large", "another")
+        with (large / "tables" / "order-2.bin").open("r+b") as table:
+            table.truncate(1 << 42)
+        actor = statistics_database.get_or_create()
+        entry = ray.get(actor.register.remote("another", str(large)))
+        checksums = actor.checksums.remote(entry.corpus_id)
+        cache = tmp_path / "cache"
+        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+        assert ensure_local(fingerprint, cache) == [corpus]
+        assert ray.wait([checksums], timeout=0)[0] == []
 
     def test_it_works_again_after_the_actor_was_killed(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.corpus import describe
+from actors import statistics_database
+from actors.corpus import describe, file_checksum
 from actors.local_corpora import ensure_local
 from actors.statistics_database import Choice, StatisticsDatabaseActor
 from hdserve.errors import DatabaseError
@@ -132,6 +133,38 @@ def test_a_corpus_that_changed_is_not_handed_out(corpus, fingerprint):
     (corpus / "empty.bin").write_bytes(b"x")
     with pytest.raises(DatabaseError, match="has changed"):
         actor.checksums(corpus_id)
+
+
+def test_checksums_are_not_those_of_what_was_withdrawn_while_they_were_read(
+    corpus: Path, fingerprint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was damaged, in whose place is another of the same description and size."""
+    actor = StatisticsDatabaseActor()
+    corpus_id = actor.register(fingerprint, str(corpus)).corpus_id
+    before = file_checksum(corpus / "tables" / "order-2.bin")
+
+    def read_slowly(path: Path) -> str:
+        checksum = file_checksum(path)
+        if path.name == "order-2.bin":
+            path.write_bytes(bytes(NUM_BYTES))
+            actor.withdraw(str(corpus))
+            actor.register(fingerprint, str(corpus))
+        return checksum
+
+    with monkeypatch.context() as patch:
+        patch.setattr(statistics_database, "file_checksum", read_slowly)
+        assert actor.checksums(corpus_id)["tables/order-2.bin"] == before
+    after = file_checksum(corpus / "tables" / "order-2.bin")
+    assert actor.checksums(corpus_id)["tables/order-2.bin"] == after != before
+
+
+def test_an_actor_knows_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which says whether all have had the time to offer what they have."""
+    actor = StatisticsDatabaseActor()
+    now_s = time.monotonic()
+    assert 0 <= actor.age_s() < 60
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 3600)
+    assert actor.age_s() >= 3600
 
 
 def test_a_directory_is_offered_as_it_was_registered_last(corpus, fingerprint):

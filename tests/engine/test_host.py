@@ -104,6 +104,30 @@ def test_a_model_is_served_without_statistics_that_cannot_be_used(
     assert seq.num_output_tokens
 
 
+def test_statistics_that_come_late_are_found_by_another_look(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever looks again and again does not say each time that there are none."""
+    config = ModelConfig.model_validate(
+        {
+            "name": "m",
+            "model": "hdserve-mini",
+            "statistics": str(tmp_path / "late"),
+            "engine": {"compile": False, "kv_cache_tokens": 1024, "exact": False},
+        }
+    )
+    host = ModelHost(config)
+    assert [host.find_statistics() for _ in range(2)] == [None, None]
+    builder = StatisticsBuilder(host.tokenizer.fingerprint, 100, max_bytes=1 << 20)
+    builder.add("corpus", [5, 6, 7])
+    builder.write(tmp_path / "late")
+    found = host.find_statistics()
+    assert found is not None
+    assert found.directory == tmp_path / "late"
+    assert host.statistics is None, "who looks has it used in the engine's thread"
+    assert caplog.text.count("no statistics database") == 1
+
+
 def test_statistics_that_are_off_are_looked_for_nowhere() -> None:
     """The cluster may have some of the tokenizer, for another model."""
     engine = {"compile": False, "kv_cache_tokens": 1024, "exact": False}
@@ -114,6 +138,7 @@ def test_statistics_that_are_off_are_looked_for_nowhere() -> None:
 
     host = ModelHost(ModelConfig.model_validate(config), locate_statistics=locate)
     assert host.statistics is None
+    assert host.find_statistics() is None
 
 
 def test_a_model_that_is_not_served_is_missed_no_tokenizer(tmp_path: Path) -> None:

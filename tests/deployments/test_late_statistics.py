@@ -1,0 +1,185 @@
+"""A replica that had to begin without the statistics database its configuration names."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from actors import statistics_database
+from actors.statistics_database import StatisticsDatabaseActor
+from deployments.replica import statistics
+from deployments.replica.statistics import ChosenStatistics, locate_statistics
+from hdserve.config import ModelConfig
+from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_info import TABLE_NAME
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.host import LocateStatistics, ModelHost, first_directory
+from hdserve.engine.tokenizer import load_tokenizer
+from tests.actors.corpora import contents, lacking
+from tests.clusters import local_ray
+
+MODEL = "hdserve-mini"
+FOUND = "drafting from the statistics database"
+
+
+def write(directory: Path, *, is_damaged: bool = False) -> Path:
+    """A database larger than what is checked when it is opened."""
+    tokenizer = load_tokenizer(MODEL)
+    builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=8 << 20)
+    text = np.random.default_rng(0).integers(0, tokenizer.vocab_size, 20_000)
+    builder.add("test", text.tolist())
+    builder.write(directory)
+    if is_damaged:
+        with (directory / TABLE_NAME).open("r+b") as table:
+            table.seek(3 << 20)
+            table.write(b"\1\2\3")
+    return directory
+
+
+def host_without(directory: Path, locate: LocateStatistics = first_directory) -> ModelHost:
+    """Of a replica that begins before ``directory`` is there."""
+    config = {
+        "name": MODEL,
+        "model": MODEL,
+        "statistics": str(directory),
+        "engine": {"kv_cache_tokens": 1024},
+        "drafting": {"adapts_budget": False},
+    }
+    host = ModelHost(ModelConfig.model_validate(config), locate_statistics=locate)
+    assert host.statistics is None
+    return host
+
+
+@contextmanager
+def choosing(host: ModelHost, root: Path | None = None) -> Iterator[ChosenStatistics]:
+    """The statistics of a replica that runs."""
+    engine = AsyncEngine(host.make_engine, 4)
+    engine.start()
+    chosen = ChosenStatistics(host, engine, root)
+    chosen.start()
+    try:
+        yield chosen
+    finally:
+        chosen.close()
+        engine.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(statistics, "_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(statistics, "_MAX_RETRY_S", 0.05)
+    caplog.set_level(logging.INFO)
+
+
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
+    """One of this process."""
+    actor = StatisticsDatabaseActor()
+
+    def ask(_timeout_s: float, _resources: object, method: str, *args: object) -> object:
+        return getattr(actor, method)(*args)
+
+    monkeypatch.setattr(statistics_database, "_ask", ask)
+    return actor
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[None]:
+    with local_ray():
+        yield
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_another_node_offers_later_is_fetched_and_drafted_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where this one was the first to start, or came while the actor was started again."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    owned = tmp_path / "owned"
+    with lacking(owned):
+        host = host_without(tmp_path / "not here", locate_statistics)
+        with choosing(host):
+            time.sleep(0.2)
+            statistics_database.offer(host.tokenizer.fingerprint, write(owned))
+            wait_until(lambda: host.statistics is not None)
+    assert host.statistics is not None
+    copy = host.statistics.directory
+    assert copy is not None
+    assert copy.parent == tmp_path / "hdserve-statistics"
+    assert contents(copy) == contents(owned)
+    assert caplog.text.count(f"{FOUND} {copy}") == 1
+    ray.kill(statistics_database.get_or_create())
+
+
+def test_one_of_this_node_that_comes_late_is_offered_too(
+    tmp_path: Path,
+    actor: StatisticsDatabaseActor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As of a volume that is mounted late; once it is used, nothing is looked for."""
+    monkeypatch.setattr(statistics, "_OFFER_INTERVAL_S", 0.01)
+    host = host_without(tmp_path / "late")
+    with choosing(host):
+        write(tmp_path / "late")
+        wait_until(lambda: bool(actor.catalogue(host.tokenizer.fingerprint)))
+        wait_until(lambda: host.statistics is not None)
+        time.sleep(0.2)
+    (offered,) = actor.catalogue(host.tokenizer.fingerprint)
+    assert offered.directory == str(tmp_path / "late")
+    assert caplog.text.count(FOUND) == 1
+
+
+def test_what_is_found_late_takes_nothing_back_that_the_administrator_chose(
+    tmp_path: Path, actor: StatisticsDatabaseActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it was fetched."""
+    late, wanted = write(tmp_path / "late"), write(tmp_path / "wanted")
+    keys = list[str]()
+
+    def locate(_directories: Iterable[Path], _fingerprint: str) -> Path | None:
+        if not keys:
+            return None
+        actor.choose(keys[0], "wanted")
+        return late
+
+    host = host_without(late, locate)
+    with choosing(host, tmp_path) as chosen:
+        keys.append(chosen._key)
+        wait_until(lambda: host.statistics is not None)
+        time.sleep(0.2)
+    assert host.statistics is not None
+    assert host.statistics.directory == wanted
+    assert caplog.text.count(FOUND) == 1
+
+
+def test_one_that_comes_late_and_is_damaged_is_not_drafted_from(
+    tmp_path: Path, actor: StatisticsDatabaseActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it offered, or looked for again and again."""
+    host = host_without(tmp_path / "late")
+    with choosing(host) as chosen:
+        write(tmp_path / "being written", is_damaged=True).rename(tmp_path / "late")
+        actor.register(host.tokenizer.fingerprint, str(tmp_path / "late"))
+        wait_until(lambda: chosen.num_unusable == 1)
+        time.sleep(0.2)
+    assert host.statistics is None
+    assert chosen.num_unusable == 1
+    assert actor.catalogue(host.tokenizer.fingerprint) == []
+    assert caplog.text.count("drafting without statistics") == 1
