@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from actors.refills import Refills
@@ -37,6 +37,7 @@ from hdserve.databases.partition import Partition
 from hdserve.databases.seen_outputs import OriginRanges
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.stored import stored_shards
 from hdserve.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,21 @@ _MAX_LAST_CALIBRATIONS = 2**14
 
 _MAX_SLEEP_S = 86400.0
 """The longest sleep: Python refuses to sleep for centuries."""
+
+
+class ExportPart(NamedTuple):
+    """A part of what is kept of a namespace.
+
+    Attributes:
+        message: for ``import_``.
+        cursor: of the next part.
+        epoch: of the run whose cursors these are; in another one they may be beyond all there is.
+    """
+
+    message: bytes
+    cursor: int
+    is_last: bool
+    epoch: str
 
 
 class ModelDatabaseActor:
@@ -168,15 +184,20 @@ class ModelDatabaseActor:
                 raise DatabaseError(self._open_failure)
         return num_outputs
 
-    def export(self, namespace: str, cursor: int = 0) -> tuple[bytes, int, bool]:
-        """Outputs of ``namespace`` from ``cursor`` on, and its calibration.
-
-        Returns:
-            A message for ``import_``, the cursor of the next one, and whether this is the last.
-        """
+    def export(self, namespace: str, cursor: int = 0) -> ExportPart:
+        """Outputs of ``namespace`` from ``cursor`` on, and its calibration."""
         with self._lock:
             message, cursor, is_last = next_message(self._log, namespace, cursor)
-        return message.encode(self._key), cursor, is_last
+            epoch = self._epoch
+        return ExportPart(message.encode(self._key), cursor, is_last, epoch)
+
+    def shards_on_disk(self, root: Path) -> list[str]:
+        """The labels of the shards that have a database of this model below ``root``.
+
+        Raises:
+            DatabaseError: the disk cannot be read.
+        """
+        return [path.name for path in stored_shards(root, self._key)]
 
     def import_(self, message: bytes) -> int:
         """Add what ``export`` gave, here or in the database of another model of this tokenizer.

@@ -39,3 +39,9 @@ def shard_of(namespace: str, num_shards: int) -> Shard:
 def shards(num_shards: int) -> list[Shard]:
     """All shards of a model's namespaces."""
     return [Shard(index, num_shards) for index in range(num_shards)]
+
+
+def may_be_on_disk_alone(config: ModelDatabaseConfig) -> bool:
+    """Whether a shard may hold text and have no actor: it has one from the first request of one of
+    its namespaces on, in each cluster anew."""
+    return config.is_enabled and config.num_shards > 1 and config.snapshot_dir is not None

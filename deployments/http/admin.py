@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from actors import model_database, statistics_database
+from actors.shards import may_be_on_disk_alone
 from deployments.http.access import require_admin
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase
@@ -204,7 +205,8 @@ async def _open(
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
     found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
-    return ClusterDatabase(key, config, found) if found else None
+    is_there = found or may_be_on_disk_alone(config)
+    return ClusterDatabase(key, config, found) if is_there else None
 
 
 async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:

@@ -9,8 +9,9 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 
 from actors import model_database
-from actors.shards import Shard, shard_of
+from actors.shards import Shard, may_be_on_disk_alone, shard_of, shards
 from hdserve.config import ModelDatabaseConfig
+from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.archive import check_message, encode_end, is_continued
 from hdserve.databases.messages import Publish
@@ -22,8 +23,11 @@ OBJECT = "speculation.database"
 """The ``object`` of what describes a database."""
 
 _INFO_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 30.0
 _CHANGE_TIMEOUT_S = 120.0
 """How long a change may take; it may have to wait for a slow disk."""
+
+_DATABASE = "the model database"
 
 _ACTOR_STATE = (
     "directory",
@@ -40,7 +44,8 @@ class ClusterDatabase:
 
     Args:
         config: the settings of an actor that has to be started.
-        actors: the actors by shard; a shard of which no namespace was used has none.
+        actors: the actors by shard; a shard of which no namespace was used has none, and neither
+            has one on disk of which none was used since the cluster was started.
     """
 
     def __init__(
@@ -49,16 +54,24 @@ class ClusterDatabase:
         self._key = key
         self._config = config
         self._actors = actors
+        self._epochs: dict[Shard, str] = {}
 
     async def info(self) -> dict[str, Any]:
-        """Return what the database holds, by namespace, and how its actors are.
+        """Return what the database holds, by namespace, and how its actors are; those of shards
+        that are on disk alone are started.
 
         Raises:
             HdserveError: an actor raised it, or is out of reach; so do all methods.
         """
+        timeout_s = _START_TIMEOUT_S if await self._start_stored() else _INFO_TIMEOUT_S
+        actors = dict(self._actors)
         found = await asyncio.gather(
-            *(ask_actor(actor.info.remote(), _INFO_TIMEOUT_S) for actor in self._actors.values())
+            *(
+                ask_actor(actor.info.remote(), timeout_s, _called(shard))
+                for shard, actor in actors.items()
+            )
         )
+        self._epochs = {shard: info["epoch"] for shard, info in zip(actors, found, strict=True)}
         namespaces = {name: item for info in found for name, item in info["namespaces"].items()}
         return {
             "id": self._key.model,
@@ -81,12 +94,16 @@ class ClusterDatabase:
         return num_outputs
 
     async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
-        """Yield the records of an archive; at least its end, which says whose it is."""
+        """Yield the records of an archive; at least its end, which says whose it is.
+
+        Raises:
+            DatabaseGone: an actor was started again since ``info``, or since the export began, and
+                may hold less now, which no cursor tells.
+        """
         for namespace in namespaces:
             cursor, is_last = 0, False
             while not is_last:
-                actor = await self._actor(namespace)
-                message, cursor, is_last = await ask_actor(actor.export.remote(namespace, cursor))
+                message, cursor, is_last = await self._exported(namespace, cursor)
                 yield pack_record(message)
         yield pack_record(encode_end(self._key))
 
@@ -138,9 +155,42 @@ class ClusterDatabase:
             num_new += await ask_actor(actor.import_.remote(encoded))
         return num_new
 
+    async def _exported(self, namespace: str, cursor: int) -> tuple[bytes, int, bool]:
+        """Return a message, the cursor of the next one, and whether this is the last.
+
+        Raises:
+            DatabaseGone: it is of another run of the actor than what came before.
+        """
+        shard = shard_of(namespace, self._config.num_shards)
+        exporting = (await self._started(shard)).export.remote(namespace, cursor)
+        part = await ask_actor(exporting, who=_called(shard))
+        if part.epoch != self._epochs.setdefault(shard, part.epoch):
+            reason = "was started again while it was exported; begin with the export anew"
+            raise DatabaseGone(f"{_called(shard)} {reason}")
+        return part.message, part.cursor, part.is_last
+
+    async def _start_stored(self) -> bool:
+        """Start the actors of shards that are on disk alone; whether there may be any.
+
+        An actor looks for them: this process may have no such disk.
+        """
+        if not may_be_on_disk_alone(self._config):
+            return False
+        looking = (await self._actor(DEFAULT_NAMESPACE)).shards_on_disk
+        default = _called(shard_of(DEFAULT_NAMESPACE, self._config.num_shards))
+        labels = await ask_actor(
+            looking.remote(self._config.snapshot_dir), _START_TIMEOUT_S, default
+        )
+        stored = [shard for shard in shards(self._config.num_shards) if shard.label in labels]
+        await asyncio.gather(*map(self._started, stored))
+        return True
+
     async def _actor(self, namespace: str) -> Any:
         """Return the actor that keeps a namespace, which is started if there is none."""
-        shard = shard_of(namespace, self._config.num_shards)
+        return await self._started(shard_of(namespace, self._config.num_shards))
+
+    async def _started(self, shard: Shard) -> Any:
+        """Return the actor of a shard, which is started if there is none."""
         if shard not in self._actors:
             arguments = self._key, self._config, merge_drafter_states, shard
             starting = asyncio.to_thread(model_database.get_or_create, *arguments)
@@ -148,8 +198,18 @@ class ClusterDatabase:
         return self._actors[shard]
 
 
-async def ask_actor(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any:
+def _called(shard: Shard) -> str:
+    """What errors call the actor of a shard."""
+    return f"{_DATABASE} {shard.label}" if shard.label else _DATABASE
+
+
+async def ask_actor(
+    reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
+) -> Any:
     """Return what an actor of a model database answers.
+
+    Args:
+        who: is named where it does not.
 
     Raises:
         HdserveError: the actor raised it, or is out of reach.
@@ -158,10 +218,10 @@ async def ask_actor(reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S) -> Any
         async with asyncio.timeout(timeout_s):
             return await reference
     except TimeoutError as error:
-        reason = f"the model database has not answered in {timeout_s:g} s; try again"
+        reason = f"{who} has not answered in {timeout_s:g} s; try again"
         raise DatabaseGone(reason) from error
     except RayError as error:
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
             raise cause from error
-        raise DatabaseGone("the model database is out of reach; try again") from error
+        raise DatabaseGone(f"{who} is out of reach; try again") from error

@@ -87,6 +87,21 @@ def shard_directories(root: Path) -> list[Path]:
     return sorted(root.glob("shard-*-of-*"))
 
 
+def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
+    """Those of the directories of shards that hold a database of ``key``.
+
+    Raises:
+        DatabaseError: ``root`` cannot be read.
+    """
+    try:
+        os.listdir(root)  # which a search for names leaves out in silence
+        return [path for path in shard_directories(root) if database_directory(path, key).is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DatabaseError(f"{root} cannot be read: {error}") from error
+
+
 def check_unsharded(root: Path) -> None:
     """
     Raises:

@@ -55,8 +55,8 @@ class Cluster:
 
     def count(self, namespace: str, token_id: int) -> int:
         """How often the actor has a token."""
-        exported, _, _ = ray.get(self.actor().export.remote(namespace), timeout=WAIT_S)
-        return count_token(exported, token_id)
+        part = ray.get(self.actor().export.remote(namespace), timeout=WAIT_S)
+        return count_token(part.message, token_id)
 
     def kill(self) -> None:
         """Kill the actor's process; Ray starts it again.  Returns when the new one answers."""

@@ -143,7 +143,7 @@ def test_export_goes_into_the_database_of_another_model_of_the_tokenizer(config)
     other = ModelDatabaseActor(OTHER_MODEL, ModelDatabaseConfig())
     cursor, num_new, is_last, num_messages = 0, 0, False, 0
     while not is_last:
-        data, cursor, is_last = actor.export("n", cursor)
+        data, cursor, is_last, _ = actor.export("n", cursor)
         num_new += other.import_(data)
         num_messages += 1
     assert (num_new, num_messages > 1) == (200, True)
@@ -162,7 +162,7 @@ def test_what_was_flushed_comes_back_by_an_import_and_reaches_every_replica(conf
     origin, kept = Reader(actor, "r", "n"), OutputLog(10**6, 10**6)
     kept.append("n", Segment.from_outputs("r", 0, [np.zeros(3, np.uint32), np.ones(4, np.uint32)]))
     origin.read()
-    archive, _, is_last = actor.export("n")
+    archive, _, is_last, _ = actor.export("n")
     assert is_last
     actor.flush("n")
     assert origin.poll().changes["n"].is_flushed

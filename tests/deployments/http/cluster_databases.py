@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,30 +21,38 @@ KEY = DatabaseKey("m", "f")
 
 
 class Handle:
-    """Of an actor that runs here, and dies after so many records of an export."""
+    """Of an actor that runs here, and dies after so many records of an export.
+
+    Attributes:
+        actor: another one when it was started again.
+    """
 
     def __init__(self, actor: ModelDatabaseActor, num_records: int = 1000) -> None:
-        self._actor = actor
+        self.actor = actor
         self._num_records = num_records
         self.info = SimpleNamespace(remote=self._info)
         self.import_ = SimpleNamespace(remote=self._import)
         self.export = SimpleNamespace(remote=self._export)
+        self.shards_on_disk = SimpleNamespace(remote=self._shards_on_disk)
         self.flush = SimpleNamespace(remote=self._flush)
 
     async def _info(self) -> Any:
-        return self._actor.info()
+        return self.actor.info()
+
+    async def _shards_on_disk(self, root: Path) -> list[str]:
+        return self.actor.shards_on_disk(root)
 
     async def _import(self, message: bytes) -> int:
-        return self._actor.import_(message)
+        return self.actor.import_(message)
 
     async def _flush(self, namespace: str) -> int:
-        return self._actor.flush(namespace)
+        return self.actor.flush(namespace)
 
     async def _export(self, namespace: str, cursor: int) -> Any:
         if not self._num_records:
             raise RayActorError
         self._num_records -= 1
-        return self._actor.export(namespace, cursor)
+        return self.actor.export(namespace, cursor)
 
 
 def database(num_records: int = 1000) -> tuple[ModelDatabaseActor, ClusterDatabase]:

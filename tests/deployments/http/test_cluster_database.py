@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import ray
 from ray.exceptions import RayActorError
 
+from actors import model_database
 from actors.model_database_actor import ModelDatabaseActor
-from actors.shards import WHOLE
+from actors.shards import WHOLE, shard_of, shards
+from actors.stop import stop_actors
 from deployments.http.cluster_database import ClusterDatabase, ask_actor
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
@@ -18,17 +21,17 @@ from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Poll, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.errors import DatabaseGone, InvalidRequest, SnapshotError
+from tests.clusters import local_ray
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
+from tests.waiting import WAIT_S
+
+NAMESPACES = ["tenant-1", "tenant-2"]
 
 
 def test_a_database_that_is_gone_may_come_back() -> None:
     """So the client is told to try again."""
-
-    async def gone() -> None:
-        raise RayActorError
-
     with pytest.raises(DatabaseGone, match="try again") as caught:
-        asyncio.run(ask_actor(gone()))
+        asyncio.run(ask_actor(_gone()))
     assert caught.value.status == 503
 
 
@@ -94,6 +97,79 @@ def test_an_archive_that_is_cut_between_two_records() -> None:
         with pytest.raises(InvalidRequest, match="the archive is cut off"):
             asyncio.run(found.import_(chunks(num_records)))
     assert asyncio.run(found.import_(chunks(len(records)))) == 0
+
+
+@pytest.mark.parametrize("num_records", [0, 1])
+def test_an_export_from_an_actor_that_was_started_again(num_records: int) -> None:
+    """Has no end: of what it held less may be there, and no cursor tells."""
+    handle = Handle(ModelDatabaseActor(KEY, ModelDatabaseConfig()))
+    for namespace in ("a", "b"):
+        handle.actor.import_(archive_of(namespace).encode(KEY))
+    found = ClusterDatabase(KEY, ModelDatabaseConfig(), {WHOLE: handle})
+    came = []
+
+    async def export() -> None:
+        names = list((await found.info())["namespaces"])
+        records = found.export(names)
+        came.extend([await anext(records) for _ in range(num_records)])
+        handle.actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+        came.extend([record async for record in records])
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for record in came:
+            yield record
+
+    with pytest.raises(DatabaseGone, match="was started again while it was exported"):
+        asyncio.run(export())
+    assert len(came) == num_records
+    with pytest.raises(InvalidRequest, match=r"the archive is (cut off|empty)"):
+        asyncio.run(found.import_(chunks()))
+
+
+@pytest.mark.ray
+def test_shards_that_are_on_disk_alone(tmp_path: Path) -> None:
+    """As those of tenants who have asked nothing since the cluster was started: they are listed and
+    exported, and their actors, no others, are started for it."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path, num_shards=64, num_cpus=0)
+    used = {shard_of(name, 64) for name in NAMESPACES}
+    with local_ray():
+        for shard in used:
+            actor = model_database.get_or_create(KEY, config, shard=shard)
+            for name in NAMESPACES:
+                if shard_of(name, 64) == shard:
+                    ray.get(actor.import_.remote(archive_of(name).encode(KEY)), timeout=WAIT_S)
+        stop_actors(model=KEY.model)
+        found = ClusterDatabase(KEY, config, {})
+
+        async def exported() -> list[bytes]:
+            names = list((await found.info())["namespaces"])
+            return [record async for record in found.export(names)]
+
+        records = asyncio.run(exported())
+        assert set(model_database.get_all(KEY, 64)) == {*used, shard_of("default", 64)}
+    _, target = database()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for record in records:
+            yield record
+
+    assert asyncio.run(target.import_(chunks())) == len(NAMESPACES)
+
+
+def test_a_shard_that_does_not_answer(tmp_path: Path) -> None:
+    """Is named, and nothing is told of the others alone."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path, num_shards=2)
+    actors = {shard: ModelDatabaseActor(KEY, shard.config(config)) for shard in shards(2)}
+    gone = next(shard for shard in actors if shard != shard_of("default", 2))
+    handles = {shard: Handle(actor) for shard, actor in actors.items()}
+    handles[gone].info.remote = _gone
+    found = ClusterDatabase(KEY, config, dict(handles))
+    with pytest.raises(DatabaseGone, match=f"the model database {gone.label} is out of reach"):
+        asyncio.run(found.info())
+
+
+async def _gone() -> None:
+    raise RayActorError
 
 
 @pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES, MAX_CALIBRATION_BYTES + 1])
