@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 from actors import detached
@@ -14,6 +15,7 @@ from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
 
 _NAME_BEGIN = "model-database-"
+_SHARD = re.compile(rf"{_NAME_BEGIN}v{FORMAT_VERSION}(?:-shard-(\d+)-of-(\d+))?")
 
 
 def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
@@ -88,3 +90,21 @@ def get_all(key: DatabaseKey, num_shards: int) -> dict[Shard, Any]:
         with contextlib.suppress(ValueError):
             found[shard] = get(key, shard)
     return found
+
+
+def get_former(key: DatabaseKey, num_shards: int) -> list[tuple[Shard, Any]]:
+    """Shards and handles of the other actors of the model, of this version: they were started for
+    another number of shards, or another tokenizer, and run until ``hdserve database stop``."""
+    current = {actor_name(key, shard) for shard in shards(num_shards)}
+    found = []
+    for name in detached.names():
+        kind = _SHARD.fullmatch(name.partition(":")[0])
+        if kind and model_of(name) == key.model and name not in current:
+            with contextlib.suppress(ValueError):  # it has ended since
+                found.append((_shard(*kind.groups()), detached.get(name)))
+    return found
+
+
+def _shard(number: str | None, num_shards: str | None) -> Shard:
+    """The shard of such a name; the whole where it has neither."""
+    return Shard(int(number) - 1, int(num_shards)) if number and num_shards else WHOLE

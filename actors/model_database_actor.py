@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from actors.refills import Refills
 from actors.settings import actor_settings
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.archive import next_message, take_message
+from hdserve.databases.former_databases import forget_in_former
 from hdserve.databases.messages import (
     MAX_REPLY_BYTES,
     Poll,
@@ -183,6 +184,19 @@ class ModelDatabaseActor:
             elif self._open_failure:
                 raise DatabaseError(self._open_failure)
         return num_outputs
+
+    def flush_former(self, namespace: str, root: Path, in_use: Iterable[str]) -> None:
+        """Delete what the model's databases of other numbers of shards, and of former tokenizers,
+        keep of ``namespace`` below ``root``.
+
+        Args:
+            in_use: the directories of actors that were flushed, this one's too.
+
+        Raises:
+            DatabaseInUse: yet another process writes one of them.
+            DatabaseError: one cannot be changed, or read.
+        """
+        forget_in_former(root, self._key, namespace, map(Path, in_use))
 
     def export(self, namespace: str, cursor: int = 0) -> ExportPart:
         """Outputs of ``namespace`` from ``cursor`` on, and its calibration."""

@@ -205,8 +205,10 @@ async def _open(
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
     found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
-    is_there = found or may_be_on_disk_alone(config)
-    return ClusterDatabase(key, config, found) if is_there else None
+    if not found and not may_be_on_disk_alone(config):
+        return None
+    former = await asyncio.to_thread(model_database.get_former, key, config.num_shards)
+    return ClusterDatabase(key, config, found, former)
 
 
 async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:

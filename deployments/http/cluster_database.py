@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -46,14 +46,20 @@ class ClusterDatabase:
         config: the settings of an actor that has to be started.
         actors: the actors by shard; a shard of which no namespace was used has none, and neither
             has one on disk of which none was used since the cluster was started.
+        former: shards and actors of other numbers of them, or other tokenizers, that still run.
     """
 
     def __init__(
-        self, key: DatabaseKey, config: ModelDatabaseConfig, actors: dict[Shard, Any]
+        self,
+        key: DatabaseKey,
+        config: ModelDatabaseConfig,
+        actors: dict[Shard, Any],
+        former: Sequence[tuple[Shard, Any]] = (),
     ) -> None:
         self._key = key
         self._config = config
         self._actors = actors
+        self._former = former
         self._epochs: dict[Shard, str] = {}
 
     async def info(self) -> dict[str, Any]:
@@ -89,9 +95,26 @@ class ClusterDatabase:
         }
 
     async def flush(self, namespace: str) -> int:
-        """Forget a namespace, and return how many outputs it had."""
-        num_outputs: int = await ask_actor((await self._actor(namespace)).flush.remote(namespace))
-        return num_outputs
+        """Forget a namespace, and return how many outputs actors had of it.
+
+        What is kept for another number of shards, or a former tokenizer, goes as well: it would be
+        drafted from again when that is set back.
+
+        Raises:
+            DatabaseInUse: not all of it is forgotten, as a process that is no actor of this cluster
+                has some.
+        """
+        actors = [await self._actor(namespace)]
+        for shard, actor in self._former:
+            if shard == shard_of(namespace, shard.num_shards):
+                actors.append(actor)
+        flushes = [actor.flush.remote(namespace) for actor in actors]
+        num_outputs: list[int] = await asyncio.gather(*map(ask_actor, flushes))
+        if (root := self._config.snapshot_dir) is not None:
+            infos = await asyncio.gather(*(ask_actor(actor.info.remote()) for actor in actors))
+            in_use = [info["directory"] for info in infos if info["directory"]]
+            await ask_actor(actors[0].flush_former.remote(namespace, root, in_use))
+        return sum(num_outputs)
 
     async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
         """Yield the records of an archive; at least its end, which says whose it is.

@@ -46,7 +46,8 @@ class ModelDatabaseConfig(StrictModel):
 
     num_shards: int = Field(default=1, ge=1, le=256)
     """Actors that share the namespaces of each model among them.  Each namespace is in one, so
-    this spreads the load of many tenants; text kept under another number stays on its disk."""
+    this spreads the load of many tenants; text kept under another number stays on its disk until
+    its namespace is forgotten."""
 
     num_cpus: Reserved = 0.1
     """What Ray reserves for each actor."""

@@ -60,7 +60,7 @@ def find_databases(root: Path) -> list[DatabaseKey]:
         left = [f"; {path}: {text}" for path, text in left_by_other_versions(root).items()]
         left += [f"; {path} is one of a shard" for path in shard_directories(root)]
         raise DatabaseError(f"{root} holds no model database{''.join(left)}")
-    return [_key_of(path) for path in files]
+    return [key_of(path) for path in files]
 
 
 def check_tokenizer(root: Path, key: DatabaseKey) -> None:
@@ -71,7 +71,7 @@ def check_tokenizer(root: Path, key: DatabaseKey) -> None:
     keys = []
     for path in _generations(root):
         with contextlib.suppress(DatabaseError):  # one that is damaged does not say whose it is
-            keys.append(_key_of(path))
+            keys.append(key_of(path))
     found = [each for each in keys if each.model == key.model]
     if found and key not in found:
         other = database_directory(root, found[0])
@@ -131,7 +131,7 @@ def check_current(root: Path) -> None:
         )
 
 
-def _key_of(generation: Path) -> DatabaseKey:
+def key_of(generation: Path) -> DatabaseKey:
     """The key of a database, as ``generation`` says, or another of its files where that is damaged.
 
     Raises:

@@ -34,6 +34,7 @@ class Handle:
         self.import_ = SimpleNamespace(remote=self._import)
         self.export = SimpleNamespace(remote=self._export)
         self.shards_on_disk = SimpleNamespace(remote=self._shards_on_disk)
+        self.flush_former = SimpleNamespace(remote=self._flush_former)
         self.flush = SimpleNamespace(remote=self._flush)
 
     async def _info(self) -> Any:
@@ -47,6 +48,9 @@ class Handle:
 
     async def _flush(self, namespace: str) -> int:
         return self.actor.flush(namespace)
+
+    async def _flush_former(self, namespace: str, root: Path, in_use: list[str]) -> None:
+        self.actor.flush_former(namespace, root, in_use)
 
     async def _export(self, namespace: str, cursor: int) -> Any:
         if not self._num_records:

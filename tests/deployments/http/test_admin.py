@@ -73,6 +73,7 @@ def test_a_sleeping_model_is_left_asleep(monkeypatch: pytest.MonkeyPatch) -> Non
     actor.import_(archive_of("a").encode(KEY))
     found = {KEY: {WHOLE: Handle(actor)}}
     monkeypatch.setattr(model_database, "get_all", lambda key, _: found[key])
+    monkeypatch.setattr(model_database, "get_former", lambda *_: [])
     model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
     gateway = Gateway(ServeConfig(models=(model,)), {}, access)

@@ -20,7 +20,8 @@ from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
 from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Poll, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
-from hdserve.errors import DatabaseGone, InvalidRequest, SnapshotError
+from hdserve.databases.snapshot import DatabaseKey
+from hdserve.errors import DatabaseGone, DatabaseInUse, InvalidRequest, SnapshotError
 from tests.clusters import local_ray
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
 from tests.waiting import WAIT_S
@@ -213,6 +214,70 @@ def test_what_was_forgotten_is_not_listed() -> None:
     poll = Poll("r", "", {}, idle={"a": 1, "nobody": 1})
     reply = Reply.decode(actor.changes_since(poll.encode(KEY)), KEY)
     assert all(reply.changes[name].is_flushed for name in ("a", "nobody"))
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 4), (4, 1), (2, 4)])
+def test_what_was_forgotten_does_not_come_back_with_the_former_number_of_shards(
+    before: int, now: int, tmp_path: Path
+) -> None:
+    """Nor with the former tokenizer; other namespaces do."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path)
+    other = next(
+        name
+        for name in (f"other-{number}" for number in range(100))
+        if all(shard_of(name, number) == shard_of("a", number) for number in (before, now))
+    )
+    keys = (KEY, DatabaseKey(KEY.model, "former"))
+    for key in keys:
+        actor = ModelDatabaseActor(key, shard_of("a", before).config(config))
+        for name in ("a", other):
+            actor.import_(archive_of(name).encode(key))
+        actor.close()
+    shard = shard_of("a", now)
+    current = ModelDatabaseActor(KEY, shard.config(config))
+    current.import_(archive_of("a").encode(KEY))
+    new = config.model_copy(update={"num_shards": now})
+    found = ClusterDatabase(KEY, new, {shard: Handle(current)})
+    assert asyncio.run(found.flush("a")) == 1
+    for key in keys:
+        actor = ModelDatabaseActor(key, shard_of("a", before).config(config))
+        assert list(actor.info()["namespaces"]) == [other]
+        actor.close()
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_what_is_forgotten_is_by_actors_of_the_former_number_of_shards(
+    has_disk: bool, tmp_path: Path
+) -> None:
+    """Those that still run, and keep such a namespace."""
+    config = ModelDatabaseConfig(snapshot_dir=tmp_path if has_disk else None)
+    actors = {shard: ModelDatabaseActor(KEY, shard.config(config)) for shard in [WHOLE, *shards(2)]}
+    for actor in actors.values():
+        actor.import_(archive_of("a").encode(KEY))
+    former = [(shard, Handle(actor)) for shard, actor in actors.items() if shard != WHOLE]
+    found = ClusterDatabase(KEY, config, {WHOLE: Handle(actors[WHOLE])}, former)
+    elsewhere = next(shard for shard in shards(2) if shard != shard_of("a", 2))
+    if has_disk:
+        with pytest.raises(DatabaseInUse, match=f"not in .*{elsewhere.label}.* another process"):
+            asyncio.run(found.flush("a"))
+        actors[elsewhere].close()
+    assert asyncio.run(found.flush("a")) == (0 if has_disk else 2)
+    kept = {shard for shard, actor in actors.items() if actor.info()["namespaces"]}
+    assert kept == {elsewhere}
+    left = [path for path in tmp_path.rglob("*/*/*/*") if path.suffix in (".log", ".chunk")]
+    assert left == []
+
+
+def test_an_actor_of_the_former_number_of_shards_that_is_out_of_reach() -> None:
+    """Has perhaps not forgotten it, so that the administrator is told; the current one has."""
+    actor, _ = database()
+    gone = Handle(actor)
+    gone.flush.remote = lambda _: _gone()
+    former = [(shard, gone) for shard in shards(2)]
+    found = ClusterDatabase(KEY, ModelDatabaseConfig(), {WHOLE: Handle(actor)}, former)
+    with pytest.raises(DatabaseGone):
+        asyncio.run(found.flush("a"))
+    assert "a" not in actor.info()["namespaces"]
 
 
 def test_a_database_that_does_not_answer() -> None:
