@@ -11,6 +11,9 @@ _SEPARATORS = ",; \n\r\t"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 """Models write either, whatever their template says."""
 
+_HEAD_ENDS = ("{", ">")
+"""What comes before arguments ends with one of them."""
+
 _HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={)'
 
 
@@ -44,7 +47,8 @@ class CallReader:
         |-------- kept ------------|-given-|-------- kept -------------|given
 
     From the opening brace of its arguments on it is a call, whatever follows.  Anything else is
-    kept to the end, and is calls if all of it is.
+    kept to the end, and is calls if all of it is.  What is kept is read again only where a head may
+    have become complete, and a head passes over white space once: a model may write it without end.
 
     Args:
         closing: what ends the calls where it is not in a string; by default nothing does.
@@ -72,7 +76,8 @@ class CallReader:
         self._ending = ending
         self._is_enclosed = is_enclosed
         self._separators = separators
-        self._head = re.compile(f"[{re.escape(separators)}]*{head}")
+        self._head = re.compile(f"[{re.escape(separators)}]*+{head}")
+        self._may_begin = False
         self._call: _OpenCall | None = None
         self.num_calls = 0
         self.is_closed = False
@@ -82,6 +87,7 @@ class CallReader:
     def push(self, text: str) -> list[CallPart]:
         """Return what is certain now that ``text`` has come; nothing may come after ``closing``."""
         self.kept += text
+        self._may_begin = any(end in text for end in _HEAD_ENDS)
         return list(self._take())
 
     def end(self) -> list[CallPart]:
@@ -103,7 +109,7 @@ class CallReader:
                 yield from self._read_on(self._call)
                 if self._call is not None:
                     return
-            elif head := self._head.match(self.kept):
+            elif self._may_begin and (head := self._head.match(self.kept)):
                 self._call = _OpenCall(self._closing, is_enclosed=self._is_enclosed)
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1

@@ -45,7 +45,7 @@ class GemmaCallReader(CallReader):
                 if not self._arguments.is_over:
                     return
                 self._arguments = None
-            elif not self._is_json and (head := _HEAD.match(self.kept)):
+            elif self._may_begin and not self._is_json and (head := _HEAD.match(self.kept)):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 self._arguments = _OpenArguments(self._closing)
@@ -67,8 +67,8 @@ class _OpenArguments:
 
     def __init__(self, closing: str) -> None:
         self._closing = closing
-        mark = f"{re.escape(_QUOTE)}|{re.escape(closing)}"
-        self._word_pattern = re.compile(rf"(?:(?!{mark})[^,:{{}}\[\]])+")
+        self._word_end = re.compile(rf"[,:{{}}\[\]]|{re.escape(_QUOTE)}|{re.escape(closing)}")
+        self._num_of_word = 0
         self._brackets: list[str] = []
         self._is_key = False
         self._end_of_text = ""
@@ -131,11 +131,12 @@ class _OpenArguments:
 
     def _word(self, text: str) -> tuple[str, str]:
         """Read a key, or a value that is no text; it is read whole, so that something has to
-        follow."""
-        word = self._word_pattern.match(text)
-        assert word is not None, "a text that begins with a mark has been read"
-        if word.end() == len(text):
+        follow.  What has come of it is looked through once, but for what may begin a mark."""
+        end = self._word_end.search(text, self._num_of_word)
+        if end is None:
+            self._num_of_word = len(without_part(text, _QUOTE, self._closing))
             return "", text
-        written = word[0].rstrip()
+        self._num_of_word = 0
+        written = text[: end.start()].rstrip()
         value = written if self._is_key else value_of(written, None)
-        return json.dumps(value, ensure_ascii=False), text[word.end() :]
+        return json.dumps(value, ensure_ascii=False), text[end.start() :]

@@ -12,7 +12,7 @@ from deployments.parsers.call_schema import json_rules, named_rules
 from deployments.parsers.gemma_call_reader import GemmaCallReader
 from deployments.parsers.marks import num_held
 from deployments.parsers.tool_parser import Function, Part, ToolParser
-from deployments.parsers.xml_call_reader import XmlCallReader
+from deployments.parsers.xml_call_reader import ArgumentTypes, XmlCallReader
 from hdserve import grammar
 
 _MAX_MENTIONS = 100
@@ -118,16 +118,24 @@ class Qwen3CoderToolParser(HermesToolParser):
     Qwen3-Coder writes it.  A call that is required is one as Hermes has it, which says of what type
     an argument is."""
 
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
+        self._types = ArgumentTypes(functions)
+
     def _reader(self) -> CallReader:
-        return XmlCallReader(self.CLOSE, self._functions)
+        return XmlCallReader(self.CLOSE, self._types)
 
 
 class GlmToolParser(HermesToolParser):
     """``<tool_call>NAME<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>``, as GLM-4.5
     and later ones write it.  A call that is required is one as Hermes has it."""
 
+    def __init__(self, functions: Sequence[Function] = ()) -> None:
+        super().__init__(functions)
+        self._types = ArgumentTypes(functions)
+
     def _reader(self) -> CallReader:
-        return XmlCallReader(self.CLOSE, self._functions, GLM)
+        return XmlCallReader(self.CLOSE, self._types, GLM)
 
 
 class MistralToolParser(_MarkedToolParser):
@@ -252,7 +260,7 @@ class HarmonyToolParser(_MarkedToolParser):
     :class:`~deployments.parsers.harmony_parser.HarmonyParser` tells."""
 
     OPEN, CLOSE = "<|channel|>commentary to=functions.", "<|call|>"
-    _HEAD = r"([\w.-]{1,128})[^{<]*(?:<\|constrain\|>[^{<]*)?<\|message\|>\s*(?={)"
+    _HEAD = r"([\w.-]{1,128}+)[^{<]*+(?:<\|constrain\|>[^{<]*+)?<\|message\|>\s*(?={)"
 
     def _reader(self) -> CallReader:
         return CallReader(self.CLOSE, head=self._HEAD)

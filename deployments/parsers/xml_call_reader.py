@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from deployments.parsers.call_elements import QWEN, Elements
 from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
+from deployments.parsers.marks import without_part
 from deployments.parsers.tool_parser import Function
 
-_TypesByRef = dict[str, frozenset[str] | None]
+Types = frozenset[str] | None
+"""The JSON types that a value may be of; ``None`` for any."""
 
 _WORDS = {"True": True, "False": False, "None": None}
 """Values of Python that templates write where JSON has others."""
@@ -33,16 +37,14 @@ class XmlCallReader(CallReader):
     An argument that is a text is given out as it comes, others when they are complete.
 
     Args:
-        functions: which say of what type arguments are.
+        types: of the arguments.
         elements: that calls are made of.
     """
 
-    def __init__(
-        self, closing: str, functions: Iterable[Function], elements: Elements = QWEN
-    ) -> None:
+    def __init__(self, closing: str, types: ArgumentTypes, elements: Elements = QWEN) -> None:
         super().__init__(closing)
         self._elements = elements
-        self._schemas = {item.name: item.parameters for item in functions}
+        self._types = types
         self._function: _OpenFunction | None = None
         self._is_json = False
 
@@ -62,11 +64,15 @@ class XmlCallReader(CallReader):
                 if not is_last:
                     return
                 self._function = None
-            elif not self._is_json and (head := self._elements.head.match(self.kept)):
+            elif (
+                self._may_begin
+                and not self._is_json
+                and (head := self._elements.head.match(self.kept))
+            ):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
-                schema = self._schemas.get(head[1], {})
-                self._function = _OpenFunction(schema, self._closing, self._elements)
+                types_of_name = partial(self._types.of, head[1])
+                self._function = _OpenFunction(types_of_name, self._closing, self._elements)
                 yield CallBegin(head[1])
             else:
                 num_calls = self.num_calls
@@ -82,12 +88,15 @@ class _OpenFunction:
         is_over: whether it is complete.
     """
 
-    def __init__(self, schema: Mapping[str, Any], closing: str, elements: Elements) -> None:
-        self._root = schema
+    def __init__(
+        self, types_of_name: Callable[[str], Types], closing: str, elements: Elements
+    ) -> None:
+        self._types_of_name = types_of_name
         self._elements = elements
-        self._ends = tuple(filter(None, (elements.function_end, closing)))
+        self._marks = [*filter(None, (elements.argument, elements.function_end, closing))]
+        self._mark = re.compile("|".join(map(re.escape, self._marks)))
         self._separator = "{"
-        self._types: frozenset[str] | None = None
+        self._types: Types = None
         self._is_inside = False
         self._is_string = False
         self._is_first = False
@@ -105,24 +114,21 @@ class _OpenFunction:
         return found, text
 
     def _between(self, text: str) -> tuple[str, str]:
-        text = text.lstrip()
-        argument = self._elements.argument
-        if text.startswith(argument):
-            named = self._elements.named.search(text)
-            if named is None:
-                return "", text
-            return self._open(text[len(argument) : named.start()]), text[named.end() :]
-        if text.startswith(self._ends):
+        mark = self._mark.search(text)
+        if mark is None:
+            return "", text[len(without_part(text, *self._marks)) :]
+        text = text[mark.start() :]
+        if mark[0] != self._elements.argument:
             self.is_over = True
             closing = "{}" if self._separator == "{" else "}"
             return closing, text.removeprefix(self._elements.function_end)
-        may_be_more = any(mark.startswith(text) for mark in (argument, *self._ends))
-        return "", text if may_be_more else text[1:]
+        named = self._elements.named.search(text)
+        if named is None:
+            return "", text
+        return self._open(text[len(mark[0]) : named.start()]), text[named.end() :]
 
     def _open(self, name: str) -> str:
-        properties = self._root.get("properties")
-        schema = properties.get(name) if isinstance(properties, Mapping) else None
-        self._types = types_of(schema, self._root)
+        self._types = self._types_of_name(name)
         self._is_string = self._types is not None and self._types == {"string"}
         self._is_inside = self._is_first = True
         opening = f"{self._separator}{json.dumps(name, ensure_ascii=False)}: "
@@ -156,7 +162,28 @@ class _OpenFunction:
         return json.dumps(value_of(value, self._types), ensure_ascii=False)
 
 
-def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> frozenset[str] | None:
+class ArgumentTypes:
+    """The types of the arguments of functions.
+
+    Each is worked out once for an answer: a schema may be long, and its name be written with every
+    few tokens.
+    """
+
+    def __init__(self, functions: Iterable[Function]) -> None:
+        self._schemas = {item.name: item.parameters for item in functions}
+        self._found: dict[tuple[str, str], Types] = {}
+
+    def of(self, function: str, name: str) -> Types:
+        """Return the types of the argument of that name."""
+        if (function, name) not in self._found:
+            root = self._schemas.get(function, {})
+            properties = root.get("properties")
+            schema = properties.get(name) if isinstance(properties, Mapping) else None
+            self._found[function, name] = types_of(schema, root)
+        return self._found[function, name]
+
+
+def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
     """Return the JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text.
 
     Args:
@@ -170,7 +197,7 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> frozenset[st
         return None
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], found: _TypesByRef) -> frozenset[str] | None:
+def _types_of(schema: Any, root: Mapping[str, Any], found: dict[str, Types]) -> Types:
     if not isinstance(schema, Mapping):
         return None
     allowed = [_declared(schema), _of_values(schema), _of_reference(schema, root, found)]
@@ -185,7 +212,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], found: _TypesByRef) -> froze
     return frozenset.intersection(*known) if known else None
 
 
-def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def _declared(schema: Mapping[str, Any]) -> Types:
     declared = schema.get("type")
     if isinstance(declared, str):
         declared = [declared]
@@ -195,7 +222,7 @@ def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
     return types | {"integer"} if "number" in types else types
 
 
-def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def _of_values(schema: Mapping[str, Any]) -> Types:
     """Return the type of the values that ``enum`` or ``const`` lists, where they are texts."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     is_text = isinstance(values, (list, tuple)) and values
@@ -203,8 +230,8 @@ def _of_values(schema: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def _of_reference(
-    schema: Mapping[str, Any], root: Mapping[str, Any], found: _TypesByRef
-) -> frozenset[str] | None:
+    schema: Mapping[str, Any], root: Mapping[str, Any], found: dict[str, Types]
+) -> Types:
     """Return the types that what ``$ref`` refers to allows.  Each reference is followed once; in
     what it refers to it allows nothing more."""
     reference = schema.get("$ref")
@@ -226,7 +253,7 @@ def _at(root: Mapping[str, Any], reference: str) -> Any:
     return schema
 
 
-def value_of(text: str, types: frozenset[str] | None) -> Any:
+def value_of(text: str, types: Types) -> Any:
     """Read ``text`` as JSON of one of ``types``; return it as the text it is where it is none."""
     try:
         value = _WORDS[text] if text in _WORDS else json.loads(text)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.parsers import gemma_call_reader
 from deployments.parsers.call_reader import Arguments, CallBegin
 from deployments.parsers.tool_parser import Part
 from deployments.parsers.tool_parsers import GemmaToolParser
 from tests.deployments.parsers.calls import ToolCall, joined
+from tests.deployments.parsers.work import CountingRe
 
 SIZES = (1, 3, 1000)
 
@@ -114,3 +116,14 @@ def test_json_is_read_as_json_to_its_end(behind: str, plain: str) -> None:
     text = f'<|tool_call>{{"name": "g", "arguments": {arguments}}}{behind}<tool_call|>'
     for size in range(1, len(text) + 1):
         assert read(text, size) == (plain, [ToolCall("g", arguments)])
+
+
+@pytest.mark.parametrize("piece", ["word ", "<|tool_", "<tool_call|"])
+def test_a_word_is_looked_through_once(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the end of what has come, which may begin a mark, however many tokens it has."""
+    counts = CountingRe()
+    monkeypatch.setattr(gemma_call_reader, "re", counts)
+    word = f"w{piece * 200}"
+    text = f"<|tool_call>call:f{{a:{word}}}"
+    assert read(text, len(piece)) == ("", [ToolCall("f", json.dumps({"a": word.strip()}))])
+    assert counts.num_characters < 4 * len(text)

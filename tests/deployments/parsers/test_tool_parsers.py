@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from deployments.parsers.tool_parsers import (
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import Tokenizer
 from tests.deployments.parsers.calls import ToolCall, joined
+from tests.deployments.parsers.work import counted_calls
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</b>",  "n": [1]}}\n</tool_call>'
 READ = ToolCall("f", '{"a": "</b>",  "n": [1]}')
@@ -138,6 +140,7 @@ HARMONY: list[tuple[str, str, list[ToolCall]]] = [
     ),
     (f"{HARMONY_CALL}f<|message|>x<|call|> y", f"{HARMONY_CALL}f<|message|>x<|call|> y", []),
     (f"{HARMONY_CALL}f<|mess", f"{HARMONY_CALL}f<|mess", []),
+    (f"{HARMONY_CALL}{'f' * 130}<|message|>{{}}", "", [ToolCall("f" * 128, "{}")]),
 ]
 MISTRAL_ARGS: list[tuple[str, str, list[ToolCall]]] = [
     ('So [TOOL_CALLS]f[ARGS]{"a": [1]}', "So", [ToolCall("f", '{"a": [1]}')]),
@@ -168,6 +171,8 @@ DEEPSEEK_V31: list[tuple[str, str, list[ToolCall]]] = [
     (f'{CALLS_BEGIN}{BEGIN}f{SEPARATOR}{{"a": [', "", [ToolCall("f", '{"a": [')]),
     (f"{CALLS_BEGIN}{BEGIN}f{SEPARATOR}x{END}", f"{CALLS_BEGIN}{BEGIN}f{SEPARATOR}x{END}", []),
     (f"{CALLS_BEGIN}{BEGIN}f", f"{CALLS_BEGIN}{BEGIN}f", []),
+    (f"{CALLS_BEGIN}\n ;\v\n{V31}\v\n{V31}\n{CALLS_END}", "", [V31_F, V31_F]),
+    (f"{CALLS_BEGIN}\n\n{END}\v\n{V31}", "", [V31_F]),
 ]
 V3 = f'{BEGIN}function{SEPARATOR}f\n```json\n{{"a": "```"}}\n```{END}'
 V3_F = ToolCall("f", '{"a": "```"}')
@@ -177,6 +182,7 @@ DEEPSEEK_V3: list[tuple[str, str, list[ToolCall]]] = [
     *((f"{CALLS_BEGIN}{V3}"[:-cut], "", [V3_F]) for cut in (1, len(END), len(END) + 2)),
     (f"{CALLS_BEGIN}{V3}"[: -len(END) - 7], "", [ToolCall("f", '{"a": "``')]),
     (f"{CALLS_BEGIN}{V31}{CALLS_END}", f"{CALLS_BEGIN}{V31}{CALLS_END}", []),
+    (f"{CALLS_BEGIN}\n\n```\v\n{END}\n\v{V3}\n\v\n{V3}", "", [V3_F, V3_F]),
 ]
 CASES = [
     *((HermesToolParser, *case) for case in HERMES),
@@ -309,6 +315,31 @@ def test_arguments_are_streamed_as_they_come(parser: type[ToolParser]) -> None:
     assert made.push(ending) == [Arguments('"}', is_last=True)]
     assert made.push(closing) == []
     assert made.finish() == []
+
+
+@pytest.mark.parametrize("piece", ["\n", "word ", ", "])
+@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+def test_a_head_is_looked_for_where_one_may_end(parser: type[ToolParser], piece: str) -> None:
+    """Not from its beginning with every token: a model may write line breaks without end, and the
+    thread that reads them is that of all requests."""
+    made = parser()
+    made.push(getattr(parser, "OPEN", "{"))
+    with counted_calls() as calls:
+        for _ in range(50):
+            assert made.push(piece) == []
+    assert not calls["match"]
+    assert not calls["search"]
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+def test_white_space_before_a_head_is_passed_over_once(parser: type[ToolParser]) -> None:
+    """Where each of its characters were tried as the beginning of the rest, this would take ten
+    seconds instead of some milliseconds."""
+    opening = getattr(parser, "OPEN", "{")
+    text = f"{opening}{chr(10) * 100_000}{{"
+    before = thread_time()
+    assert read(parser, [text]) == (text, [])
+    assert thread_time() - before < 2
 
 
 MARKS = {

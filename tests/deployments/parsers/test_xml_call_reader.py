@@ -15,6 +15,7 @@ from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.tool_parsers import GlmToolParser, Qwen3CoderToolParser
 from deployments.parsers.xml_call_reader import types_of, value_of
 from tests.deployments.parsers.calls import ToolCall, joined
+from tests.deployments.parsers.work import counted_calls
 
 PROPERTIES: dict[str, Any] = {
     "city": {"type": "string"},
@@ -282,3 +283,33 @@ def test_arguments_of_referenced_types() -> None:
     text = call(("zip", "10115"), ("n", "2"), name="f")
     _, (found,) = joined([*parser.push(text), *parser.finish()])
     assert json.loads(found.arguments) == {"zip": "10115", "n": 2}
+
+
+@pytest.mark.parametrize(("family", "call_of"), FAMILIES)
+def test_the_types_of_an_argument_are_worked_out_once(
+    family: type[ToolParser], call_of: Callable[..., str]
+) -> None:
+    """For all calls of an answer: a schema may have many values, and a name be written often."""
+
+    class Schema(dict[str, Any]):
+        num_read = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            self.num_read += key == "type"
+            return super().get(key, default)
+
+    schema = Schema(type="integer")
+    parser = family([Function("book", {"properties": {"n": schema}})])
+    text = call_of(*[("n", "1")] * 5) * 3
+    _, calls = joined([*parser.push(text), *parser.finish()])
+    assert [json.loads(item.arguments) for item in calls] == [{"n": 1}] * 3
+    assert schema.num_read == 1
+
+
+def test_noise_between_arguments_is_passed_over_at_once() -> None:
+    """However long it is, and without a copy of the rest for each character."""
+    parser = Qwen3CoderToolParser()
+    with counted_calls() as calls:
+        parts = parser.push(f"<tool_call><function=f>{'noise ' * 1000}<parameter=a>b</parameter>")
+    assert joined(parts) == ("", [ToolCall("f", '{"a": "b"')])
+    assert calls.total() < 300
