@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def num_held(text: str, tag: str) -> int:
-    """Return the length of the end of ``text`` that may belong to ``tag``, white space before it
-    included."""
-    return len(text) - len(without_part(text, tag).rstrip())
+def num_held(text: str, *tags: str) -> int:
+    """Return the length of the end of ``text`` that may belong to one of ``tags``, white space
+    before it included."""
+    return len(text) - len(without_part(text, *tags).rstrip())
 
 
 def without_part(text: str, *marks: str) -> str:

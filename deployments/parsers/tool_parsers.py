@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 from uuid import uuid4
@@ -18,6 +19,14 @@ from hdserve import grammar
 _MAX_MENTIONS = 100
 """How often a text without calls may have the mark that begins them: after each one what follows is
 read again."""
+
+_BARE_CALL = re.compile(r"<function=([\w.-]{1,128}+)>\s{0,16}+(?=<parameter=|</function>)")
+"""A call that no mark opens, up to its first element."""
+
+_BEGUN_BARE_CALL = re.compile(
+    r"<function=(?:[\w.-]{0,128}+|([\w.-]{1,128}+)>\s{0,16}+(?:<[/\w]{0,10}+)?)\Z"
+)
+"""The end of a text that may become the beginning of such a call."""
 
 _CALL_BEGIN, _CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
@@ -69,15 +78,25 @@ class _MarkedToolParser(ToolParser):
                     yield from self._end(self._calls, self.CLOSE)
 
     def _outside(self) -> Iterator[str]:
-        before, tag, after = self._buffer.partition(self.OPEN)
-        if tag:
-            self._calls = self._reader()
-            shown, self._buffer = before.rstrip(), after
+        opening = self._opening(self._buffer)
+        if opening is not None:
+            before, self._calls, self._buffer = opening
+            shown = before.rstrip()
         else:
-            shown = before[: len(before) - num_held(before, self.OPEN)]
-            self._buffer = before[len(shown) :]
+            shown = self._buffer[: len(self._buffer) - self._num_held(self._buffer)]
+            self._buffer = self._buffer[len(shown) :]
         if shown:
             yield shown
+
+    def _opening(self, text: str) -> tuple[str, CallReader, str] | None:
+        """Return what comes before the first calls in ``text``, their reader, and what it is to
+        read."""
+        before, tag, after = text.partition(self.OPEN)
+        return (before, self._reader(), after) if tag else None
+
+    def _num_held(self, text: str) -> int:
+        """Return the length of the end of ``text`` that may belong to calls."""
+        return num_held(text, self.OPEN)
 
     def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
         self._calls = None
@@ -94,7 +113,7 @@ class _MarkedToolParser(ToolParser):
 
     def _is_mention(self, calls: CallReader) -> bool:
         """Whether what follows this mark is no call, and may have another mark that begins one."""
-        is_none = not calls.num_calls and self.OPEN in calls.kept
+        is_none = not calls.num_calls and self._opening(calls.kept) is not None
         return is_none and self._num_mentions < _MAX_MENTIONS
 
 
@@ -116,14 +135,32 @@ class HermesToolParser(_MarkedToolParser):
 class Qwen3CoderToolParser(HermesToolParser):
     """``<tool_call><function=NAME><parameter=NAME>...</parameter></function></tool_call>``, as
     Qwen3-Coder writes it.  A call that is required is one as Hermes has it, which says of what type
-    an argument is."""
+    an argument is.
+
+    Behind a sentence the model often leaves ``<tool_call>`` out.  A call of one of ``functions`` is
+    one without it, too, from its first element on.
+    """
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         super().__init__(functions)
         self._types = ArgumentTypes(functions)
+        self._names = frozenset(function.name for function in functions)
 
     def _reader(self) -> CallReader:
         return XmlCallReader(self.CLOSE, self._types)
+
+    def _opening(self, text: str) -> tuple[str, CallReader, str] | None:
+        calls = _BARE_CALL.finditer(text) if "<function=" in text else ()
+        start = next((call.start() for call in calls if call[1] in self._names), None)
+        if start is None or self.OPEN in text[:start]:
+            return super()._opening(text)
+        return text[:start], XmlCallReader(self.CLOSE, self._types, is_bare=True), text[start:]
+
+    def _num_held(self, text: str) -> int:
+        begun = _BEGUN_BARE_CALL.search(text) if "<function=" in text else None
+        if begun is None or (begun[1] and begun[1] not in self._names):
+            return num_held(text, self.OPEN, "<function=")
+        return len(text) - len(text[: begun.start()].rstrip())
 
 
 class GlmToolParser(HermesToolParser):

@@ -39,11 +39,20 @@ class XmlCallReader(CallReader):
     Args:
         types: of the arguments.
         elements: that calls are made of.
+        is_bare: whether there is one call, which nothing opened; nor need ``closing`` be behind it.
     """
 
-    def __init__(self, closing: str, types: ArgumentTypes, elements: Elements = QWEN) -> None:
+    def __init__(
+        self,
+        closing: str,
+        types: ArgumentTypes,
+        elements: Elements = QWEN,
+        *,
+        is_bare: bool = False,
+    ) -> None:
         super().__init__(closing)
         self._elements = elements
+        self._is_bare = is_bare
         self._types = types
         self._function: _OpenFunction | None = None
         self._is_json = False
@@ -64,6 +73,9 @@ class XmlCallReader(CallReader):
                 if not is_last:
                     return
                 self._function = None
+            elif self._is_bare and self.num_calls:
+                self._close_bare()
+                return
             elif (
                 self._may_begin
                 and not self._is_json
@@ -79,6 +91,14 @@ class XmlCallReader(CallReader):
                 yield from super()._take()
                 self._is_json |= self.num_calls > num_calls
                 return
+
+    def _close_bare(self) -> None:
+        """Stop where what is behind the call is ``closing``, or cannot become it."""
+        left = self.kept.lstrip()
+        if left.startswith(self._closing):
+            self.is_closed, self.kept, self.rest = True, "", left.removeprefix(self._closing)
+        elif not self._closing.startswith(left):
+            self.is_closed, self.kept, self.rest = True, "", self.kept
 
 
 class _OpenFunction:

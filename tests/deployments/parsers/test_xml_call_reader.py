@@ -42,6 +42,7 @@ def glm_call(*arguments: tuple[str, str], name: str = "book") -> str:
     return f"<tool_call>{name}\n{''.join(elements)}</tool_call>"
 
 
+BARE = call(("city", "a")).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
 SIZES = (1, 3, 1000)
 FAMILIES: list[tuple[type[ToolParser], Callable[..., str]]] = [
     (Qwen3CoderToolParser, call),
@@ -140,7 +141,31 @@ CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("book", {"guests": "", "city": ""}), ("g", {})],
     ),
     ("<tool_call>\n<function=g", "<tool_call>\n<function=g", []),
-    ("<function=g></function>", "<function=g></function>", []),
+    # Without the mark before it, where it is one of the functions.
+    (BARE, "", [("book", {"city": "a"})]),
+    (f"I will look.\n\n{BARE}\n</tool_call>\nSo.", "I will look.\nSo.", [("book", {"city": "a"})]),
+    (
+        f"{BARE}\n{BARE}\n</tool_call>\n{call()}.",
+        ".",
+        [*[("book", {"city": "a"})] * 2, ("book", {})],
+    ),
+    (f"{BARE} and {BARE}</tool", " and", [("book", {"city": "a"})] * 2),
+    (f"{call()}\nWell. {BARE}", "\nWell.", [("book", {}), ("book", {"city": "a"})]),
+    (f"In `<tool_call>`: {BARE}</tool_call>", "In `<tool_call>`:", [("book", {"city": "a"})]),
+    ("<function=book></function></tool_call></tool_call>", "</tool_call>", [("book", {})]),
+    ("<function=book><parameter=city>a</parameter></tool_call> b", " b", [("book", {"city": "a"})]),
+    *(
+        (text, text, [])
+        for text in (
+            "<function=g></function>",
+            "<function=g>\n<parameter=city>a</parameter></function></tool_call>",
+            "Write `<function=NAME>`, as in <function=book>, then <parameter=city>. </function>",
+            "<function=book>\n",
+            "<function=book>\n<param",
+            "<function=boo",
+            "a < b <function",
+        )
+    ),
     (
         "<tool_call><function=g>noise < <parameter=a>b</parameter></function>",
         "",
@@ -205,8 +230,9 @@ GLM_PIECES = [
 def test_cuts_change_nothing(
     family: type[ToolParser], pieces: list[str], data: st.DataObject
 ) -> None:
-    """A stream gives what the whole answer gives."""
-    text = "<tool_call>" + "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=16)))
+    """A stream gives what the whole answer gives, with the mark at its beginning and without."""
+    opening = data.draw(st.sampled_from(["<tool_call>", ""]))
+    text = opening + "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=16)))
     size = data.draw(st.integers(1, 20))
     assert read(text, size, family) == read(text, 1000, family)
 
@@ -222,6 +248,43 @@ def test_texts_are_streamed_as_they_come() -> None:
     assert parser.push("</parameter>") == [Arguments("5", is_last=False)]
     assert parser.push("</function>") == [Arguments("}", is_last=True)]
     assert parser.push("</tool_call>") == parser.finish() == []
+
+
+def test_calls_without_a_mark_are_streamed_as_they_come() -> None:
+    """From their first element on: until then, and behind them, nothing is shown that may belong to
+    them."""
+    parser = Qwen3CoderToolParser(FUNCTIONS)
+    assert parser.push("I will. <func") == ["I will."]
+    assert parser.push("tion=book") == parser.push(">\n") == parser.push("<param") == []
+    assert parser.push("eter=city>\na") == [
+        CallBegin("book"),
+        Arguments('{"city": "a', is_last=False),
+    ]
+    assert parser.push("\n</parameter>\n</function>") == [Arguments('"}', is_last=True)]
+    assert parser.push("\n</tool_") == []
+    assert parser.push("call>So <function=f") == ["So"]
+    assert parser.push(">") == [" <function=f>"]
+    assert parser.push("<function=book> ") == []
+    assert parser.push("is") == ["<function=book> is"]
+    assert parser.finish() == []
+
+
+@given(st.lists(st.sampled_from(QWEN_PIECES), max_size=16), st.integers(1, 20))
+def test_what_is_given_out_stays(pieces: list[str], size: int) -> None:
+    """What the beginning of an answer made certain, its text and its calls, the answer begins
+    with."""
+    text = "".join(pieces)
+    parser = Qwen3CoderToolParser(FUNCTIONS)
+    plain, calls = read(text, 1000)
+    parts: list[Part] = []
+    for start in range(0, len(text), size):
+        parts += parser.push(text[start : start + size])
+        so_far, calls_so_far = joined(parts)
+        assert plain.startswith(so_far)
+        for begun, whole in zip(calls_so_far, calls, strict=False):
+            assert begun.name == whole.name
+            assert whole.arguments.startswith(begun.arguments)
+        assert len(calls_so_far) <= len(calls)
 
 
 def test_types_of_schemas() -> None:
