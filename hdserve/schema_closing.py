@@ -7,8 +7,8 @@ loses itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from itertools import combinations
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
@@ -58,7 +58,7 @@ _OPENING = frozenset({"additionalProperties", "const", "enum", "unevaluatedPrope
 """What says itself which properties there may be."""
 
 _MAX_FORMS = 64
-"""The most alternatives of which each is compared with each."""
+"""The most alternatives that are told apart."""
 
 _SCALARS = frozenset({"boolean", "null", "number", "string"})
 _WITHIN = re.compile(r"#(/items|/(\$defs|definitions|properties)/[^/]+)*")
@@ -100,24 +100,46 @@ def _is_plain(schema: Schema) -> bool:
 
 
 def _are_disjoint(schemas: Any) -> bool:
-    """Whether no value is of two of the schemas, which fewer properties could make one of one."""
+    """Whether no value is of two of the schemas, which fewer properties could make one of one.
+
+    Each two are of other types, or of objects that a required text tells apart.  No two are
+    compared, which would take as long as there are pairs: of each the others are noted as bits.
+    """
     if not isinstance(schemas, (list, tuple)) or len(schemas) > _MAX_FORMS:
         return False
-    return all(_differ(one, other) for one, other in combinations(schemas, 2))
+    told_apart = [1 << index for index in range(len(schemas))]
+    for texts in _distinctions(schemas):
+        for index, others in _without_common_texts(texts):
+            told_apart[index] |= others
+    return all(others + 1 == 1 << len(schemas) for others in told_apart)
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two schemas are of other types, or of objects that a required text tells apart."""
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    kinds, other_kinds = _kinds(one), _kinds(other)
-    if kinds and other_kinds and kinds.isdisjoint(other_kinds):
-        return True
-    if kinds | other_kinds != {"object"} or not kinds or not other_kinds:
-        return False
-    names = _required(one) & _required(other)
-    pairs = ((_texts(one, name), _texts(other, name)) for name in names)
-    return any(texts and others and texts.isdisjoint(others) for texts, others in pairs)
+def _distinctions(schemas: list[Any] | tuple[Any, ...]) -> Iterator[dict[int, set[str]]]:
+    """By the place of each schema that says them, its types, then the texts of each property that
+    an object has to have."""
+    kinds, by_name = dict[int, set[str]](), defaultdict[str, dict[int, set[str]]](dict)
+    for index, schema in enumerate(schemas):
+        if not isinstance(schema, Mapping):
+            continue
+        kinds[index] = _kinds(schema)
+        for name in _required(schema) if kinds[index] == {"object"} else ():
+            by_name[name][index] = _texts(schema, name)
+    yield kinds
+    yield from by_name.values()
+
+
+def _without_common_texts(texts: dict[int, set[str]]) -> Iterator[tuple[int, int]]:
+    """With each place the others, as bits, that have texts, but none of its."""
+    having, having_any = defaultdict[str, int](int), 0
+    for index, items in texts.items():
+        having_any |= bool(items) << index
+        for item in items:
+            having[item] |= 1 << index
+    for index, items in texts.items():
+        common = 0 if items else having_any
+        for item in items:
+            common |= having[item]
+        yield index, having_any & ~common
 
 
 def _kinds(schema: Schema) -> set[str]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hdserve import grammar
 from hdserve.schema_closing import closed
@@ -113,8 +117,49 @@ def test_a_closed_object_ends_after_its_last_property() -> None:
     assert schema["properties"]["o"]["additionalProperties"] is False
 
 
-def test_many_forms_are_not_compared_with_one_another() -> None:
-    """Which would take as long as there are pairs: they stay as they are."""
+def test_forms_are_read_once_to_be_told_apart() -> None:
+    """Not once for each two of them, which in an event loop would hold up all requests."""
+
+    class Names(list[str]):
+        num_read = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.num_read += 1
+            return super().__iter__()
+
+    names, types = Names(["a", "b", "kind"]), Names(["object"])
+    forms = [
+        {"type": types, "required": names, "properties": {"kind": {"const": f"{n}"}}}
+        for n in range(64)
+    ]
+    assert closed({"oneOf": forms}) == {"oneOf": forms}  # "a" and "b" are listed nowhere
+    assert 64 <= names.num_read <= 3 * 64
+    assert 64 <= types.num_read <= 3 * 64
+
+
+TEXTS = st.sampled_from([{"const": "x"}, {"enum": ["x", "y"]}, {"enum": ["z", 1]}, {}])
+FORMS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["object", ["object"], ["object", "null"], "integer", "number"]),
+        "required": st.sampled_from([[], ["kind"], ["kind", "of"]]),
+        "properties": st.fixed_dictionaries({"kind": TEXTS, "of": TEXTS}),
+    }
+)
+
+
+@given(st.lists(FORMS, min_size=2, max_size=5))
+def test_forms_are_told_apart_as_each_two_of_them_are(forms: list[dict[str, Any]]) -> None:
+    """By their types, or by a text that both have to have: what is so of each two is of all."""
+    assert is_closed(forms) == all(is_closed(list(pair)) for pair in combinations(forms, 2))
+
+
+def is_closed(forms: list[dict[str, Any]]) -> bool:
+    """Whether a schema of these forms is closed, and so is what is beside them."""
+    return closed({"oneOf": forms, "$defs": {"a": A}})["$defs"] != {"a": A}
+
+
+def test_many_forms_stay_as_they_are() -> None:
+    """Though of these each two could be told apart."""
     forms = [
         {"type": "object", "properties": {"kind": {"const": f"{n}"}}, "required": ["kind"]}
         for n in range(65)

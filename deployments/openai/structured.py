@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
@@ -13,6 +14,7 @@ from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
 Schema = Mapping[str, Any]
+MakeGrammar = Callable[[], str]
 Choices = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000, fail_fast=True)]
 
 
@@ -31,8 +33,8 @@ class ResponseFormat(ClosedBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def grammar(self, param: str) -> str | None:
-        """Return the grammar; ``None`` is any text.
+    def form(self, param: str) -> MakeGrammar | None:
+        """Return what makes the grammar; ``None`` is any text.
 
         Args:
             param: what the client calls it.
@@ -43,8 +45,8 @@ class ResponseFormat(ClosedBody):
         if self.type == "json_schema":
             if self.json_schema is None:
                 raise InvalidRequest(f"{param}.json_schema is missing", param)
-            return _of_schema(self.json_schema.schema_, param)
-        return grammar.json_object() if self.type == "json_object" else None
+            return partial(_of_schema, self.json_schema.schema_, param)
+        return grammar.json_object if self.type == "json_object" else None
 
 
 class StructuredOutputs(ClosedBody):
@@ -82,17 +84,17 @@ class StructuredOutputs(ClosedBody):
                 raise Unsupported(reason, "structured_outputs")
         return {name: value for name, value in data.items() if name not in cls.unsupported}
 
-    def grammars(self, param: str = "structured_outputs") -> list[str]:
-        """Return one grammar for each field that is set."""
-        found = []
+    def forms(self, param: str = "structured_outputs") -> list[MakeGrammar]:
+        """Return what makes the grammar of each field that is set."""
+        found: list[MakeGrammar] = []
         if self.json_ is not None:
-            found.append(_of_schema(_schema(self.json_, param), param))
+            found.append(partial(_of_json, self.json_, param))
         if self.json_object:
-            found.append(grammar.json_object())
+            found.append(grammar.json_object)
         if self.regex is not None:
-            found.append(grammar.regex(self.regex))
+            found.append(partial(grammar.regex, self.regex))
         if self.choice is not None:
-            found.append(grammar.choice(self.choice))
+            found.append(partial(grammar.choice, self.choice))
         return found
 
 
@@ -100,6 +102,14 @@ class Constraint(NamedTuple):
     """A grammar and the parameter that asked for it."""
 
     grammar: str
+    param: str
+
+
+class _Demand(NamedTuple):
+    """A parameter that asks for a form, and what makes its grammar, which of a large schema takes
+    time."""
+
+    make_grammar: MakeGrammar
     param: str
 
 
@@ -133,25 +143,26 @@ class StructuredFields(BaseModel):
         Raises:
             InvalidRequest: there is more than one demand, or one is incomplete.
         """
-        found = list(self._constraints())
-        return one_of(*found)
+        demands = self._demands()
+        _check_is_one(demands)
+        return next((Constraint(item.make_grammar(), item.param) for item in demands), None)
 
-    def _constraints(self) -> list[Constraint]:
+    def _demands(self) -> list[_Demand]:
         found = []
         if self.response_format:
-            text = self.response_format.grammar(self.format_param)
-            found += [] if text is None else [Constraint(text, self.format_param)]
+            form = self.response_format.form(self.format_param)
+            found += [] if form is None else [_Demand(form, self.format_param)]
         if self.structured_outputs:
-            texts = self.structured_outputs.grammars()
-            if not texts:
+            forms = self.structured_outputs.forms()
+            if not forms:
                 raise InvalidRequest("structured_outputs names no form", "structured_outputs")
-            found += [Constraint(text, "structured_outputs") for text in texts]
+            found += [_Demand(form, "structured_outputs") for form in forms]
         for name in ("json", "regex", "choice"):
             value = getattr(self, f"guided_{name}")
             if value is not None:
                 param = f"guided_{name}"
-                (text,) = StructuredOutputs.model_validate({name: value}).grammars(param)
-                found.append(Constraint(text, param))
+                (form,) = StructuredOutputs.model_validate({name: value}).forms(param)
+                found.append(_Demand(form, param))
         return found
 
 
@@ -162,10 +173,22 @@ def one_of(*constraints: Constraint | None) -> Constraint | None:
         InvalidRequest: there are several.
     """
     found = [constraint for constraint in constraints if constraint is not None]
+    _check_is_one(found)
+    return found[0] if found else None
+
+
+def _check_is_one(found: Sequence[Constraint | _Demand]) -> None:
+    """
+    Raises:
+        InvalidRequest: there are several.
+    """
     if len(found) > 1:
         names = " and ".join(dict.fromkeys(item.param for item in found[:2]))
         raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
-    return found[0] if found else None
+
+
+def _of_json(data: Schema | str, param: str) -> str:
+    return _of_schema(_schema(data, param), param)
 
 
 def _schema(data: Schema | str, param: str) -> Schema:

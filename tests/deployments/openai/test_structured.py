@@ -105,6 +105,26 @@ def test_wrong_forms(fields: dict[str, Any], param: str) -> None:
     assert len(caught.value.message) <= 300
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": FORMAT, "guided_json": SCHEMA},
+        {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
+        {"guided_json": json.dumps(SCHEMA), "guided_choice": ["a"]},
+    ],
+    ids=str,
+)
+def test_several_forms_are_refused_before_any_is_made(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar of a large schema takes time, in an event loop that all requests share."""
+    made: list[Any] = []
+    monkeypatch.setattr(grammar, "json_schema", made.append)
+    with pytest.raises(InvalidRequest, match="one form"):
+        ChatBody.parse({"model": "m", "messages": USER, **fields}).to_generation("r")
+    assert not made
+
+
 def test_grammars_of_clients_are_refused() -> None:
     """A client's context-free grammar could take the engine's thread for itself."""
     with pytest.raises(Unsupported):
