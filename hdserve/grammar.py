@@ -14,6 +14,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from hdserve.schema_closing import closed
+from hdserve.schema_discriminators import told_apart
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
 from hdserve.schema_references import check_references
 
@@ -168,7 +169,8 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Add to ``schema`` how its JSON texts are to be written, whatever it says of it itself.
 
     Left out is what forbids nothing and llguidance does not know, and objects that list their
-    properties have no others, see :func:`hdserve.schema_closing.closed`.
+    properties have no others, see :func:`hdserve.schema_closing.closed`, and forms have what tells
+    them apart, see :func:`hdserve.schema_discriminators.told_apart`.
 
     Raises:
         ValueError: it is too large, its numbers are to be multiples of too much, a number in it has
@@ -178,7 +180,7 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     check_references(schema)
     _check_divisors([*_divisors(schema)])
     _check_numbers(schema)
-    return {_OPTIONS: _JSON_OPTIONS, **closed(_without_notes(schema))}
+    return {_OPTIONS: _JSON_OPTIONS, **closed(told_apart(_without_notes(schema)))}
 
 
 def check_size(schemas: Any) -> None:

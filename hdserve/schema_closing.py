@@ -123,7 +123,7 @@ def _distinctions(schemas: list[Any] | tuple[Any, ...]) -> Iterator[dict[int, se
             continue
         kinds[index] = _kinds(schema)
         for name in _required(schema) if kinds[index] == {"object"} else ():
-            by_name[name][index] = _texts(schema, name)
+            by_name[name][index] = texts_of(schema, name)
     yield kinds
     yield from by_name.values()
 
@@ -148,8 +148,8 @@ def _kinds(schema: Schema) -> set[str]:
     return kinds - {"integer"} | {"number"} if "integer" in kinds else kinds
 
 
-def _texts(schema: Schema, name: str) -> set[str]:
-    """The texts that a property can be, if it can be nothing else; else empty."""
+def texts_of(schema: Schema, name: str) -> set[str]:
+    """Give the texts that a property can be, if it can be nothing else; else none."""
     properties = schema.get("properties")
     item = properties.get(name) if isinstance(properties, Mapping) else None
     if not isinstance(item, Mapping):

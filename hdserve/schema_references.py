@@ -36,6 +36,12 @@ def check_references(schema: Schema) -> None:
         waiting += [_place(item, place.base) for item in subschemas(place.schema)]
 
 
+def referred(schema: Schema, base: Schema) -> Schema | None:
+    """Give what the ``$ref`` of a schema in ``base`` leads to, if that is a schema of it."""
+    place = _target(schema.get("$ref"), base)
+    return place.schema if place is not None else None
+
+
 def _follow(place: _Place, is_checked: dict[int, bool]) -> None:
     """Go on to all that a value of a schema has to be as well; what is on the way is not checked
     yet."""

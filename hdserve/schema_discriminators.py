@@ -1,0 +1,154 @@
+"""Forms that a property tells apart, each with that property required.
+
+pydantic leaves what has a default out of ``required``, also the constant that the forms of a
+``oneOf`` are told apart by.  An object without it could then be of several forms, and llguidance
+refuses forms that it cannot tell apart, as it does those that refer to themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hdserve.schema_closing import texts_of
+from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+from hdserve.schema_references import referred
+
+Schema = Mapping[str, Any]
+
+_MAX_TEXTS = 64
+"""The most constants by which a form is told apart from others."""
+
+_DEFINITION = re.compile(r"#(/properties/[^/]+)?/(\$defs|definitions)/[^/]+")
+"""References to definitions of a schema, or of the arguments in that of a call."""
+
+
+def told_apart(schema: Schema) -> Schema:
+    """Give ``schema`` with the property that a ``discriminator`` names required in each form of its
+    ``oneOf``, where it is another text in each; no value being of two, that is ``anyOf`` of them.
+
+    All that it allows is allowed by ``schema``.  A form that is referred to is so elsewhere, too,
+    perhaps: there is a new definition of it.  A schema with an ``$id`` in it stays as it is, as
+    references there begin elsewhere.
+
+    Raises:
+        RecursionError: it is too deep.
+    """
+    if not isinstance(schema.get("$defs", {}), Mapping) or any(_has_id(schema)):
+        return schema
+    forms = _Forms(schema)
+    found = forms.rewritten(schema)
+    definitions = dict(forms.definitions())
+    return {**found, "$defs": {**found.get("$defs", {}), **definitions}} if definitions else found
+
+
+def _has_id(schema: Schema) -> Iterator[bool]:
+    waiting = [*subschemas(schema)]
+    while waiting:
+        item = waiting.pop()
+        yield "$id" in item
+        waiting += subschemas(item)
+
+
+class _Form(NamedTuple):
+    """What a schema says of a property that may tell it apart.
+
+    Attributes:
+        texts: those that the property can be; none where it can be anything else.
+    """
+
+    schema: Schema
+    texts: set[str]
+    is_required: bool
+
+
+class _Forms:
+    """The forms in a schema, and the definitions that it needs of those it refers to."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._by_reference: dict[str, tuple[str, _Form | None]] = {}
+        self._names: dict[str, str] = {}
+        self._waiting: list[tuple[str, Schema, str]] = []
+
+    def definitions(self) -> Iterator[tuple[str, Schema]]:
+        """Give those definitions by their names, in which there may be further forms."""
+        while self._waiting:
+            name, schema, required = self._waiting.pop()
+            yield name, _requiring(self.rewritten(schema), required)
+
+    def rewritten(self, schema: Any) -> Any:
+        """Give a schema, or a list of some, with the forms in it told apart."""
+        if isinstance(schema, (list, tuple)):
+            return [self.rewritten(item) for item in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        found: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in NAMED_SCHEMAS and isinstance(value, Mapping):
+                found[key] = {name: self.rewritten(item) for name, item in value.items()}
+            else:
+                found[key] = self.rewritten(value) if key in SCHEMAS else value
+        required = self._discriminator(schema)
+        if required is not None:
+            del found["discriminator"]
+            forms = found.pop("oneOf")
+            found["anyOf"] = [self._with_required(form, required) for form in forms]
+        return found
+
+    def _discriminator(self, schema: Schema) -> str | None:
+        """Return the name of the property that tells the forms of a schema apart, if one does."""
+        discriminator, forms = schema.get("discriminator"), schema.get("oneOf")
+        name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
+        if not isinstance(name, str) or not isinstance(forms, (list, tuple)) or "anyOf" in schema:
+            return None
+        found = [self._form(form, name) for form in forms]
+        texts = [form.texts if form is not None else set() for form in found]
+        num_texts = sum(map(len, texts))
+        return name if all(texts) and num_texts == len(set().union(*texts)) else None
+
+    def _form(self, schema: Any, name: str) -> _Form | None:
+        """Read what a schema, or the definition it refers to, says of a property.  A definition is
+        read once, for the first property that is asked for."""
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return _read(schema, name)
+        reference = schema["$ref"]
+        if not isinstance(reference, str) or not _DEFINITION.fullmatch(reference):
+            return None
+        if reference not in self._by_reference:
+            form = _read(referred(schema, self._root), name)
+            self._by_reference[reference] = (name, form)
+        first_name, form = self._by_reference[reference]
+        return form if first_name == name else None
+
+    def _with_required(self, schema: Schema, name: str) -> Schema:
+        """Give a form whose parts are rewritten with a property required."""
+        form = self._form(schema, name)
+        if form is None or form.is_required:
+            return schema
+        if "$ref" not in schema:
+            return _requiring(schema, name)
+        reference = schema["$ref"]
+        if reference not in self._names:
+            self._names[reference] = self._new_name()
+            self._waiting.append((self._names[reference], form.schema, name))
+        return {**schema, "$ref": f"#/$defs/{self._names[reference]}"}
+
+    def _new_name(self) -> str:
+        name = f"form_{len(self._names)}"
+        while name in self._root.get("$defs", {}):
+            name += "_"
+        return name
+
+
+def _read(schema: Any, name: str) -> _Form | None:
+    required = schema.get("required", []) if isinstance(schema, Mapping) else None
+    if not isinstance(required, (list, tuple)):
+        return None
+    texts = texts_of(schema, name)
+    return _Form(schema, texts, name in required) if len(texts) <= _MAX_TEXTS else None
+
+
+def _requiring(schema: Schema, name: str) -> Schema:
+    return {**schema, "required": [*schema.get("required", ()), name]}
