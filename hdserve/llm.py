@@ -29,7 +29,7 @@ from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
-from hdserve.errors import InvalidRequest
+from hdserve.errors import HdserveError, InvalidRequest
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, its token ids, or the messages of a chat."""
@@ -58,7 +58,8 @@ class LLM:
         self._engine = self._host.make_engine()
         self._numbers = count(1)
         self._outputs: dict[str, deque[StepOutput]] = {}
-        """Outputs that nobody has taken yet, by the ids of the sequences that are decoded."""
+        """Outputs that nobody has taken yet, by the ids of the sequences that are decoded; those of
+        one call have one place."""
         self._lock = RLock()
         """Guards everything above."""
         self._is_in_use = False
@@ -203,17 +204,24 @@ class LLM:
         return [completion_of(seq, outputs[seq.request_id]) for seq in sequences]
 
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
-        added = []
+        """The outputs of all ``sequences`` as they come; what a step gives others waits for whoever
+        asks for it."""
+        added: list[str] = []
+        outputs: deque[StepOutput] = deque()
         try:
             for seq in sequences:
                 with self._in_use() as engine:
-                    added.append(seq)
-                    self._outputs[seq.request_id] = deque()
+                    added.append(seq.request_id)
+                    self._outputs[seq.request_id] = outputs
                     engine.add(seq)
-            for seq in added:
-                yield from self._outputs_of(seq)
+            running = {*added}
+            while running:
+                output = self._next_output(outputs)
+                if output.finish_reason is not None:
+                    running.discard(output.sequence.request_id)
+                yield output
         finally:
-            self._leave([seq.request_id for seq in added])
+            self._leave(added)
 
     @contextmanager
     def _in_use(self) -> Iterator[Engine]:
@@ -244,31 +252,37 @@ class LLM:
         finally:
             self._is_in_use = False
 
-    def _outputs_of(self, seq: core.Sequence) -> Iterator[StepOutput]:
-        """The outputs of one sequence; what a step gives others waits for whoever asks for it."""
-        while True:
-            output = self._next_output(seq.request_id)
-            if output is None:
-                return
-            yield output
-            if output.finish_reason is not None:
-                return
+    def _next_output(self, outputs: deque[StepOutput]) -> StepOutput:
+        """The next of those that one call has a place for.
 
-    def _next_output(self, request_id: str) -> StepOutput | None:
-        """``None`` when there will be none."""
+        Raises:
+            HdserveError: there will be none.
+        """
         with self._lock:
-            outputs = self._outputs[request_id]
-            while not outputs and self._engine.has_work:
+            if self._engine.has_outputs:  # a call was interrupted before it had delivered them
+                self._deliver()
+            while not outputs:
+                if not self._engine.has_work:
+                    raise HdserveError("nothing more is decoded for this request, nobody knows why")
                 self._step()
-            return outputs.popleft() if outputs else None
+            return outputs.popleft()
 
     def _step(self) -> None:
         with self._in_use() as engine:
-            found = engine.step()
-        for output in found:
-            outputs = self._outputs.get(output.sequence.request_id)
-            if outputs is not None:  # whoever asked for it may have been interrupted
-                outputs.append(output)
+            engine.run()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        with self._in_use() as engine:
+            engine.hand_out(self._receive)
+
+    def _receive(self, output: StepOutput) -> None:
+        """Whoever was interrupted here is told of ``output`` again, before anybody takes it."""
+        outputs = self._outputs.get(output.sequence.request_id)
+        if outputs is None:
+            return  # whoever asked for it may have been interrupted
+        if not outputs or outputs[-1] is not output:
+            outputs.append(output)
 
     def _sequence(
         self,

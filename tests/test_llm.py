@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import linecache
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+import hdserve.llm as llm_module
 from hdserve import LLM, SamplingParams, SpeculationParams
 from hdserve.core import Source
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
@@ -337,6 +341,36 @@ def test_after_an_interruption_answers_are_what_they_were() -> None:
     assert rest.token_ids[: len(wanted.token_ids) - half] == wanted.token_ids[half:]
 
 
+def test_an_interruption_while_outputs_are_delivered_loses_none(llm: LLM) -> None:
+    """Ctrl-C at any line between a step and who asked for its outputs, those of a stream that
+    another call's steps go on with among them: it has each token once."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    short = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    (wanted,) = llm.generate([[9, 8]], params)
+    for number in count():
+        stream = llm.stream([9, 8], params)
+        outputs = [next(stream)]
+        with _interrupted_in_delivery(number) as was_interrupted, suppress(KeyboardInterrupt):
+            llm.generate([[5, 300, number % 7]], short)
+        outputs += stream
+        found = [token for output in outputs for token in output.token_ids]
+        assert (number, found) == (number, wanted.token_ids)
+        assert outputs[-1].finish_reason == "length"
+        if not was_interrupted:
+            break
+    assert number > 20
+    assert not llm._engine.has_work
+    assert not llm._lock._is_owned()  # type: ignore[attr-defined]
+
+
+def test_a_stream_whose_outputs_do_not_come_ends_with_an_error(llm: LLM) -> None:
+    """It looks like no whole answer."""
+    stream = llm.stream([9, 8], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    llm._engine.abort(next(stream).sequence.request_id)
+    with pytest.raises(HdserveError, match="nothing more"):
+        next(stream)
+
+
 def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:
     """Whoever needs a step runs it for all."""
     params = SamplingParams(temperature=0.0, max_tokens=24)
@@ -415,6 +449,32 @@ def test_a_stream_that_is_collected_while_another_leaves_harms_nobody(
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _interrupted_in_delivery(number: int) -> Iterator[list[bool]]:
+    """``KeyboardInterrupt`` instead of the line of this number of what follows steps; tells by a
+    list with something in it whether there was one."""
+    lines, found = count(), list[bool]()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        is_delivery = code.co_filename == llm_module.__file__ or code.co_name == "hand_out"
+        if not is_delivery or code.co_name in ("_leave", "_let_leave"):
+            return None
+        text = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
+        heeds_no_signal = text.startswith(("with ", "try:"))  # beside which a lock would stay
+        if event == "line" and not heeds_no_signal and next(lines) == number:
+            found.append(True)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
 
 
 @contextmanager

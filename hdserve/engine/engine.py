@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from operator import index
@@ -81,8 +82,8 @@ class Engine:
         self._max_total_tokens = min(runner.model.max_model_len, scheduler.max_total_tokens)
         self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
-        self._outputs: list[StepOutput] = []
-        """Outputs that no step has returned yet."""
+        self._outputs: deque[StepOutput] = deque()
+        """Outputs that nobody has been told of yet."""
         self._undecided: tuple[core.Sequence, int] | None = None
         """The sequence whose tokens are being decided, and how many it had before."""
         self._is_ending = False
@@ -91,7 +92,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outputs) or self._scheduler.has_work or self._is_ending
+        return self.has_outputs or self._scheduler.has_work or self._is_ending
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether there is something to hand out that is known already."""
+        return bool(self._outputs)
 
     def drafter_states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if it is worth sharing."""
@@ -186,11 +192,12 @@ class Engine:
         """End a sequence now; its slot and its drafter state are free at once.  One that has ended
         stays as it is, and no step tells of it any more.
 
-        When it is interrupted, the sequences that run end as in :meth:`step`.
+        When it is interrupted, the sequences that run end as in :meth:`run`.
         """
         if self._is_ending:
             self._end_running()
-        self._outputs = [out for out in self._outputs if out.sequence.request_id != request_id]
+        others = (out for out in self._outputs if out.sequence.request_id != request_id)
+        self._outputs = deque(others)
         try:
             self._abort(request_id)
         except BaseException:
@@ -211,13 +218,33 @@ class Engine:
                 return
 
     def step(self) -> list[StepOutput]:
-        """Run one forward over everything that is scheduled.
-
-        When it is interrupted, by ``KeyboardInterrupt`` or an exception, the sequences that run
-        end, as the next step says; those that wait go on, and nothing of the cache is reused.
+        """Run one forward, as :meth:`run`, and tell all that came of it.
 
         Returns:
             One output per sequence that got tokens, or ended; after an interruption perhaps both.
+        """
+        self.run()
+        outputs, self._outputs = self._outputs, deque()
+        return [*outputs]
+
+    def hand_out(self, receive: Callable[[StepOutput], None]) -> None:
+        """Tell ``receive`` of all that nobody has been told of yet, in order.
+
+        Where this is interrupted nothing is lost: the next call goes on with the same output, of
+        which ``receive`` may have been told.
+        """
+        if self._is_ending:
+            self._end_running()
+        while self._outputs:
+            receive(self._outputs[0])
+            self._outputs.popleft()
+
+    def run(self) -> None:
+        """Run one forward over everything that is scheduled; what comes of it stays until it is
+        handed out.
+
+        When it is interrupted, by ``KeyboardInterrupt`` or an exception, the sequences that run
+        end, as is told then; those that wait go on, and nothing of the cache is reused.
         """
         if self._is_ending:
             self._end_running()
@@ -226,8 +253,6 @@ class Engine:
         except BaseException:
             self._end_running()
             raise
-        outputs, self._outputs = self._outputs, []
-        return outputs
 
     def _end_running(self) -> None:
         """What is decided is told, and nothing beyond it; which rows of the cache hold it is not
