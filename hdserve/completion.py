@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -38,24 +37,41 @@ class Completion:
         raise AttributeError("a prompt has one answer: for .outputs[0].text write .text")
 
 
-def completion_of(seq: Sequence, outputs: Iterable[StepOutput]) -> Completion:
-    """What all ``outputs`` of a sequence that has ended come to."""
-    outputs = list(outputs)
-    assert seq.finish_reason is not None
-    logprobs = None
-    if seq.params.logprobs is not None:
-        logprobs = [item for output in outputs for item in output.logprobs or ()]
-    prompt_logprobs = next(
-        (output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None
-    )
-    return Completion(
-        text="".join(output.text for output in outputs),
-        token_ids=seq.output_token_ids,
-        finish_reason=seq.finish_reason,
-        logprobs=logprobs,
-        counts=seq.counts,
-        prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
-        error=outputs[-1].error,
-        prompt_token_ids=seq.token_ids[: seq.num_prompt_tokens],
-        stop_reason=outputs[-1].stop_reason,
-    )
+class CompletionBuilder:
+    """Makes the answer to one prompt of its outputs, and keeps of them what the answer has: trees
+    of drafts take several times its memory."""
+
+    def __init__(self, seq: Sequence) -> None:
+        self._seq = seq
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None if seq.params.logprobs is None else []
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        self._stop_reason: str | int | None = None
+        self._error: Exception | None = None
+
+    def add(self, output: StepOutput) -> None:
+        """Take the next output in."""
+        self._texts.append(output.text)
+        if self._logprobs is not None:
+            self._logprobs += output.logprobs or ()
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = [*output.prompt_logprobs]
+        if output.finish_reason is not None:
+            self._texts = ["".join(self._texts)]
+            self._stop_reason, self._error = output.stop_reason, output.error
+
+    def completion(self) -> Completion:
+        """The answer, of a sequence that has ended."""
+        seq = self._seq
+        assert seq.finish_reason is not None
+        return Completion(
+            text="".join(self._texts),
+            token_ids=seq.output_token_ids,
+            finish_reason=seq.finish_reason,
+            logprobs=self._logprobs,
+            counts=seq.counts,
+            prompt_logprobs=self._prompt_logprobs,
+            error=self._error,
+            prompt_token_ids=seq.token_ids[: seq.num_prompt_tokens],
+            stop_reason=self._stop_reason,
+        )

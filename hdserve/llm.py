@@ -22,7 +22,7 @@ from hdserve.arguments import (
     params_of_each,
     refuse_keywords,
 )
-from hdserve.completion import Completion, completion_of
+from hdserve.completion import Completion, CompletionBuilder
 from hdserve.config import ModelConfig, checked
 from hdserve.conversation import ChatEnd, for_template
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
@@ -198,10 +198,10 @@ class LLM:
             with naming(where.format(number)):
                 token_ids = encode(prompts[number])
                 sequences.append(self._sequence(token_ids, own, speculation))
-        outputs: dict[str, list[StepOutput]] = {seq.request_id: [] for seq in sequences}
+        answers = {seq.request_id: CompletionBuilder(seq) for seq in sequences}
         for output in self._decode(sequences):
-            outputs[output.sequence.request_id].append(output)
-        return [completion_of(seq, outputs[seq.request_id]) for seq in sequences]
+            answers[output.sequence.request_id].add(output)
+        return [answer.completion() for answer in answers.values()]
 
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
         """The outputs of all ``sequences`` as they come; what a step gives others waits for whoever

@@ -19,8 +19,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import hdserve.llm as llm_module
 from hdserve import LLM, SamplingParams, SpeculationParams
-from hdserve.core import Source
+from hdserve.core import Source, StepOutput
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
+from hdserve.tree import DraftTree
 
 OPTIONS: dict[str, Any] = {
     "engine": {"compile": False, "exact": True, "kv_cache_tokens": 4096},
@@ -369,6 +370,27 @@ def test_a_stream_whose_outputs_do_not_come_ends_with_an_error(llm: LLM) -> None
     llm._engine.abort(next(stream).sequence.request_id)
     with pytest.raises(HdserveError, match="nothing more"):
         next(stream)
+
+
+def test_answers_that_are_waited_for_keep_no_drafts(llm: LLM) -> None:
+    """What is held of a step until the last answer is there is what answers have."""
+    params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+    prompts = [[9, 8, number] for number in range(6)]
+    numbers: list[int] = []
+
+    def count_held() -> None:
+        held = [each for each in gc.get_objects() if type(each) in (StepOutput, DraftTree)]
+        numbers.append(len(held))
+
+    gc.collect()
+    count_held()
+    hook = llm._host.model.module.register_forward_pre_hook(lambda *_: count_held())
+    answers = llm.generate(prompts, params)
+    hook.remove()
+    assert [len(answer.token_ids) for answer in answers] == [24] * 6
+    first, *others = numbers
+    assert len(others) > 4
+    assert max(others) - first <= 2 * len(prompts)
 
 
 def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:
