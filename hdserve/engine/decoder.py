@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite
+from operator import index
 
 import torch
 
@@ -16,7 +17,7 @@ from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
 from hdserve.engine.grammar import GrammarState
 from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.kernels.draw import NO_TOKEN
-from hdserve.engine.logprobs import token_logprob
+from hdserve.engine.logprobs import chosen_logprobs
 from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.sampler import choose_one, may_be_chosen
@@ -72,7 +73,7 @@ class SequenceDecoder:
     def nodes(self, tree: DraftTree, outputs: NodeOutputs) -> Nodes | None:
         """The nodes of ``tree``, if what is sampled at each depends on its logits alone."""
         params = self.seq.params
-        if params.is_greedy or not self._is_free or params.logprobs is not None:
+        if params.is_greedy or not self._is_free:
             return None
         root = len(self.seq.token_ids)
         keys = [position_key(self._noise_key, root + depth) for depth in tree.depths]
@@ -90,25 +91,31 @@ class SequenceDecoder:
             NoToken: no first token can be chosen.
             SequenceFault: a value of the request has no place in a choice.
         """
-        self._logprobs.clear()
         self._grammar_ends.clear()
         choose_next = self._chooser(outputs) if chosen is None else _chosen_at(chosen)
         recorded = self.seq.recorded_token_ids
-        if recorded is None:
-            return verify(tree, choose_next)
-        coming = iter(recorded[self.seq.num_output_tokens :])
+        if recorded is not None:
+            choose_next = _repeated(choose_next, recorded[self.seq.num_output_tokens :])
+        acceptance = verify(tree, choose_next)
+        self._logprobs = self._scored(acceptance, outputs)
+        return acceptance
 
-        def repeat(node: int) -> int:
-            choose_next(node)
-            return next(coming, 0)
-
-        return verify(tree, repeat)
+    def _scored(self, acceptance: Acceptance, outputs: NodeOutputs) -> list[TokenLogprob]:
+        """The log probabilities of what was chosen, if they are wanted."""
+        num_top = self.seq.params.logprobs
+        if num_top is None:
+            return []
+        try:
+            logits = outputs.logits[acceptance.path]
+            return chosen_logprobs(logits, acceptance.token_ids, index(num_top))
+        except FAULTS_OF_ONE_REQUEST as error:
+            raise SequenceFault from error
 
     def _chooser(self, outputs: NodeOutputs) -> Callable[[int], int]:
         """A function that gives the choice of the model at a node; to be called along one path from
         the root."""
         params = self.seq.params
-        if params.is_greedy and self._is_free and params.logprobs is None:
+        if params.is_greedy and self._is_free:
             return _likeliest(*outputs.likeliest())
         positions = count(len(self.seq.token_ids))
         return lambda node: self._choose(outputs.logits[node : node + 1].float(), next(positions))
@@ -139,8 +146,6 @@ class SequenceDecoder:
         if self.grammar is not None:
             self.grammar.push(token_id)
             self._grammar_ends.append(_end_of(self.grammar))
-        if params.logprobs is not None:
-            self._logprobs.append(token_logprob(logits[0], token_id, params.logprobs))
         return token_id
 
     def _shaped(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
@@ -247,6 +252,17 @@ class SequenceDecoder:
     @property
     def _may_stop(self) -> bool:
         return self.seq.num_output_tokens >= self.seq.params.min_tokens
+
+
+def _repeated(choose: Callable[[int], int], token_ids: tuple[int, ...]) -> Callable[[int], int]:
+    """``token_ids``, one after the other, while the model chooses as it does without them."""
+    coming = iter(token_ids)
+
+    def repeat(node: int) -> int:
+        choose(node)
+        return next(coming, 0)
+
+    return repeat
 
 
 def _chosen_at(token_ids: list[int]) -> Callable[[int], int]:

@@ -4,25 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hdserve.core import TokenLogprob
 from hdserve.engine.top import topk
 
+_NUM_CANDIDATES = 64
+"""How many of the likeliest tokens come from the device at once: with the few significant bits of a
+bfloat16 many are as likely as the last alternative."""
 
-def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
-    """The log probability of ``token_id`` and the ``num_top`` likeliest, from raw logits ``[V]``.
+_NUM_AT_ONCE = 1 << 18
+"""Logits that are worked on at once on a CPU, if not of one row: in float64 they stay in the caches
+then."""
+
+
+def chosen_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+) -> list[TokenLogprob]:
+    """The log probability of one token per row of raw logits, ``[rows, vocab_size]``, and the
+    ``num_top`` likeliest, in float64; they come from the device in one piece.
 
     Alternatives are in order of probability, ties by token id.  What is no number is not chosen.
     """
-    logprobs = _without_nan(logits.double()).log_softmax(dim=-1)
-    top: list[tuple[int, float]] = []
+    num_rows, vocab_size = logits.shape
+    if not num_rows:
+        return []
+    on_cpu = max(1, _NUM_AT_ONCE // vocab_size)
+    at_once = on_cpu if logits.device.type == "cpu" else num_rows
+    tokens = torch.tensor(token_ids, device=logits.device)[:, None]
+    parts = zip(logits.split(at_once), tokens.split(at_once), strict=True)
+    found = torch.cat([_found(rows, of_rows, num_top) for rows, of_rows in parts])
+    scores = zip(token_ids, found.cpu().numpy(), logits, strict=True)
+    return [_score(token, numbers, row, num_top) for token, numbers, row in scores]
+
+
+def _found(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+    """Per row of ``logits``, in float64: the log probability of one of ``tokens``; then, if any are
+    wanted, how many are as likely as the last alternative or likelier, and of some of the likeliest
+    the log probabilities and the ids."""
+    logprobs = _float64_logprobs(logits)
+    chosen = logprobs.gather(1, tokens)
+    if not num_top:
+        return chosen
+    num_tokens = logprobs.shape[1]
+    values, indices = logprobs.topk(min(max(num_top, _NUM_CANDIDATES), num_tokens))
+    least = values[:, min(num_top, num_tokens) - 1, None]
+    number = (logprobs >= least).sum(dim=1, keepdim=True)
+    return torch.cat((chosen, number.double(), values, indices.double()), dim=1)
+
+
+def _score(
+    token_id: int, found: npt.NDArray[np.float64], logits: torch.Tensor, num_top: int
+) -> TokenLogprob:
+    """
+    Args:
+        found: see :func:`_found`.
+        logits: of the row, in which all are looked for that are as likely as the last alternative,
+            if ``found`` has not all of them.
+    """
+    top: list[tuple[float, int]] = []
     if num_top:
-        least = logprobs.topk(min(num_top, len(logprobs))).values[-1]
-        candidates = (logprobs >= least).nonzero()[:, 0].tolist()
-        ranked = sorted((-float(logprobs[token]), token) for token in candidates)[:num_top]
-        top = [(token, -negative) for negative, token in ranked]
-    return TokenLogprob(token_id, float(logprobs[token_id]), tuple(top))
+        number = int(found[1])
+        values, tokens = np.split(found[2:], 2)
+        if number > len(values):
+            logprobs = _float64_logprobs(logits)
+            least = float(values[min(num_top, len(values)) - 1])
+            candidates = (logprobs >= least).nonzero()[:, 0]
+            both = torch.stack((logprobs[candidates], candidates.double())).cpu().numpy()
+            values, tokens = both[0], both[1]
+            number = len(values)
+        order = np.lexsort((tokens[:number], -values[:number]))[:num_top]
+        top = [*zip(values[order].tolist(), tokens[order].astype(int).tolist(), strict=True)]
+    return TokenLogprob(token_id, float(found[0]), tuple((token, value) for value, token in top))
+
+
+def _float64_logprobs(logits: torch.Tensor) -> torch.Tensor:
+    return _without_nan(logits.double()).log_softmax(dim=-1)
 
 
 def token_logprobs(

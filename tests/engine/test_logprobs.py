@@ -3,11 +3,73 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hdserve.engine.logprobs import token_logprob, token_logprobs
+from hdserve.core import TokenLogprob
+from hdserve.engine.logprobs import chosen_logprobs, token_logprobs
+
+
+def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """That of one row."""
+    (found,) = chosen_logprobs(logits[None], [token_id], num_top)
+    return found
+
+
+def by_definition(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """One number after the other."""
+    row = logits.double().masked_fill(logits.isnan(), -torch.inf).log_softmax(dim=-1)
+    ranked = sorted((-value, token) for token, value in enumerate(row.tolist()))[:num_top]
+    top = tuple((token, -negative) for negative, token in ranked)
+    return TokenLogprob(token_id, float(row[token_id]), top)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocab_size", [3, 61, 1000, 40_000])
+def test_rows_together_are_those_by_definition(vocab_size: int, dtype: torch.dtype) -> None:
+    """To the last bit, whatever is beside a row: with many equals, with a few numbers alone, and
+    with all equal."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = 4.0 * torch.randn((9, vocab_size), generator=generator)
+    logits[1] = logits[1].round()
+    logits[2, 2:] = -torch.inf
+    logits[3] = 1.0
+    logits[4, ::3] = torch.nan
+    logits = logits.to(dtype)
+    tokens = torch.randint(vocab_size, (9,), generator=generator).tolist()
+    for num_top in (0, 1, 5, 20):
+        found = chosen_logprobs(logits, tokens, num_top)
+        assert found == [
+            by_definition(row, token, num_top) for row, token in zip(logits, tokens, strict=True)
+        ]
+
+
+class Reads(TorchDispatchMode):
+    """Counts what waits for a device, if the numbers are on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_numbers_are_not_read_one_by_one() -> None:
+    """However many rows and alternatives there are: each would wait for a GPU."""
+    logits = torch.randn((6, 5000), generator=torch.Generator().manual_seed(1))
+    with Reads() as reads:
+        chosen_logprobs(logits, range(6), 20)
+    assert reads.number == 0
+
+
+def test_nothing_to_score() -> None:
+    assert chosen_logprobs(torch.zeros((0, 7)), [], 3) == []
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 4, 5])
