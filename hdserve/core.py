@@ -264,11 +264,11 @@ class SpeculationParams(_Parameters):
         if self.max_draft_tokens is not None:
             name = "speculation.max_draft_tokens"
             _check_count(name, self.max_draft_tokens, 0, MAX_INTEGER)
+        name, known = "speculation.databases", f"there are {', '.join(_DRAFTING)}"
+        _check_type(name, self.databases, Collection | None, f"a set of labels; {known}")
         for label in self.databases or ():
             if label not in _DRAFTING:
-                known = ", ".join(_DRAFTING)
-                reason = f"no source is called {str(label)[:50]!r}; there are {known}"
-                raise InvalidRequest(reason, "speculation.databases")
+                raise InvalidRequest(f"no source is called {str(label)[:50]!r}; {known}", name)
 
     def allows(self, source: Source) -> bool:
         """Whether this request may be drafted for from ``source``."""

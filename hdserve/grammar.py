@@ -116,16 +116,36 @@ def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> s
     """
     if f'"{_MARKS}"' not in grammar:
         return grammar
-    try:
-        forms = json.loads(grammar)
-    except ValueError:
+    forms = _forms(grammar)
+    if not all(_has_right_marks(form) for form in forms):
         return grammar  # it will be said to be wrong
-    for form in forms["grammars"]:
+    for form in forms:
         for name, text in form.pop(_MARKS, {}).items():
             token_id = special_token_id(text)
             mark = quoted(text) if token_id is None else f"<[{token_id}]>"
             form["lark_grammar"] += f"\n{name}: {mark}"
-    return json.dumps(forms)
+    return json.dumps({**json.loads(grammar), "grammars": forms}) if forms else grammar
+
+
+def _forms(grammar: str) -> list[dict[str, Any]]:
+    """The grammars of a text that has some; none of one that is wrong, whoever wrote it."""
+    try:
+        found = json.loads(grammar)
+    except (ValueError, RecursionError):
+        return []
+    forms = found.get("grammars") if isinstance(found, dict) else None
+    if not isinstance(forms, list) or not all(isinstance(form, dict) for form in forms):
+        return []
+    return forms
+
+
+def _has_right_marks(form: Mapping[str, Any]) -> bool:
+    if _MARKS not in form:
+        return True
+    marks = form[_MARKS]
+    if not isinstance(marks, dict) or not isinstance(form.get("lark_grammar"), str):
+        return False
+    return all(isinstance(text, str) for text in marks.values())
 
 
 def either(*grammars: str) -> str:
@@ -145,10 +165,10 @@ def unforced(grammar: str) -> str:
     Elsewhere llguidance then allows the one token that the tokenizer makes of it, which is a
     special token where the text spells one, and no part of it.
     """
-    try:
-        first, *others = json.loads(grammar)["grammars"]
-    except ValueError:
+    forms = _forms(grammar)
+    if not forms:
         return grammar  # it will be said to be wrong
+    first, *others = forms
     start = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @unforced'}
     return json.dumps({"grammars": [start, {**first, "name": "unforced"}, *others]})
 

@@ -208,7 +208,7 @@ def test_speculation_allows_named_sources() -> None:
     assert not any(SpeculationParams(databases=frozenset()).allows(source) for source in Source)
 
 
-@pytest.mark.parametrize("databases", [{"contexts"}, ["model", 5], "model", {"plain"}])
+@pytest.mark.parametrize("databases", [{"contexts"}, ["model", 5], "model", {"plain"}, 5, iter(())])
 def test_speculation_sources_are_checked(databases: Any) -> None:
     """One that is misspelt would draft nothing, and a text is no collection of labels."""
     with pytest.raises(InvalidRequest, match="there are context, model,") as caught:

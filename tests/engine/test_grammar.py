@@ -212,6 +212,29 @@ def test_what_cannot_be_held_is_refused(schema: dict[str, Any]) -> None:
         GRAMMARS.check(grammar.json_schema(schema))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"grammars": [{"lark_grammar": 5, "hdserve_marks": 7}]}',
+        '{"grammars": [{"lark_grammar": 5, "hdserve_marks": {"A": "a"}}]}',
+        '{"grammars": [{"lark_grammar": "start: A", "hdserve_marks": {"A": 5}}]}',
+        '{"grammars": [{"hdserve_marks": {"A": "a"}}]}',
+        '{"grammars": ["hdserve_marks"]}',
+        '["hdserve_marks"]',
+        '["<end>"]',
+        '{"grammars": {"<end>": 5}}',
+        '"hdserve_marks"' + "[" * 100_000,
+        "[" * 100_000 + '"hdserve_marks"',
+    ],
+    ids=range(10),
+)
+def test_grammars_that_nothing_here_makes_are_refused(text: str) -> None:
+    """Whoever wrote them; with no error of what reads them."""
+    with pytest.raises(InvalidRequest) as caught:
+        GRAMMARS.check(text)
+    assert caught.value.param == "grammar"
+
+
 def test_a_grammar_without_any_text_is_refused() -> None:
     """Not only when the first token is to be chosen."""
     with pytest.raises(InvalidRequest, match="the grammar cannot be used"):
