@@ -29,6 +29,7 @@ from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
+from hdserve.engine.workers import end_own_threads
 from hdserve.errors import HdserveError, InvalidRequest
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -222,6 +223,7 @@ class LLM:
                 yield output
         finally:
             self._leave(added)
+            end_own_threads()  # beside which another thread's steps would take far longer
 
     @contextmanager
     def _in_use(self) -> Iterator[Engine]:

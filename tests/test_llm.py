@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import linecache
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ from hdserve import LLM, SamplingParams, SpeculationParams
 from hdserve.core import Source, StepOutput
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
 from hdserve.tree import DraftTree
+from tests.waiting import eventually
 
 OPTIONS: dict[str, Any] = {
     "engine": {"compile": False, "exact": True, "kv_cache_tokens": 4096},
@@ -402,6 +405,31 @@ def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:
         for _ in range(3):
             answers = pool.map(lambda prompt: llm.generate([prompt], params), prompts)
             assert [answer.token_ids for (answer,) in answers] == alone
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's threads")
+def test_a_thread_whose_answers_are_there_leaves_no_threads_behind() -> None:
+    """Those that shared its forwards would keep those of the next one from waiting for work."""
+    llm = LLM("hdserve-mini", engine={**OPTIONS["engine"], "num_threads": 3})
+    is_done = threading.Event()
+
+    def threads() -> set[str]:
+        return {*os.listdir("/proc/self/task")}
+
+    def answer() -> None:
+        llm.generate([[9, 8, number] for number in range(24)], SamplingParams(max_tokens=4))
+        is_asked.set()
+        is_done.wait(60)
+
+    before, is_asked = threads(), threading.Event()
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        assert is_asked.wait(60)
+        eventually(lambda: len(threads() - before) == 1)
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def test_a_stream_that_is_collected_within_a_step_harms_nobody(llm: LLM) -> None:
