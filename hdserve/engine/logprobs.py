@@ -34,7 +34,7 @@ def chosen_logprobs(
     on_cpu = max(1, _NUM_AT_ONCE // vocab_size)
     at_once = on_cpu if logits.device.type == "cpu" else num_rows
     tokens = torch.tensor(token_ids, device=logits.device)[:, None]
-    parts = zip(logits.split(at_once), tokens.split(at_once), strict=True)
+    parts = zip(torch.split(logits, at_once), torch.split(tokens, at_once), strict=True)
     found = torch.cat([_found(rows, of_rows, num_top) for rows, of_rows in parts])
     scores = zip(token_ids, found.cpu().numpy(), logits, strict=True)
     return [_score(token, numbers, row, num_top) for token, numbers, row in scores]
