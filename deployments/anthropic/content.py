@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from deployments.openai.body import Body, Truth
+from deployments.openai.kinds import only_kinds
 from deployments.openai.messages import MAX_MESSAGES
 from hdserve.errors import InvalidRequest
 
@@ -59,7 +60,11 @@ class ToolUseBlock(Body):
         return {"id": self.id, "type": "function", "function": function}
 
 
-Texts = Annotated[tuple[TextBlock, ...], Field(fail_fast=True)]
+Texts = Annotated[
+    tuple[Annotated[TextBlock, only_kinds("content blocks", {"text"}, None)], ...],
+    Field(fail_fast=True),
+]
+"""Blocks of text alone, of whatever parameter."""
 
 
 class ToolResultBlock(Body):
@@ -90,6 +95,11 @@ Block = Annotated[
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")],
     Discriminator(_type_of_block),
+    only_kinds(
+        "content blocks",
+        {"text", "thinking", "redacted_thinking", "tool_use", "tool_result"},
+        PARAM,
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from deployments.anthropic.content import PARAM, InputMessages, Texts, chat_messages, text_of
 from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.kinds import only_kinds
 from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
@@ -75,6 +76,12 @@ class MessagesTool(Body):
             "strict": self.strict,
         }
         return {"type": "function", "function": function}
+
+
+MessagesTools = Annotated[
+    tuple[Annotated[MessagesTool, only_kinds("tools", {"custom"}, "tools")], ...],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
 
 
 class ToolChoice(ClosedBody):
@@ -171,9 +178,7 @@ class CountTokensBody(OfferedBody):
     model: str
     messages: InputMessages
     system: str | Texts | None = None
-    tools: (
-        Annotated[tuple[MessagesTool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
-    ) = None
+    tools: MessagesTools | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -91,14 +91,17 @@ def ignored_header(
         unread: parameters that the model's chat template does not know.
 
     Raises:
-        InvalidRequest: there are fields nobody documents, and the configuration wants strict
-            requests.
+        Unsupported: something is left out, and the configuration wants strict requests.
+        InvalidRequest: there are fields nobody documents, and it does.
     """
-    ignored = body.ignored
-    undocumented = [name for name in ignored if name not in body.unmet]
-    if config.strict_requests and undocumented:
-        name = _header_value(undocumented[:1])[:100]
-        raise InvalidRequest(f"the parameter {name!r} is unknown", name)
+    ignored, left_out = body.ignored, body.left_out
+    undocumented = [name for name in ignored if name not in body.unmet and name not in left_out]
+    if config.strict_requests:
+        for error in left_out.values():
+            raise error
+        if undocumented:
+            name = _header_value(undocumented[:1])[:100]
+            raise InvalidRequest(f"the parameter {name!r} is unknown", name)
     ignored = tuple(sorted(unread.union(ignored)))
     counts.ignored(len(ignored))
     return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}

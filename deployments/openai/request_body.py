@@ -105,10 +105,17 @@ class OfferedBody(Body):
         return {}
 
     @property
+    def left_out(self) -> Mapping[str, Unsupported]:
+        """What is left out because conversations go on without it, though an answer may be another
+        one: by its name, the error that it is where requests are strict."""
+        return {}
+
+    @property
     def ignored(self) -> tuple[str, ...]:
-        """The unmet parameters, and the fields of the request that nobody documents."""
+        """The unmet parameters, what is left out, and the fields of the request that nobody
+        documents."""
         undocumented = self.undocumented_inside().union(self.model_extra or ())
-        return tuple(sorted(undocumented | self.unmet))
+        return tuple(sorted(undocumented.union(self.unmet, self.left_out)))
 
 
 class RequestBody(OfferedBody):

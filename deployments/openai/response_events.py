@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body, metrics
 from deployments.openai.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
+from deployments.openai.response_tools import OwnName
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
 from deployments.parsers.call_reader import Arguments
@@ -59,6 +60,7 @@ class ResponseEvents:
         self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
     ) -> None:
         self._head = _head(body, request_id)
+        self._own_names = body.own_names
         self._reader = AnswerReader(tool_parser, is_one_call=body.parallel_tool_calls is False)
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
@@ -123,7 +125,8 @@ class ResponseEvents:
 
     def _read(self, piece: Piece) -> Iterator[Event]:
         if isinstance(piece, Call):
-            yield from self._begin(CallItem(piece.name, piece.call_id))
+            name = self._own_names.get(piece.name, OwnName(None, piece.name))
+            yield from self._begin(CallItem(name, piece.call_id))
         elif isinstance(piece, Arguments):
             yield from self._add(piece.text)
             yield from self._close("completed") if piece.is_last else ()
@@ -179,7 +182,7 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "store": False,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
-        "tools": [tool.shown() for tool in body.tools or ()],
+        "tools": body.shown_tools,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from deployments.openai.response_tools import OwnName
+
 Event = dict[str, Any]
 
 
@@ -84,10 +86,11 @@ class ReasoningItem(_TextItem):
 class CallItem:
     """An output item of a function call."""
 
-    def __init__(self, name: str, call_id: str) -> None:
+    def __init__(self, name: OwnName, call_id: str) -> None:
         self.id = f"fc_{uuid4().hex}"
         self._call_id = call_id
-        self._name = name
+        self._name = name.name
+        self._namespace = {} if name.namespace is None else {"namespace": name.namespace}
         self._arguments = ""
 
     def item(self, status: str) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class CallItem:
             "id": self.id,
             "type": "function_call",
             "call_id": self._call_id,
+            **self._namespace,
             "name": self._name,
             "arguments": self._arguments,
             "status": status,

@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.kinds import unsupported
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
 from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
 from deployments.openai.request_body import RequestBody
+from deployments.openai.response_tools import ResponseToolFields, full_name
 from deployments.openai.structured import Schema
-from deployments.openai.tools import FunctionDefinition, FunctionName, has_unheld_strict
+from deployments.openai.tools import has_unheld_strict
 from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
@@ -30,7 +32,6 @@ _SAME_AS_CHAT = (
     "top_k",
     "min_p",
     "seed",
-    "tool_choice",
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
@@ -131,6 +132,7 @@ class InputCall(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -198,26 +200,6 @@ class TextOptions(ClosedBody):
     verbosity: Literal["medium"] | None = None
 
 
-class FunctionTool(FunctionDefinition):
-    """A function the model may call."""
-
-    type: Literal["function"]
-
-    def for_chat(self) -> dict[str, Any]:
-        """Return the tool as a chat has it."""
-        return {"type": self.type, "function": self.described()}
-
-    def shown(self) -> dict[str, Any]:
-        """Return the tool as the answer repeats it."""
-        return self.model_dump(include={*FunctionTool.model_fields})
-
-
-class NamedFunction(FunctionName):
-    """The one function to call."""
-
-    type: Literal["function"]
-
-
 class ResponseStreamOptions(Body):
     """``stream_options`` of this API."""
 
@@ -245,7 +227,7 @@ class Reasoning(ClosedBody):
         return bool(self.summary or self.generate_summary)
 
 
-class ResponsesBody(RequestBody):
+class ResponsesBody(RequestBody, ResponseToolFields):
     """``POST /v1/responses``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -285,9 +267,6 @@ class ResponsesBody(RequestBody):
     seed: int | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
-    tools: Annotated[tuple[FunctionTool, ...], Field(max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
-    parallel_tool_calls: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Mapping[str, str] | None = None
     user: str | None = None
@@ -306,10 +285,16 @@ class ResponsesBody(RequestBody):
             "include": bool(self.include),
             "reasoning.summary": self.reasoning is not None and self.reasoning.asks_for_summary,
             "tools.strict": not asks_for_form
-            and has_unheld_strict(self.tools or (), self.tool_choice),
+            and has_unheld_strict(self.functions, self.tool_choice),
             "truncation": self.truncation == "auto",
         }
         return super().unmet.union(name for name, is_asked in asked.items() if is_asked)
+
+    @property
+    def left_out(self) -> Mapping[str, Unsupported]:
+        """Tools that are no functions."""
+        kinds = self.left_out_tools
+        return {f"tools.{kind}": unsupported("tools", kind, "tools") for kind in kinds}
 
     def to_chat(self) -> ChatBody:
         """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
@@ -327,11 +312,7 @@ class ResponsesBody(RequestBody):
     def _chat(self) -> dict[str, Any]:
         fields: dict[str, Any] = self.model_dump(include=set(_SAME_AS_CHAT), exclude_none=True)
         fields["messages"] = list(self._messages())
-        if isinstance(self.tool_choice, NamedFunction):
-            named = {"name": self.tool_choice.name}
-            fields["tool_choice"] = {"type": "function", "function": named}
-        if self.tools is not None:
-            fields["tools"] = [tool.for_chat() for tool in self.tools]
+        fields |= self.tools_for_chat()
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.for_chat()
         if self.reasoning is not None:
@@ -377,7 +358,8 @@ def _messages_of(
         else:
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
-            function = {"name": item.name, "arguments": item.arguments}
+            name = full_name(item.namespace, item.name)
+            function = {"name": name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
     return found

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BaseModel, Field
 
 from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.kinds import only_kinds
 from deployments.openai.structured import Constraint
 from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
@@ -87,14 +88,23 @@ class NamedTool(ClosedBody):
     function: FunctionName
 
 
-Tools = Annotated[tuple[Tool, ...], Field(max_length=128, fail_fast=True)]
+Tools = Annotated[
+    tuple[Annotated[Tool, only_kinds("tools", {"function"}, "tools")], ...],
+    Field(max_length=128, fail_fast=True),
+]
 
 
 class ToolFields(BaseModel):
     """The parameters of a chat that are about tools."""
 
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | NamedTool,
+            only_kinds("choices of tools", {"function"}, "tool_choice"),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
 
     @property

@@ -28,6 +28,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"name": "f", "description": "Does f.", "input_schema": SCHEMA}
 THINKING = {"enable_thinking": True, "thinking": True}
+RESULT = {"type": "tool_result", "tool_use_id": "t1"}
 CALLING = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "b"}}
 
 
@@ -255,11 +256,11 @@ def test_what_is_asked_in_vain_is_named() -> None:
             "the results of the last message's calls are missing",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": 5, "source": {}}]}]},
             "messages",
             "messages.0.content.0: a type of",
         ),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools", "tools.0.type"),
+        ({"tools": [TOOL | {"type": 5}]}, "tools", "tools.0.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice", "has a name where"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}},
@@ -281,6 +282,38 @@ def test_what_is_asked_in_vain_is_named() -> None:
 def test_wrong_values_are_named(fields: dict[str, Any], param: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught, params_named(PARAM_NAMES):
         SamplingParams(**generation(**fields).sampling)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "things"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}, TOOL]}, "tools", "tools"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages",
+            "content blocks",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [RESULT | {"content": [{"type": "document"}]}]}
+                ]
+            },
+            None,
+            "content blocks",
+        ),
+        ({"system": [{"type": "image"}]}, None, "content blocks"),
+    ],
+)
+def test_what_is_not_offered_is_said_to_be(
+    fields: dict[str, Any], param: str | None, things: str
+) -> None:
+    """Not that something else is expected, as where a value is wrong."""
+    reason = rf"^{things} of type '\w+' are not supported$"
+    with pytest.raises(Unsupported, match=reason) as caught:
+        generation(**fields)
     assert caught.value.param == param
 
 

@@ -28,9 +28,10 @@ from deployments.http.routes import build_api
 from deployments.metrics.samples import HistogramValue
 from deployments.openai.protocol import CompletionBody
 from deployments.openai.response_builder import ResponseBuilder
+from deployments.openai.responses_protocol import ResponsesBody
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 BODIES: dict[str, dict[str, Any]] = {
@@ -286,6 +287,16 @@ def test_what_is_ignored_is_counted() -> None:
     with pytest.raises(InvalidRequest):
         num_ignored(apple=2, strict_requests=True)
     assert num_ignored() == 4
+
+
+def test_what_is_left_out_is_refused_where_requests_are_strict() -> None:
+    """Before what nobody documents, as it says more."""
+    tools = [{"type": "web_search"}]
+    body = ResponsesBody.parse({"model": "m", "input": "hi", "tools": tools, "zebra": 1})
+    found = ignored_header(GatewayConfig(), body, HttpMetrics())
+    assert found == {"x-hdserve-ignored": "tools.web_search, zebra"}
+    with pytest.raises(Unsupported, match=r"^tools of type 'web_search' are not supported$"):
+        ignored_header(GatewayConfig(strict_requests=True), body, HttpMetrics())
 
 
 def test_header_values_are_harmless() -> None:

@@ -104,13 +104,13 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     ),
     (
         ResponsesBody,
-        {"input": "hi", "tools": [{"type": "web_search"}]},
+        {"input": "hi", "tools": [{"type": 5, "name": "f"}]},
         "tools.0.type: 'function' is expected",
     ),
     (
         ResponsesBody,
-        {"input": "hi", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
-        "tool_choice.type: 'function' is expected",
+        {"input": "hi", "tool_choice": {"name": "f"}},
+        "tool_choice.type: is missing",
     ),
 ]
 

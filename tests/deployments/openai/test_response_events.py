@@ -78,6 +78,24 @@ def test_a_message(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_have_the_names_that_the_client_has(size: int) -> None:
+    """A function of a namespace is called by both; other names are as the model wrote them."""
+    group = {"type": "namespace", "name": "n", "description": "d", "tools": [TOOL]}
+    written = CALL.replace('"f"', '"n__f"') + CALL + OTHER
+    search = {"type": "web_search"}
+    events = answered(written, size=size, tools=[group, search, TOOL])
+    for event in events:
+        EVENTS.validate_python(event)
+    found = response(events)
+    calls = [item for item in found.output if item.type == "function_call"]
+    assert [(call.namespace, call.name) for call in calls] == [("n", "f"), (None, "f"), (None, "g")]
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item.get("namespace") for item in added] == ["n", None, None]
+    assert ["namespace" in item for item in added] == [True, False, False]
+    assert [tool.type for tool in found.tools] == ["namespace", "function"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
 def test_items_come_in_the_order_of_the_text(size: int) -> None:
     """A message, calls, and a message behind them; what streams is what is whole."""
     events = answered(f"Wait. {CALL}\n{OTHER} Done.", size=size)

@@ -233,7 +233,7 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", InvalidRequest),
     ({"text": {"format": {"type": "xml"}}}, "text", InvalidRequest),
     ({"text": {"verbosity": "low"}}, "text", InvalidRequest),
-    ({"tools": [{"type": "web_search"}]}, "tools", InvalidRequest),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools", Unsupported),
     ({"tools": [TOOL | {"name": "a b"}]}, "tools", InvalidRequest),
     ({"tool_choice": "required"}, "tool_choice", InvalidRequest),
     (

@@ -177,6 +177,35 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools",
+            "tools of type 'custom' are not supported",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice",
+            "choices of tools of type 'allowed_tools' are not supported",
+        ),
+        (
+            {"tools": [{"type": "\ud800" * 99}]},
+            "tools",
+            f"tools of type {chr(0xD800) * 50!r} are not supported",
+        ),
+    ],
+)
+def test_what_is_not_offered_is_said_to_be(
+    fields: dict[str, Any], param: str, message: str
+) -> None:
+    """Not that something else is expected, as where a value is wrong."""
+    with pytest.raises(Unsupported) as caught:
+        request(**fields)
+    assert (caught.value.message, caught.value.param) == (message, param)
+
+
 @pytest.mark.parametrize(("fields", "param"), WRONG)
 def test_wrong_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     """By the name of the parameter, in a bounded message."""

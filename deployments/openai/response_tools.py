@@ -1,0 +1,232 @@
+"""The parameters of a request of the Responses API that are about tools, and the functions of a
+chat that they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from deployments.openai.body import Body
+from deployments.openai.kinds import named_kind, only_kinds, unsupported
+from deployments.openai.tools import FunctionDefinition, FunctionName
+from hdserve.errors import InvalidRequest
+
+_THINGS = "tools"
+_MAX_NAME_CHARACTERS = 128
+
+LEFT_OUT_TOOLS = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use_preview",
+        "custom",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""The types of tools that are no functions.  A model has learned to call functions alone, and most
+of the others the server would have to run."""
+
+
+class FunctionTool(FunctionDefinition):
+    """A function the model may call."""
+
+    type: Literal["function"]
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tool as the answer repeats it."""
+        return self.model_dump(include={*FunctionTool.model_fields})
+
+
+class LeftOutTool(Body):
+    """A tool that the model is not told of: agents offer it to every server, and go on without."""
+
+    type: str
+
+    def unread_fields(self) -> dict[str, Any]:
+        """Return nothing, as the whole tool is not read."""
+        return {}
+
+
+# Brackets tell forms of a value from its fields where an error is told.
+def _form(tool: Any) -> str:
+    kind = named_kind(tool)
+    if kind in LEFT_OUT_TOOLS:
+        return "[left out]"
+    return "[namespace]" if kind == "namespace" else "[function]"
+
+
+class Namespace(Body):
+    """Functions that have a name together, as agents group those of a server of tools."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1)
+    description: str | None = None
+    tools: Annotated[
+        tuple[
+            Annotated[
+                Annotated[FunctionTool, Tag("[function]")]
+                | Annotated[LeftOutTool, Tag("[left out]")],
+                Discriminator(_form),
+                only_kinds(_THINGS, {"function", *LEFT_OUT_TOOLS}, _THINGS),
+            ],
+            ...,
+        ],
+        Field(fail_fast=True),
+    ]
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tool as the answer repeats it."""
+        head = {"type": self.type, "name": self.name, "description": self.description}
+        functions = [tool.shown() for tool in self.tools if isinstance(tool, FunctionTool)]
+        return {**head, "tools": functions}
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")]
+    | Annotated[Namespace, Tag("[namespace]")]
+    | Annotated[LeftOutTool, Tag("[left out]")],
+    Discriminator(_form),
+    only_kinds(_THINGS, {"function", "namespace", *LEFT_OUT_TOOLS}, _THINGS),
+]
+
+
+class NamedFunction(FunctionName):
+    """The one function to call."""
+
+    type: Literal["function"]
+
+
+class OwnName(NamedTuple):
+    """What a client calls a function."""
+
+    namespace: str | None
+    name: str
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """Return what a model calls a function: as agents themselves do that know no namespaces."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+class ResponseToolFields(BaseModel):
+    """The parameters of a request that are about tools."""
+
+    tools: Annotated[tuple[Tool, ...], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | NamedFunction,
+            only_kinds("choices of tools", {"function"}, "tool_choice"),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def functions(self) -> tuple[FunctionTool, ...]:
+        """All functions, those of namespaces included."""
+        return tuple(function for _, function in self._functions())
+
+    @property
+    def own_names(self) -> dict[str, OwnName]:
+        """What the client calls the functions of its namespaces, by what the model calls them."""
+        return {
+            full_name(group.name, function.name): OwnName(group.name, function.name)
+            for group, function in self._functions()
+            if group is not None
+        }
+
+    @property
+    def left_out_tools(self) -> tuple[str, ...]:
+        """The types of the tools that the model is not told of."""
+        groups = [tool.tools if isinstance(tool, Namespace) else (tool,) for tool in self._tools]
+        found = [tool.type for group in groups for tool in group if isinstance(tool, LeftOutTool)]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools as the answer repeats them: those that the model was told of."""
+        return [tool.shown() for tool in self._tools if not isinstance(tool, LeftOutTool)]
+
+    def tools_for_chat(self) -> dict[str, Any]:
+        """Return the fields of a chat.
+
+        Raises:
+            Unsupported: a call is required, and all tools are left out.
+            InvalidRequest: the model would call two functions the same, or one by too long a name.
+        """
+        if self.tools is None:
+            return {"tool_choice": self._choice()}
+        tools = [*self._tools_for_chat()]
+        if self.tool_choice == "required" and self.left_out_tools and not tools:
+            raise unsupported(_THINGS, self.left_out_tools[0], _THINGS)
+        return {"tools": tools, "tool_choice": self._choice()}
+
+    @property
+    def _tools(self) -> tuple[FunctionTool | Namespace | LeftOutTool, ...]:
+        return self.tools or ()
+
+    def _functions(self) -> Iterator[tuple[Namespace | None, FunctionTool]]:
+        """Yield the functions, and the namespaces they are in."""
+        for tool in self._tools:
+            if isinstance(tool, FunctionTool):
+                yield None, tool
+            elif isinstance(tool, Namespace):
+                for function in tool.tools:
+                    if isinstance(function, FunctionTool):
+                        yield tool, function
+
+    def _tools_for_chat(self) -> Iterator[dict[str, Any]]:
+        """Yield the functions.  What is said of a namespace stands before what is said of the first
+        of its functions."""
+        self._check_names()
+        told: set[int] = set()
+        for group, function in self._functions():
+            described = function.described()
+            if group is not None:
+                described["name"] = full_name(group.name, function.name)
+                if group.description and id(group) not in told:
+                    texts = (group.description, function.description)
+                    described["description"] = "\n\n".join(filter(None, texts))
+                told.add(id(group))
+            yield {"type": "function", "function": described}
+
+    def _check_names(self) -> None:
+        names = [(group, full_name(group and group.name, f.name)) for group, f in self._functions()]
+        counts = Counter(name for _, name in names)
+        for group, name in names:
+            if group is None:
+                continue
+            if counts[name] > 1:
+                raise InvalidRequest(f"two functions would be called {name[:150]!r}", _THINGS)
+            if len(name) > _MAX_NAME_CHARACTERS:
+                raise InvalidRequest(
+                    f"the name of a namespace and that of a function in it have more than "
+                    f"{_MAX_NAME_CHARACTERS} characters together: {name[:150]!r}",
+                    _THINGS,
+                )
+
+    def _choice(self) -> Any:
+        if not isinstance(self.tool_choice, NamedFunction):
+            return self.tool_choice
+        return {"type": "function", "function": {"name": self._called(self.tool_choice.name)}}
+
+    def _called(self, name: str) -> str:
+        """Return what the model calls a function that a client chose by its name alone."""
+        if any(group is None and function.name == name for group, function in self._functions()):
+            return name
+        found = [full for full, own in self.own_names.items() if own.name == name]
+        return found[0] if len(found) == 1 else name
