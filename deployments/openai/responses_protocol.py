@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth
-from deployments.openai.kinds import unsupported
+from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
 from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
 from deployments.openai.request_body import RequestBody
@@ -89,6 +89,20 @@ _NEVER_THERE = frozenset(
 """What ``include`` may ask for that belongs to items, or parts of items, that no answer here has.
 Some clients ask for it always."""
 
+_READ_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+
+LEFT_OUT_ITEMS = frozenset(
+    {
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_call",
+        "mcp_list_tools",
+        "web_search_call",
+    }
+)
+"""The types of the items that say what a server did itself, in conversations that began there."""
+
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
 
@@ -146,23 +160,47 @@ class InputCallOutput(Body):
     output: str | Parts
 
 
+class LeftOutItem(Body):
+    """What another server did for the model; what came of it is in the messages behind it."""
+
+    type: str
+
+    def unread_fields(self) -> dict[str, Any]:
+        """Return nothing, as the whole item is not read."""
+        return {}
+
+
 # Brackets tell forms of a value from its fields where an error is told.
 def _type_of_item(item: Any) -> Any:
-    return f"[{_named_type(item)}]" if isinstance(item, Mapping) else None
+    kind = named_kind(item) or "message"  # which need not say what it is
+    if kind in LEFT_OUT_ITEMS:
+        return "[left out]"
+    return f"[{kind}]" if isinstance(item, Mapping) else None
 
 
-def _named_type(item: Mapping[str, Any]) -> Any:
-    """A message need not say what it is."""
-    found = item.get("type")
-    return "message" if found is None else found
+def _itself(item: Any) -> Any:
+    """
+    Raises:
+        Unsupported: it stands for another one, which is elsewhere.
+    """
+    if named_kind(item) == "item_reference":
+        raise Unsupported(
+            "items are not stored here, so none can be referred to: send the item itself, as "
+            "clients do that are told store: false",
+            "input",
+        )
+    return item
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("[message]")]
     | Annotated[InputReasoning, Tag("[reasoning]")]
     | Annotated[InputCall, Tag("[function_call]")]
-    | Annotated[InputCallOutput, Tag("[function_call_output]")],
+    | Annotated[InputCallOutput, Tag("[function_call_output]")]
+    | Annotated[LeftOutItem, Tag("[left out]")],
     Discriminator(_type_of_item),
+    only_kinds("items", {*_READ_ITEMS, *LEFT_OUT_ITEMS}, "input"),
+    BeforeValidator(_itself),
 ]
 InputItems = Annotated[
     tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -292,9 +330,16 @@ class ResponsesBody(RequestBody, ResponseToolFields):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """Tools that are no functions."""
-        kinds = self.left_out_tools
-        return {f"tools.{kind}": unsupported("tools", kind, "tools") for kind in kinds}
+        """Tools that are no functions, and what another server did itself."""
+        left_out_items = [item.type for item in self._items if isinstance(item, LeftOutItem)]
+        return {
+            f"{param}.{kind}": unsupported(things, kind, param)
+            for things, param, kinds in (
+                ("tools", "tools", self.left_out_tools),
+                ("items", "input", left_out_items),
+            )
+            for kind in kinds
+        }
 
     def to_chat(self) -> ChatBody:
         """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
@@ -323,13 +368,18 @@ class ResponsesBody(RequestBody, ResponseToolFields):
             fields["speculation"] = self.speculation.model_dump()
         return fields
 
+    @property
+    def _items(self) -> InputItems:
+        return () if isinstance(self.input, str) else self.input
+
     def _messages(self) -> Iterator[dict[str, Any]]:
         if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
             yield {"role": "user", "content": self.input}
         else:
-            yield from _messages_of(self.input)
+            items = [item for item in self._items if not isinstance(item, LeftOutItem)]
+            yield from _messages_of(items)
 
 
 def _messages_of(

@@ -80,9 +80,8 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (ResponsesBody, {"input": ["a"]}, "input.0: an object is expected"),
     (
         ResponsesBody,
-        {"input": [{"type": "item_reference", "id": "a"}]},
-        "input.0: a type of 'message', 'reasoning', 'function_call' or 'function_call_output' is "
-        "expected",
+        {"input": [{"type": 5, "id": "a"}]},
+        "input.0.type: 'message' is expected",
     ),
     (ResponsesBody, {"input": None}, "input: a string or an array is expected"),
     (ResponsesBody, {"input": 5}, "input: a string or an array is expected"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from openai.types.responses import EasyInputMessage, ResponseFunctionToolCall
+from openai.types.responses import EasyInputMessage, ResponseFunctionToolCall, ResponseInputItem
 
 from deployments.generation import GenerationRequest
 from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
 from deployments.openai.request_body import UNSUPPORTED_EXTENSIONS
-from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
+from deployments.openai.responses_protocol import LEFT_OUT_ITEMS, PARAM_NAMES, ResponsesBody
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong, RequestError, Unsupported
 
@@ -49,9 +49,54 @@ def test_items_of_the_openai_library_are_read() -> None:
     user, assistant = body.to_chat().to_generation("r").messages
     assert user == {"role": "user", "content": "hi"}
     assert [found["id"] for found in assistant["tool_calls"]] == ["c1"]
-    for kind in ("", "frobs", 5):
-        with pytest.raises(InvalidRequest, match=r"^input\.0: a type of 'message', 'reasoning'"):
+    for kind in ("", "frobs"):
+        with pytest.raises(Unsupported, match=rf"^items of type '{kind}' are not supported$"):
             request(input=[{**said, "type": kind}])
+    with pytest.raises(InvalidRequest, match=r"^input\.0\.type: 'message' is expected$"):
+        request(input=[{**said, "type": 5}])
+
+
+def test_what_another_server_did_is_left_out() -> None:
+    """Conversations that began there go on: what came of it is in the message behind it."""
+    user, said = ({"role": role, "content": role} for role in ("user", "assistant"))
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"q": 1}}
+    items = [user, search, said, search, {"type": "mcp_call", "id": "1", "output": "x"}, user]
+    body = ResponsesBody.parse({"model": "m", "input": items})
+    assert body.ignored == ("input.mcp_call", "input.web_search_call")
+    assert [str(error) for error in body.left_out.values()] == [
+        "items of type 'web_search_call' are not supported",
+        "items of type 'mcp_call' are not supported",
+    ]
+    assert request(input=items).messages == request(input=[user, said, user]).messages
+
+
+def test_every_documented_item_is_read_or_left_out_or_refused() -> None:
+    """By all types that the client's library has for one: what a client's own tools gave, which
+    nothing else says, is never left out."""
+    (union, *_) = get_args(ResponseInputItem)
+    annotations = [item.__annotations__["type"] for item in get_args(union)]
+    kinds = {kind for found in annotations for kind in literals(found)}
+    assert len(kinds) > 25
+    read = {"message", "reasoning", "function_call", "function_call_output"}
+    assert kinds > LEFT_OUT_ITEMS | read
+    for kind in kinds - LEFT_OUT_ITEMS - read - {"item_reference"}:
+        with pytest.raises(Unsupported, match=rf"^items of type '{kind}' are not supported$"):
+            request(input=[{"type": kind}])
+
+
+def literals(annotation: Any) -> list[str]:
+    """The texts of an annotation, optional or not."""
+    found = get_args(annotation)
+    return [part for part in found if isinstance(part, str)] + [
+        text for part in found for text in literals(part)
+    ]
+
+
+def test_a_reference_to_an_item_says_what_to_send() -> None:
+    """Clients send it in the second turn, as they take for granted that answers are stored."""
+    with pytest.raises(Unsupported, match=r"send the item itself.*store: false$") as caught:
+        request(input=[{"type": "item_reference", "id": "msg_1"}])
+    assert caught.value.param == "input"
 
 
 def test_items_are_messages() -> None:
@@ -217,7 +262,7 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"input": ["hi"]}, "input", InvalidRequest),
     ({"input": [{"content": "hi"}]}, "input", InvalidRequest),
     ({"input": [{"role": "tool", "content": "hi"}]}, "input", InvalidRequest),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", InvalidRequest),
+    ({"input": [{"type": "web_search_call", "id": "1"}]}, "input", InvalidRequest),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input",
