@@ -10,7 +10,8 @@ from deployments.prediction import PredictionCounts
 from hdserve.conversation import ChatEnd
 from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
 
-THINKING_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort")
+REASONING_EFFORT = "reasoning_effort"
+THINKING_VARIABLES = ("enable_thinking", "thinking", REASONING_EFFORT)
 """The variables by which chat templates are told whether, and how much, to think."""
 
 Prompt = str | tuple[int, ...]

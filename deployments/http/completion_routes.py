@@ -111,7 +111,8 @@ async def _answer(
         includes_usage=body.includes_usage,
         counts_in_chunks=body.counts_in_chunks,
     )
-    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+    unread = await gateway.unread_by_template(body.model, deadline, body.variables)
+    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics, unread)
     messages = with_params_named(
         body.param_names, gateway.generate(body.model, generation, deadline)
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from deployments.generation import GenerationRequest, Prompt
+from deployments.generation import REASONING_EFFORT, GenerationRequest, Prompt
 from deployments.openai.body import Body, ClosedBody, Integer, NoNumber, Number, Options, Truth
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
@@ -241,6 +241,11 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         functions = [tool.function for tool in self.tools or ()]
         is_unheld = not self.asks_for_form and has_unheld_strict(functions, self.tool_choice)
         return super().unmet.union({"tools.function.strict"} if is_unheld else ())
+
+    @property
+    def variables(self) -> Mapping[str, Collection[str]]:
+        is_asked = self.reasoning_effort not in {None, "none"}
+        return {REASONING_EFFORT: (REASONING_EFFORT,)} if is_asked else {}
 
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser

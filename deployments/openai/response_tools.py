@@ -205,7 +205,10 @@ class ResponseToolFields(BaseModel):
             yield {"type": "function", "function": described}
 
     def _check_names(self) -> None:
-        names = [(group, full_name(group and group.name, f.name)) for group, f in self._functions()]
+        names = [
+            (group, full_name(group.name if group else None, f.name))
+            for group, f in self._functions()
+        ]
         counts = Counter(name for _, name in names)
         for group, name in names:
             if group is None:

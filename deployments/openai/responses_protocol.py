@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from deployments.generation import REASONING_EFFORT
 from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
@@ -311,6 +312,11 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     speculation: Speculation | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def variables(self) -> Mapping[str, Collection[str]]:
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return {} if effort in {None, "none"} else {"reasoning.effort": (REASONING_EFFORT,)}
 
     @property
     def unmet(self) -> frozenset[str]:

@@ -8,18 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from deployments.generation import GenerationRequest
+from deployments.generation import REASONING_EFFORT, GenerationRequest
 from deployments.off_loop import OffLoop
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.engine.text_beginning import TextBeginning, encode_beginning
-from hdserve.errors import InvalidRequest, Overloaded, Unsupported
+from hdserve.errors import InvalidRequest, Overloaded
 
 if TYPE_CHECKING:
     from hdserve.engine.grammar import GrammarState
     from hdserve.engine.host import ModelHost
-
-_EFFORT = "reasoning_effort"
 
 MAX_PROMPT_LOGPROBS = 1 << 17
 """The most log probabilities of prompts in one request, over all choices and with alternatives:
@@ -171,19 +169,14 @@ class SequenceBuilder:
         )
 
     def _effort(self, request: GenerationRequest) -> dict[str, str]:
-        """Return the variable of the template that says how much to reason, if the request does.
-
-        Raises:
-            Unsupported: the template does not ask how much to reason.
-        """
-        effort = request.reasoning_effort
-        if effort is None:
+        """Return the variable of the template that says how much to reason, if the request does;
+        where the template has none, the gateway tells the client."""
+        effort, has_tools = request.reasoning_effort, bool(request.tools)
+        if effort is None or not self._tokenizer.has_variable(
+            REASONING_EFFORT, has_tools=has_tools
+        ):
             return {}
-        if self._tokenizer.has_variable(_EFFORT, has_tools=bool(request.tools)):
-            return {_EFFORT: effort}
-        if effort == "none":
-            return {}
-        raise Unsupported(f"this model's chat template does not know {_EFFORT}", _EFFORT)
+        return {REASONING_EFFORT: effort}
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
         """Return what all choices are drafted with; of a prediction as much as an answer can

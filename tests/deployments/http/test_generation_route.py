@@ -17,6 +17,7 @@ from deployments.generation import (
     Alternative,
     Delta,
     GenerationRequest,
+    ModelInfo,
     Records,
     Summary,
     TokenInfo,
@@ -297,6 +298,42 @@ def test_what_is_left_out_is_refused_where_requests_are_strict() -> None:
     assert found == {"x-hdserve-ignored": "tools.web_search, zebra"}
     with pytest.raises(Unsupported, match=r"^tools of type 'web_search' are not supported$"):
         ignored_header(GatewayConfig(strict_requests=True), body, HttpMetrics())
+
+
+class Reasoning:
+    """Answers with the effort it was told, and says which variables its template reads."""
+
+    def __init__(self, *variables: str) -> None:
+        self._variables = variables
+
+    def describe(self) -> ModelInfo:
+        known = ("m", 1, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
+        return ModelInfo(*known, thinking_variables=self._variables)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        text = f"effort {request.reasoning_effort}"
+        yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
+
+
+EFFORTS: dict[str, tuple[str, Any]] = {
+    "/v1/chat/completions": ("reasoning_effort", lambda effort: {"reasoning_effort": effort}),
+    "/v1/responses": ("reasoning.effort", lambda effort: {"reasoning": {"effort": effort}}),
+}
+
+
+@pytest.mark.parametrize("path", EFFORTS)
+@pytest.mark.parametrize(
+    ("variables", "effort", "is_named"),
+    [((), "low", True), (("reasoning_effort",), "low", False), ((), "none", False)],
+)
+def test_an_effort_that_no_template_reads_is_named(
+    path: str, variables: tuple[str, ...], effort: str, is_named: bool
+) -> None:
+    """Clients ask for one whatever the model is; none at all is what it gets."""
+    name, fields = EFFORTS[path]
+    found = answer(serve.deployment(Reasoning).bind(*variables), path, **fields(effort))
+    assert f"effort {effort}" in found.text
+    assert found.headers.get("x-hdserve-ignored") == (name if is_named else None)
 
 
 def test_header_values_are_harmless() -> None:
