@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from deployments.anthropic import objects as anthropic
@@ -15,6 +16,9 @@ from deployments.openai import objects as openai
 from hdserve.errors import HdserveError
 
 _MESSAGES = "/v1/messages"
+_MODELS = "/v1/models"
+_VERSION_HEADER = "anthropic-version"
+"""The header that all clients of Anthropic's API send, and of no other."""
 
 
 def error_answer(
@@ -31,11 +35,22 @@ def error_answer(
         status, code: instead of the error's own, which may be a more general one.
     """
     found = dict(headers or {})
-    path = without_slashes(own_path(scope))
-    if path == _MESSAGES or path.startswith(f"{_MESSAGES}/"):
+    if _is_anthropic(scope):
         told = anthropic.error_body(error, sent_id(scope), status)
         return JSONResponse(told, status or error.status, found | anthropic_headers(scope))
     body: dict[str, Any] = openai.error_body(error)
     if code is not None:
         body["error"] |= {"type": "invalid_request_error", "code": code}
     return JSONResponse(body, status or error.status, found)
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    """Whether the route is of Anthropic's API, or of both and a client of that one asks."""
+    path = without_slashes(own_path(scope))
+    if _is_below(path, _MODELS):
+        return _VERSION_HEADER in Headers(scope=scope)
+    return _is_below(path, _MESSAGES)
+
+
+def _is_below(path: str, route: str) -> bool:
+    return path == route or path.startswith(f"{route}/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
     """Add the routes that say which models there are, and what they run on."""
     created = int(time.time())
+    created_at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def entry(name: str) -> dict[str, Any]:
+        """Return what the clients of both APIs look for."""
         root = gateway.model(name).name
         return {
             "id": name,
@@ -26,6 +29,9 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
             "created": created,
             "owned_by": "hdserve",
             "root": root,
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
         }
 
     errors: dict[int | str, dict[str, Any]] = {
@@ -40,7 +46,8 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
         for found in entries:
             if found["root"] in lengths:
                 found["max_model_len"] = lengths[found["root"]]
-        return {"object": "list", "data": entries}
+        ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+        return {"object": "list", "data": entries, "has_more": False, **ends}
 
     @api.get("/v1/models/{name:path}", responses=errors)
     async def model(name: str) -> dict[str, Any]:
