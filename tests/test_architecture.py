@@ -26,6 +26,7 @@ LAYERS = {
     "hdserve.process_session": 1,
     "hdserve.prompts": 1,
     "hdserve.schema_closing": 1,
+    "hdserve.schema_discriminators": 1,
     "hdserve.schema_parts": 1,
     "hdserve.schema_references": 1,
     "hdserve.shadows": 1,

@@ -350,12 +350,13 @@ def test_an_interruption_while_outputs_are_delivered_loses_none(llm: LLM) -> Non
     another call's steps go on with among them: it has each token once."""
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     short = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    (wanted,) = llm.generate([[9, 8]], params)
+    plain = SpeculationParams(is_enabled=False)
+    (wanted,) = llm.generate([[5, 300, 41, 7]], params)
     for number in count():
-        stream = llm.stream([9, 8], params)
+        stream = llm.stream([5, 300, 41, 7], params, plain)
         outputs = [next(stream)]
         with _interrupted_in_delivery(number) as was_interrupted, suppress(KeyboardInterrupt):
-            llm.generate([[5, 300, number % 7]], short)
+            llm.generate([[9, 8]], short, plain)
         outputs += stream
         found = [token for output in outputs for token in output.token_ids]
         assert (number, found) == (number, wanted.token_ids)
@@ -419,14 +420,14 @@ def test_a_thread_whose_answers_are_there_leaves_no_threads_behind() -> None:
     def answer() -> None:
         llm.generate([[9, 8, number] for number in range(24)], SamplingParams(max_tokens=4))
         is_asked.set()
-        is_done.wait(60)
+        is_done.wait()
 
     before, is_asked = threads(), threading.Event()
     thread = threading.Thread(target=answer)
     thread.start()
     try:
         assert is_asked.wait(60)
-        eventually(lambda: len(threads() - before) == 1)
+        eventually(lambda: len(threads() - before) == 1, timeout_s=15.0)
     finally:
         is_done.set()
         thread.join()

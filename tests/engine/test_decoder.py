@@ -43,7 +43,7 @@ def whole_path(outputs: NodeOutputs, **params: Any) -> DraftTree:
     """A tree of which everything is accepted."""
     token_ids: list[int] = []
     for _ in range(NUM_NODES - 1):
-        token_ids = make_decoder(**params).decide(path_of(token_ids), outputs).token_ids
+        token_ids = [*make_decoder(**params).decide(path_of(token_ids), outputs).token_ids]
     return path_of(token_ids)
 
 
