@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 import anthropic
-import httpx
 import openai
 import pytest
 from starlette.testclient import TestClient
@@ -23,20 +22,20 @@ CONFIG = ServeConfig.model_validate({"models": [MODEL]})
 
 
 @pytest.fixture
-def served() -> Iterator[httpx.Client]:
+def served() -> Iterator[TestClient]:
     """A gateway of which no replica is asked."""
     access = Access((ApiKey(sha256(KEY.encode()).digest(), "n"),))
     with TestClient(build_api(Gateway(CONFIG, {}, access)), base_url="http://hdserve") as client:
         yield client
 
 
-def claude(served: httpx.Client, key: str = KEY) -> anthropic.Anthropic:
+def claude(served: TestClient, key: str = KEY) -> anthropic.Anthropic:
     return anthropic.Anthropic(
         base_url="http://hdserve", api_key=key, max_retries=0, http_client=served
     )
 
 
-def test_anthropics_client_lists_models(served: httpx.Client) -> None:
+def test_anthropics_client_lists_models(served: TestClient) -> None:
     """On one page; each has a name to show and a time."""
     page = claude(served).models.list(limit=2)
     assert (page.has_more, page.first_id, page.last_id) == (False, "m", "b")
@@ -46,7 +45,7 @@ def test_anthropics_client_lists_models(served: httpx.Client) -> None:
     assert abs((datetime.now(UTC) - model.created_at).total_seconds()) < 600
 
 
-def test_openais_client_lists_models(served: httpx.Client) -> None:
+def test_openais_client_lists_models(served: TestClient) -> None:
     """As ever: what is there for the other one is beside what it reads."""
     client = openai.OpenAI(
         base_url="http://hdserve/v1", api_key=KEY, max_retries=0, http_client=served
@@ -61,7 +60,7 @@ def test_openais_client_lists_models(served: httpx.Client) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_errors_are_those_of_the_client_that_asks(served: httpx.Client) -> None:
+def test_errors_are_those_of_the_client_that_asks(served: TestClient) -> None:
     """Which every client of Anthropic's API says."""
     with pytest.raises(anthropic.AuthenticationError) as unknown:
         claude(served, "wrong").models.list()
