@@ -41,7 +41,8 @@ class Source(IntEnum):
     """Where a drafted token came from, highest temporal locality first.
 
     ``PLAIN`` marks the tokens the model decided without a draft (the bonus of each step).
-    Drafters from outside the project use ``OTHER``.
+    Drafters from outside the project use ``OTHER``.  ``GRAMMAR`` marks those that the form of an
+    answer leaves no choice of.
     """
 
     PLAIN = 0
@@ -50,6 +51,7 @@ class Source(IntEnum):
     STATISTICS = 3
     RECYCLED = 4
     OTHER = 5
+    GRAMMAR = 6
 
     @property
     def label(self) -> str:
@@ -342,8 +344,8 @@ class Sequence:
         recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
             of models whose weights cannot be had.
         prompt_scores: shared by the choices of a prompt, which is computed for one of them.
-        grammar_state: the beginning of ``params.grammar``, of this sequence alone; without one the
-            engine's thread compiles the grammar.
+        grammar_state: how far it has come in ``params.grammar``, of this sequence alone; without
+            one the engine's thread compiles the grammar.
     """
 
     request_id: str

@@ -56,19 +56,30 @@ class DraftTree:
         self.sources = [Source.PLAIN]
         self.scores = [1.0]
 
-    def empty_copy(self) -> DraftTree:
-        """A tree with nothing in it, for the same place and as large."""
-        return DraftTree(self.token_ids[0], self.capacity, self.max_depth, self.min_score)
+    def copy(self) -> DraftTree:
+        """A tree of the same nodes, for the same place and as large."""
+        copied = DraftTree(self.token_ids[0], self.capacity, self.max_depth, self.min_score)
+        if len(self.token_ids) > 1:
+            copied.take_nodes(self)
+        return copied
 
     def take_nodes(self, other: DraftTree) -> None:
-        """Have the nodes of a tree for the same place, where this one has none but the root."""
-        token_ids, parents, depths = other.token_ids[1:], other.parents[1:], other.depths[1:]
-        sources, scores = other.sources[1:], other.scores[1:]
+        """Have all nodes of a tree for the same place that begins with those of this one."""
+        begin = len(self.token_ids)
+        token_ids, parents = other.token_ids[begin:], other.parents[begin:]
+        depths, sources = other.depths[begin:], other.sources[begin:]
+        scores = other.scores[begin:]
         self.token_ids.extend(token_ids)
         self.parents.extend(parents)
         self.depths.extend(depths)
         self.sources.extend(sources)
         self.scores.extend(scores)
+
+    def begins_with(self, other: DraftTree) -> bool:
+        """Whether its first nodes are those of a tree for the same place."""
+        end = len(other.token_ids)
+        token_ids, parents = [*self.token_ids[:end]], [*self.parents[:end]]
+        return token_ids == other.token_ids and parents == other.parents
 
     def __len__(self) -> int:
         """Number of nodes, the root included."""
@@ -151,6 +162,18 @@ class DraftTree:
         if len(self.token_ids) > 1 or not fits:
             self._merge_nodes(token_ids, parents, sources, scores)
             return
+        self.add_behind(token_ids, parents, sources, scores, depths)
+
+    def add_behind(
+        self,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        sources: Sequence[Source],
+        scores: Sequence[float],
+        depths: Sequence[int],
+    ) -> None:
+        """Add many new nodes at once, in order, that fit and are siblings of none there are;
+        ``parents`` are nodes of the tree as it will be."""
         self.token_ids += token_ids
         self.parents += parents
         self.sources += sources

@@ -253,5 +253,5 @@ def test_sequences_compare_by_identity() -> None:
 def test_labels_are_lower_case_and_distinct() -> None:
     """The labels of sources are those the API documents; reasons are the API's words."""
     labels = [source.label for source in Source]
-    assert labels == ["plain", "context", "model", "statistics", "recycled", "other"]
+    assert labels == ["plain", "context", "model", "statistics", "recycled", "other", "grammar"]
     assert str(FinishReason.LENGTH) == "length"

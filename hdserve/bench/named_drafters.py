@@ -39,7 +39,7 @@ class NamedDrafters:
             drafter = self._drafters[0]
             _call(drafter, "propose", drafter.propose, seq, tree)
             return
-        trees = [tree.empty_copy() for _ in self._drafters]
+        trees = [tree.copy() for _ in self._drafters]
         for drafter, own in zip(self._drafters, trees, strict=True):
             _call(drafter, "propose", drafter.propose, seq, own)
         merge_trees(trees, tree)

@@ -116,9 +116,15 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
-        """Add guesses to ``tree``, which is empty but for its root, the last of ``seq.token_ids``;
-        only from sources that ``seq.speculation`` allows.  Where several drafters are configured
-        the likeliest of all are taken."""
+        """Add guesses to ``tree``, whose root is the last of ``seq.token_ids``; only from sources
+        that ``seq.speculation`` allows.  Where several drafters are configured the likeliest of all
+        are taken.
+
+        It is empty but for the root, or begins with one path: what comes next for certain, because
+        the answer has to have a form.  Guesses behind the end of that path are of use, guesses
+        beside it are dropped; what equals it is merged, so that guessing from the root is right,
+        too.
+        """
 
     def observe(  # noqa: B027 - optional
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None

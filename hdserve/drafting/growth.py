@@ -87,12 +87,17 @@ def expand_node(
     scratch: Scratch,
     levels: int,
     node: int,
+    num_certain: int,
     need: float,
 ) -> int:
-    """Fill ``scratch`` with the candidates after a node; returns their number."""
+    """Fill ``scratch`` with the candidates after a node; returns their number.
+
+    Args:
+        num_certain: how many nodes of its path are no guesses.
+    """
     nodes = scratch.nodes
     depth = nodes[node, NODE_DEPTH]
-    region = region_set(depth, nodes[node, NODE_CONFIDENCE])
+    region = region_set(depth - num_certain, nodes[node, NODE_CONFIDENCE])
     place = arrive(databases, scratch, levels, node, nodes[node, NODE_POINTERS:], region, True)
     nodes[node, NODE_PREDICTED] = place.predicted[0]
     nodes[node, NODE_PREDICTED + 1] = place.predicted[1]
@@ -168,6 +173,26 @@ def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, scor
 
 
 @inlined
+def begin_chain(
+    databases: Databases, scratch: Scratch, levels: int, num_certain: int, score: float
+) -> None:
+    """Make nodes 1 to ``num_certain`` of the tokens in ``scratch.drafted``, one behind the other;
+    they count for ``score`` each."""
+    nodes = scratch.nodes
+    for node in range(1, num_certain + 1):
+        parent = node - 1
+        place = arrive(databases, scratch, levels, parent, nodes[parent, NODE_POINTERS:], 0, False)
+        nodes[parent, NODE_PREDICTED] = place.predicted[0]
+        nodes[parent, NODE_PREDICTED + 1] = place.predicted[1]
+        entry = (
+            scratch.drafted[DRAFTED_TOKEN, parent]
+            | (nodes[parent, NODE_CONFIDENCE] << _CONFIDENCE_SHIFT)
+            | (parent << _PARENT_SHIFT)
+        )
+        add_node(databases, scratch, node, entry, score)
+
+
+@inlined
 def copy_drafted(scratch: Scratch, num_nodes: int, scale: float) -> None:
     """Write the nodes without the root column by column, and correct their scores."""
     drafted, nodes = scratch.drafted, scratch.nodes
@@ -202,10 +227,13 @@ def grow_tree(
     max_depth: int,
     min_score: float,
     scale: float,
+    num_certain: int,
 ) -> int:
     """Fill ``scratch.drafted`` and ``scratch.node_scores``; returns the number of nodes with root.
 
-    Handles are addresses of the tables of :mod:`hdserve.drafting.handles`.
+    Handles are addresses of the tables of :mod:`hdserve.drafting.handles`.  The first
+    ``num_certain`` nodes are a chain of the tokens that are in ``scratch.drafted`` before, certain
+    to come; all others grow behind its end.
 
     The score of a node is the estimated probability that it is accepted: ``scale`` times the
     chances of the tokens on its path.  Nodes come in descending score, so that the first
@@ -215,7 +243,8 @@ def grow_tree(
     learned = learned_of(learned_handles)
     scratch = scratch_of(scratch_handles)
     start_root(databases, scratch)
-    num_nodes, head, length = 1, 0, 0
+    begin_chain(databases, scratch, levels, num_certain, scratch.node_scores[0])
+    num_nodes, head, length = 1 + num_certain, 0, 0
     while num_nodes <= capacity:
         limit = capacity + 1 - num_nodes
         length = min(length, limit)
@@ -225,7 +254,7 @@ def grow_tree(
             threshold = max(threshold, scratch.queue_scores[head + length - 1])
         if is_worth_expanding(databases, scratch, node, max_depth, threshold):
             need = threshold / scratch.node_scores[node]
-            num = expand_node(databases, learned, scratch, levels, node, need)
+            num = expand_node(databases, learned, scratch, levels, node, num_certain, need)
             length = enqueue_candidates(
                 databases, scratch, num, node, head, length, limit, threshold
             )

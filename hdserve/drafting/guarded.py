@@ -31,9 +31,12 @@ CALLS = (
 _RUST_PANIC = "PanicException"
 """What an extension in Rust raises, which is no ``Exception``."""
 
-_AROUND = (("all", "state"), ("all", "adopt"), ("engine", "on_finish"))
-"""Further guarded calls: packing and unpacking what all drafters have learned, and telling the
-listener of the engine."""
+_AROUND = (
+    *(("all", "state"), ("all", "adopt"), ("engine", "on_finish")),
+    ("grammar", "propose"),
+)
+"""Further guarded calls: packing and unpacking what all drafters have learned, telling the listener
+of the engine, and asking the grammar of an answer what it leaves open."""
 
 
 class GuardedDrafters:
@@ -75,7 +78,8 @@ class GuardedDrafters:
     def propose(
         self, seq: core.Sequence, tree: DraftTree, corrections: Sequence[float] = UNCORRECTED
     ) -> None:
-        """Fill ``tree``; it is a valid tree of valid ids whatever happens.
+        """Fill ``tree``; it is a valid tree of valid ids whatever happens, and keeps the nodes that
+        it has.
 
         A drafter fills a tree of its own, whose nodes are taken once they are checked; of several
         trees the likeliest nodes are (``merge_trees``).
@@ -86,21 +90,23 @@ class GuardedDrafters:
         if len(self._drafters) == 1:
             self._ask(self._drafters[0], seq, tree)
             return
-        trees = [tree.empty_copy() for _ in self._drafters]
+        trees = [tree.copy() for _ in self._drafters]
         for drafter, own in zip(self._drafters, trees, strict=True):
             self._ask(drafter, seq, own)
         merge_trees(trees, tree, corrections)
 
     def _ask(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
-        """Fill ``tree``, which is empty, and still is where ``drafter`` fails."""
+        """Fill ``tree``, which stays as it is where ``drafter`` fails."""
         self.run(drafter.name, "propose", self._propose, drafter, seq, tree)
 
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
-        own = tree.empty_copy()
+        own = tree.copy()
         drafter.propose(seq, own)
         own.capacity, own.max_depth = tree.capacity, tree.max_depth
         _check_nodes(own, self._vocab_size)
-        _check_sources(own, seq.speculation)
+        if tree.num_draft_tokens and not own.begins_with(tree):
+            raise ValueError("the nodes that the tree had are others now")
+        _check_sources(own.sources[len(tree) :], seq.speculation)
         tree.take_nodes(own)
 
     def observe(self, verified: Collection[Verified]) -> None:
@@ -224,13 +230,13 @@ def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
             raise ValueError(f"node {node} has parent {parent} and depth {depth}")
 
 
-def _check_sources(tree: DraftTree, speculation: core.SpeculationParams) -> None:
+def _check_sources(sources: Sequence[core.Source], speculation: core.SpeculationParams) -> None:
     """
     Raises:
         ValueError: a node is from no source, or from one that the request may not be drafted for
             from.
     """
-    for source in {*tree.sources[1:]}:
+    for source in {*sources}:
         if not isinstance(source, core.Source):
             raise ValueError(f"{source!r} is no source")
         if not speculation.allows(source):

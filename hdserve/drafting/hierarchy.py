@@ -26,6 +26,7 @@ from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.arrays import (
     CONTEXT,
+    DRAFTED_TOKEN,
     MODEL,
     NUM_LEVELS,
     OTHERS,
@@ -247,20 +248,25 @@ class Hierarchy(BatchDrafter):
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         request: HierarchyRequest = seq.drafter_state[self.name]
         capacity = min(tree.capacity, self.options.max_nodes)
-        if capacity < 1:
+        num_certain = tree.num_draft_tokens
+        if capacity <= num_certain:
             return
         self._refresh(request, seq, self._sources.version)
         if request.levels == 0:
             return
         scratch = self._scratch
         min_score = max(self.options.min_score, tree.min_score)
-        num_nodes = self._grow(request, request.levels, capacity, tree.max_depth, min_score)
-        tokens, parents, depths, levels = scratch.drafted[:, : num_nodes - 1].tolist()
-        tree.add_nodes(
+        if num_certain:
+            scratch.drafted[DRAFTED_TOKEN, :num_certain] = tree.token_ids[1:]
+        num_nodes = self._grow(
+            request, request.levels, capacity, tree.max_depth, min_score, num_certain
+        )
+        tokens, parents, depths, levels = scratch.drafted[:, num_certain : num_nodes - 1].tolist()
+        tree.add_behind(
             tokens,
             parents,
             [LEVEL_SOURCES[level] for level in levels],
-            scratch.node_scores[1:num_nodes].tolist(),
+            scratch.node_scores[1 + num_certain : num_nodes].tolist(),
             depths,
         )
 
@@ -271,6 +277,7 @@ class Hierarchy(BatchDrafter):
         capacity: int,
         max_depth: int,
         min_score: float,
+        num_certain: int = 0,
     ) -> int:
         """The number of nodes, the root included, that are in ``scratch`` now."""
         num_nodes: int = grow_tree(
@@ -282,6 +289,7 @@ class Hierarchy(BatchDrafter):
             max_depth,
             min_score,
             request.calibration.scale,
+            num_certain,
         )
         return num_nodes
 

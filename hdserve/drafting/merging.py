@@ -16,7 +16,8 @@ _Path = tuple[int, ...]
 def merge_trees(
     trees: Iterable[DraftTree], merged: DraftTree, corrections: Sequence[float] = UNCORRECTED
 ) -> None:
-    """Add what is worth most in ``trees`` to ``merged``, which is empty, up to its capacity.
+    """Add what is worth most in ``trees`` to ``merged``, whose nodes they all have, up to its
+    capacity.
 
     A node is worth its score times the correction of its source, but no more than its parent, which
     comes before it; so any beginning of ``merged`` is its best part.  Where several trees have the

@@ -58,7 +58,7 @@ class DecoderFactory:
             raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def make(self, seq: Sequence) -> SequenceDecoder:
-        """The decoder of a sequence that was checked before."""
+        """The decoder of a sequence that was checked before; a grammar that it has is begun."""
         params, model = seq.params, self._model
         eos, ending = self._eos_token_ids(params), self._ending_token_ids(params)
         history = None
@@ -67,12 +67,13 @@ class DecoderFactory:
         detokenizer = None
         if self._backend is not None:
             detokenizer = Detokenizer(self._backend, params, seq.token_ids)
-        grammar = seq.grammar_state
-        if params.grammar is not None and grammar is None:
+        if params.grammar is not None and seq.grammar_state is None:
             assert self._grammars is not None
-            grammar = self._grammars.state(params.grammar)
+            seq.grammar_state = self._grammars.state(params.grammar)
         scorer = None if params.prompt_logprobs is None else PromptScorer(seq)
-        return SequenceDecoder(seq, ending, ending - eos, detokenizer, history, grammar, scorer)
+        return SequenceDecoder(
+            seq, ending, ending - eos, detokenizer, history, seq.grammar_state, scorer
+        )
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return self._eos_token_ids(params) | frozenset(params.stop_token_ids)

@@ -8,12 +8,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from hdserve.engine.grammar_guide import GrammarGuide
 from hdserve.engine.grammar_trial import MAX_CPU_S, compiles_in_time, parser_limits
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
@@ -44,11 +45,13 @@ class _Compiled:
     Attributes:
         form: what it was made of.
         cpu_s: the processor time that took.
+        guide: another one, of a lexer of its own, for drafts; ``None`` where it took long.
     """
 
     matcher: LLMatcher
     form: str
     cpu_s: float
+    guide: LLMatcher | None
 
 
 class Grammars:
@@ -110,7 +113,7 @@ class Grammars:
         self.give_up(grammar, failed)
         found = self._known(grammar)
         if found is None and failed.cpu_s <= _MAX_RENEWAL_S:
-            found = self._keep(grammar, self._begun(failed.form))
+            found = self._keep(grammar, self._begun(failed.form, failed.guide))
         return None if isinstance(found, InvalidRequest) else found
 
     def give_up(self, grammar: str, failed: _Compiled) -> None:
@@ -142,7 +145,7 @@ class Grammars:
             form = with_marks(grammar, self._special_token_id)
             if any(spells(form, text) for text in self._special_tokens):
                 form = unforced(form)
-            found = self._begun(form)
+            found = self._guided(self._begun(form))
         else:
             reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
             found = InvalidRequest(reason, "grammar")
@@ -155,7 +158,7 @@ class Grammars:
                 self._found.popitem(last=False)
         return found
 
-    def _begun(self, form: str) -> _Compiled | InvalidRequest:
+    def _begun(self, form: str, guide: LLMatcher | None = None) -> _Compiled | InvalidRequest:
         """What the first token takes, up to a second, all texts share: the engine's thread does
         without."""
         assert self._tokenizer is not None
@@ -165,8 +168,16 @@ class Grammars:
         if not found.is_error():
             trial.compute_bitmask()
         if not trial.is_error():
-            return _Compiled(found, form, time.thread_time() - begin_s)
+            return _Compiled(found, form, time.thread_time() - begin_s, guide)
         return InvalidRequest(f"the grammar cannot be used: {_reason(trial)}", "grammar")
+
+    def _guided(self, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
+        """With what guides drafts, where it compiles quickly; the same again, so it is tried no
+        more."""
+        if isinstance(found, InvalidRequest) or found.cpu_s > _MAX_RENEWAL_S:
+            return found
+        again = self._begun(found.form)
+        return found if isinstance(again, InvalidRequest) else replace(found, guide=again.matcher)
 
     def _special_token_id(self, text: str) -> int | None:
         token_id: int | None = self._backend.token_to_id(text)
@@ -184,6 +195,9 @@ class GrammarState:
 
     Args:
         grammars: what compiled it.
+
+    Attributes:
+        guide: what the grammar leaves open, for drafts; ``None`` where they do without.
     """
 
     def __init__(
@@ -193,6 +207,9 @@ class GrammarState:
         self._grammar = grammar
         self._compiled = compiled
         self._matcher = compiled.matcher.deep_copy()
+        self.guide: GrammarGuide | None = None
+        if compiled.guide is not None:
+            self.guide = GrammarGuide(compiled.guide.deep_copy())
         self._vocab_size = vocab_size
         self._token_ids: list[int] = []
         self._num_renewals = 0

@@ -11,6 +11,7 @@ from hdserve.drafting.base import Verified
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.merging import UNCORRECTED
+from hdserve.engine.grammar_drafts import GrammarDrafts
 from hdserve.engine.scheduler import Scheduled
 from hdserve.tree import Acceptance, DraftTree
 
@@ -46,6 +47,7 @@ class StepDrafts:
         may_follow_prompts: bool,
     ) -> None:
         self._drafters = drafters
+        self._grammar_drafts = GrammarDrafts(drafters)
         self._budget = budget
         self._max_draft_tokens = max_draft_tokens
         self._max_depth = max_depth
@@ -107,7 +109,8 @@ class StepDrafts:
             self._catching_up_s = time.perf_counter() - started
         for seq, tree in asked:
             if tree.capacity:
-                self._drafters.propose(seq, tree, self._corrections)
+                proposes = self._drafters if seq.grammar_state is None else self._grammar_drafts
+                proposes.propose(seq, tree, self._corrections)
         return trees
 
     def _empty_tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:

@@ -542,18 +542,39 @@ def test_nodes_that_would_be_cut_are_not_proposed() -> None:
     }
 
 
-def test_tree_that_others_began_is_completed() -> None:
-    """Behind another drafter equal paths are merged and the budget holds."""
+@pytest.mark.parametrize("num_certain", [1, 2, 3, 6])
+def test_what_is_certain_is_gone_on_behind(num_certain: int) -> None:
+    """A tree that begins with a path grows behind its end as it grows behind a text that has those
+    tokens, within its budget."""
+    trees = []
+    for certain in ([], PHRASE[1 : 1 + num_certain]):
+        drafter = Hierarchy(make_resources(PHRASE, PHRASE))
+        decided = PHRASE[: 1 + num_certain - len(certain)]
+        seq = make_sequence([1])
+        drafter.start(seq)
+        follow(drafter, seq, DraftTree(1, 0), decided)
+        tree = DraftTree(decided[-1], 6 + len(certain), 24)
+        tree.add_path(certain, Source.GRAMMAR)
+        drafter.propose(seq, tree)
+        check_tree(tree)
+        assert tree.sources[1 : 1 + len(certain)] == [Source.GRAMMAR] * len(certain)
+        assert tree.token_ids[1 : 1 + len(certain)] == certain
+        assert all(parent >= len(certain) for parent in tree.parents[1 + len(certain) :])
+        trees.append(tree)
+    plain, behind = trees
+    next_token = PHRASE[1 + num_certain]
+    assert plain.token_ids[1] == behind.token_ids[1 + num_certain] == next_token
+    assert behind.scores[1 + num_certain] == pytest.approx(plain.scores[1], abs=0.2)
+
+
+def test_nothing_grows_where_what_is_certain_fills_the_tree() -> None:
     drafter = Hierarchy(make_resources(PHRASE, PHRASE))
     seq = make_sequence([1])
     drafter.start(seq)
-    follow(drafter, seq, DraftTree(1, 0), PHRASE[:1])
-    tree = DraftTree(11, 6, 24)
-    tree.add_path([12, 40], Source.OTHER, 0.5)
+    tree = DraftTree(1, 2)
+    tree.add_path(PHRASE, Source.GRAMMAR)
     drafter.propose(seq, tree)
-    assert tree.sources[1:3] == [Source.OTHER, Source.OTHER]
-    assert tree.num_draft_tokens <= 6
-    assert [12, 13] in [path[:2] for path in paths(tree)]
+    assert tree.token_ids == [1, *PHRASE[:2]]
 
 
 def test_output_beyond_what_was_expected() -> None:
