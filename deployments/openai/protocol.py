@@ -90,7 +90,7 @@ class Speculation(ClosedBody):
     max_draft_tokens: Integer | None = Field(default=None, ge=0)
     databases: (
         Annotated[
-            tuple[Literal["context", "model", "statistics", "recycled", "other"], ...],
+            tuple[Literal["context", "model", "statistics", "recycled", "other", "grammar"], ...],
             Field(max_length=MAX_DATABASES, fail_fast=True),
         ]
         | None

@@ -20,6 +20,7 @@ _STYLES = {
     "statistics": "black on magenta",
     "recycled": "black on green",
     "other": "black on blue",
+    "grammar": "black on white",
 }
 
 
@@ -30,7 +31,7 @@ class TextPrinter:
         self._shows_drafts = shows_drafts
         self._console = Console(highlight=False, soft_wrap=True)
         if shows_drafts:
-            names = [name for name in _STYLES if name != "other"]
+            names = [name for name in _STYLES if name not in ("other", "grammar")]
             legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
             self._console.print(legend)
 

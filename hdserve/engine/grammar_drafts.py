@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from hdserve import core
 from hdserve.core import Source
 from hdserve.drafting.guarded import GuardedDrafters
-from hdserve.drafting.pruning import prune
+from hdserve.drafting.pruning import Pruner
 from hdserve.engine.grammar_guide import GrammarGuide
-from hdserve.tree import DraftTree
+from hdserve.tree import Acceptance, DraftTree
 
 _CALL = "grammar", "propose"
 """As what it is timed, and its failures are counted."""
@@ -34,6 +34,7 @@ class GrammarDrafts:
 
     def __init__(self, drafters: GuardedDrafters) -> None:
         self._drafters = drafters
+        self._pruner = Pruner()
 
     def propose(self, seq: core.Sequence, tree: DraftTree, corrections: Sequence[float]) -> None:
         """Fill ``tree``, which is empty."""
@@ -43,9 +44,14 @@ class GrammarDrafts:
         if guide is not None and self._run(seq, _begin, guide, wide, tree.capacity):
             num_certain = wide.num_draft_tokens
             self._drafters.propose(seq, wide, corrections)
-            if self._run(seq, _fill, guide, wide, num_certain, tree):
+            if self._run(seq, _fill, guide, wide, num_certain, self._pruner, tree):
                 return
         self._drafters.propose(seq, tree, corrections)
+
+    def observe(self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn what the scores of a tree from :meth:`propose` were worth."""
+        if _guide(seq) is not None:
+            self._pruner.observe(tree, acceptance)
 
     def _run(self, seq: core.Sequence, function: Callable[..., bool], *arguments: object) -> bool:
         is_done = self._drafters.run(*_CALL, function, seq, *arguments)
@@ -69,8 +75,13 @@ def _begin(seq: core.Sequence, guide: GrammarGuide, wide: DraftTree, max_certain
 
 
 def _fill(
-    seq: core.Sequence, guide: GrammarGuide, wide: DraftTree, num_certain: int, tree: DraftTree
+    seq: core.Sequence,
+    guide: GrammarGuide,
+    wide: DraftTree,
+    num_certain: int,
+    pruner: Pruner,
+    tree: DraftTree,
 ) -> bool:
     """Fill ``tree`` with what is allowed of ``wide``."""
-    prune(wide, guide.allowed(wide, num_certain), tree)
+    pruner.prune(wide, guide.allowed(wide, num_certain), tree)
     return True

@@ -162,6 +162,8 @@ class StepDrafts:
                 continue
             if self._budget is not None:
                 self._budget.observe(one.tree, one.acceptance)
+            if one.seq.grammar_state is not None:
+                self._grammar_drafts.observe(one.seq, one.tree, one.acceptance)
             told.append(one if are_read else one._replace(forward=None))
         if told:
             self._drafters.observe(told)

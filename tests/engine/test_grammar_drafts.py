@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,18 @@ from hdserve.tree import DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engine.test_grammar import GRAMMARS, MODEL, PROMPT, SCHEMA, TOKENIZER
 from tests.engines import make_engine, make_sequence, run
+
+
+class LetterDrafter(Drafter):
+    """Drafts many paths of two letters."""
+
+    name = "letters"
+
+    def propose(self, seq: core.Sequence, tree: DraftTree) -> None:
+        draw = random.Random(len(seq.token_ids))
+        while not tree.is_full:
+            tree.add_path(draw.choices(b"ab", k=12), Source.OTHER, 0.1)
+
 
 TEXTS = {
     "schema": grammar.json_schema(SCHEMA),
@@ -40,7 +53,7 @@ def sequences_of(text: str, number: int = 3, **options: Any) -> list[core.Sequen
         make_sequence(
             str(seed),
             PROMPT[: len(PROMPT) - 7 * seed],
-            **{"max_tokens": 120, "seed": seed, "grammar": text, **options},
+            **{"max_tokens": 70, "seed": seed, "grammar": text, **options},
         )
         for seed in range(number)
     ]
@@ -78,16 +91,15 @@ def test_tokens_are_those_without_drafts(name: str, options: dict[str, Any]) -> 
         batch = sequences_of(TEXTS[name], **options)
         drafted(drafters, batch, **setting)
         assert tokens_of(batch) == tokens_of(plain)
-    for index in range(len(plain)):
-        alone = sequences_of(TEXTS[name], **options)[index]
-        drafted([hierarchy()], [alone])
-        assert alone.token_ids == plain[index].token_ids
+    alone = sequences_of(TEXTS[name], **options)[-1]
+    drafted([hierarchy()], [alone])
+    assert alone.token_ids == plain[-1].token_ids
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_is_drafted_may_come(name: str) -> None:
-    """Every forced token is accepted, no node is forbidden, and no tree is deeper than what may
-    still be said."""
+    """Every forced token is accepted, but for one that ends the text, no node is forbidden, and no
+    tree is deeper than what may still be said."""
     sequences = sequences_of(TEXTS[name], **SAMPLED)
     engine = make_engine([hierarchy(), JunkDrafter(260)], model=MODEL, tokenizer=TOKENIZER)
     outputs = run(engine, sequences)
@@ -104,10 +116,10 @@ def test_what_is_drafted_may_come(name: str) -> None:
         num_forced = tree.sources.count(Source.GRAMMAR)
         assert guide.forced()[:num_forced] == tree.token_ids[1 : 1 + num_forced]
         assert all(guide.allowed(tree, num_forced))
-        assert max(tree.depths) < 120 - number
+        assert max(tree.depths) < 70 - number
     for seq in sequences:
         forced = seq.counts.draft_tokens_by_source.get(Source.GRAMMAR, 0)
-        assert seq.counts.accepted_by_source.get(Source.GRAMMAR, 0) == forced
+        assert forced - seq.counts.accepted_by_source.get(Source.GRAMMAR, 0) in (0, 1)
         assert (forced > 0) == (name != "spelt")
 
 
@@ -172,12 +184,12 @@ def test_what_fails_costs_drafts_alone() -> None:
     assert sequences[0].counts.num_accepted_tokens > 20
 
 
-@pytest.mark.parametrize("step_fuel", [200, 1000])
+@pytest.mark.parametrize("step_fuel", [100, 200])
 def test_guesses_take_nothing_of_what_choices_may_take(step_fuel: int) -> None:
     """A grammar that needs too much work does so at the same token with drafts as without."""
     exploding = grammar.regex("(a|b)*a(a|b){40}")
     ends = []
-    for drafters in ((), [JunkDrafter(260)], [Hierarchy(DraftResources(260))]):
+    for drafters in ((), [LetterDrafter()], [hierarchy()]):
         grammars = Grammars(TOKENIZER, 260, {256}, step_fuel=step_fuel)
         seq = make_sequence("0", [5, 6, 7], grammar=exploding, max_tokens=80)
         engine = make_engine(drafters, model=MODEL, tokenizer=TOKENIZER, grammars=grammars)

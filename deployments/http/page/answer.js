@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 import { showDraft, hideDraft } from "./draft.js";
 
-export const SOURCES = ["context", "model", "statistics", "recycled", "other"];
+export const SOURCES = ["context", "model", "statistics", "recycled", "other", "grammar"];
 
 export class Answer {
   constructor(label) {

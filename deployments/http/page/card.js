@@ -3,7 +3,7 @@
 import { describe } from "./api.js";
 import { bytes, element, number } from "./dom.js";
 
-const NAMES = { model: "model", other_models: "model, of others", statistics: "statistics", recycled: "recycled", context: "context", other: "other" };
+const NAMES = { model: "model", other_models: "model, of others", statistics: "statistics", recycled: "recycled", context: "context", other: "other", grammar: "grammar" };
 const COPIED = ["model", "other_models", "statistics"]; // every replica has the same
 
 export class Card {
