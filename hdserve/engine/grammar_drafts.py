@@ -31,8 +31,9 @@ class GrammarDrafts:
     It fails open, as drafters do: where the grammar cannot be asked, which is counted, the sequence
     is drafted for as if it had none from then on.
 
-    A step takes 144 us more for each sequence, with 64 guesses that are looked at, and 99 in 100 less
-    than 300 us (docs/adr/0021).  What the lexer may do in it is bounded, as it is for a mask.
+    A step takes 144 us more for each sequence, with 64 guesses that are looked at, and 99 in 100
+    less than 300 us (a script outside the project, docs/adr/0021).  What the lexer may do in it is
+    bounded, as it is for a mask.
     """
 
     def __init__(self, drafters: GuardedDrafters) -> None:

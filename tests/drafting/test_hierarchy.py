@@ -552,7 +552,8 @@ def test_what_is_certain_is_gone_on_behind(num_certain: int) -> None:
         decided = PHRASE[: 1 + num_certain - len(certain)]
         seq = make_sequence([1])
         drafter.start(seq)
-        follow(drafter, seq, DraftTree(1, 0), decided)
+        for token_id in decided:
+            follow(drafter, seq, DraftTree(seq.token_ids[-1], 0), [token_id])
         tree = DraftTree(decided[-1], 6 + len(certain), 24)
         tree.add_path(certain, Source.GRAMMAR)
         drafter.propose(seq, tree)
