@@ -21,8 +21,9 @@ _SHARD = re.compile(rf"{_NAME_BEGIN}v{FORMAT_VERSION}(?:-shard-(\d+)-of-(\d+))?"
 def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
     """The actor's name in the Ray namespace ``hdserve``.
 
-    It carries the wire version, so that two versions of the program run side by side during an
-    upgrade, each with an actor it understands.
+    It carries the wire version, so that two released versions of the program run side by side
+    during an upgrade, each with an actor it understands: a release whose methods are others has to
+    raise it, too.
     """
     label = f"-{shard.label}" if shard.label else ""
     return f"{_NAME_BEGIN}v{FORMAT_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"

@@ -69,7 +69,8 @@ class ExportPart(NamedTuple):
     Attributes:
         message: for ``import_``.
         cursor: of the next part.
-        epoch: of the run whose cursors these are; in another one they may be beyond all there is.
+        epoch: of the run, and reading of the disk, whose cursors these are; in another one they may
+            be beyond all there is.
     """
 
     message: bytes
@@ -199,8 +200,14 @@ class ModelDatabaseActor:
         forget_in_former(root, self._key, namespace, map(Path, in_use))
 
     def export(self, namespace: str, cursor: int = 0) -> ExportPart:
-        """Outputs of ``namespace`` from ``cursor`` on, and its calibration."""
+        """Outputs of ``namespace`` from ``cursor`` on, and its calibration.
+
+        Raises:
+            DatabaseError: what is on disk cannot be read, so that this would not be all.
+        """
         with self._lock:
+            if self._open_failure:
+                raise DatabaseError(self._open_failure)
             message, cursor, is_last = next_message(self._log, namespace, cursor)
             epoch = self._epoch
         return ExportPart(message.encode(self._key), cursor, is_last, epoch)

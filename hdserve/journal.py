@@ -43,7 +43,8 @@ class Journal:
         notes: of parts that were interrupted, what :meth:`note` was told last.
 
     A journal of other settings in which nothing is finished gives way.  As long as there is a
-    ``Journal``, no other process can have one of the same file.
+    ``Journal``, no other process can have one of the same file, unless this one opens and closes it
+    otherwise.
 
     Raises:
         ConfigError: there is a journal of other settings, another process writes to it, or none can

@@ -188,7 +188,9 @@ class ClusterDatabase:
         exporting = (await self._started(shard)).export.remote(namespace, cursor)
         part = await ask_actor(exporting, who=_called(shard))
         if part.epoch != self._epochs.setdefault(shard, part.epoch):
-            reason = "was started again while it was exported; begin with the export anew"
+            reason = (
+                "was started again, or read its disk anew, meanwhile; begin with the export anew"
+            )
             raise DatabaseGone(f"{_called(shard)} {reason}")
         return part.message, part.cursor, part.is_last
 

@@ -80,7 +80,7 @@ def _forget(directory: Path, namespace: str) -> None:
         DatabaseError: it cannot be deleted.
     """
     try:
-        with FileLock(directory / "lock").acquire(timeout=0):
+        with FileLock(directory / "lock", fallback_to_soft=False).acquire(timeout=0):
             shutil.rmtree(directory / directory_name(namespace))
             snapshot.sync_directory(directory)
     except Timeout as error:

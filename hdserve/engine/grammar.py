@@ -214,6 +214,11 @@ class GrammarState:
         self._token_ids: list[int] = []
         self._num_renewals = 0
 
+    def give_up_guide(self) -> None:
+        """Do without a guide; later texts get one of a lexer that is not full."""
+        self.guide = None
+        self._grammars.give_up(self._grammar, self._compiled)
+
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """``[1, vocab_size]``: ``logits`` with what the grammar forbids at minus infinity."""
         if self._matcher.is_stopped():

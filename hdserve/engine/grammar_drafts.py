@@ -60,7 +60,7 @@ class GrammarDrafts:
     def _run(self, seq: core.Sequence, function: Callable[..., bool], *arguments: object) -> bool:
         is_done = self._drafters.run(*_CALL, function, seq, *arguments)
         if is_done is None:
-            seq.grammar_state.guide = None
+            seq.grammar_state.give_up_guide()
         return is_done is not None
 
 

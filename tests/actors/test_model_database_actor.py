@@ -289,6 +289,8 @@ def test_a_disk_that_cannot_be_read_at_the_start_is_taken_when_it_can(config, ca
         assert reader.read() == [1, 2]
         with pytest.raises(DatabaseError, match="Too many open files"):
             actor.flush("flushed")
+        with pytest.raises(DatabaseError, match="Too many open files"):
+            actor.export("n")
         assert not actor.snapshot_now()
         assert reader.poll().is_unwritten
     assert caplog.text.count("nothing is kept on disk") == 1

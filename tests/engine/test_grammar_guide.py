@@ -85,3 +85,29 @@ def test_a_text_that_is_none_of_the_grammar_cannot_be_followed() -> None:
     guide = make_guide(grammar.choice(["yes", "no"]))
     with pytest.raises(RuntimeError):
         guide.follow([*b"perhaps"])
+
+
+def test_a_guide_whose_lexer_is_full_is_for_no_later_text() -> None:
+    """All guides of a grammar share it; what was begun before goes on."""
+    text = grammar.regex("(a|b)*a(a|b){14}")
+    state, beside = GRAMMARS.state(text), GRAMMARS.state(text)
+    tokens = torch.tensor([*b"ab"])
+    generator = torch.Generator().manual_seed(0)
+
+    def fill(guide: GrammarGuide) -> None:
+        for _ in range(2000):
+            tree = DraftTree(0, 64, 24)
+            for _ in range(4):
+                drawn = torch.randint(2, (16,), generator=generator)
+                tree.add_path(tokens[drawn].tolist(), Source.MODEL, 0.5)
+            guide.follow([])
+            guide.allowed(tree, 0)
+
+    assert state.guide is not None
+    with pytest.raises(RuntimeError):
+        fill(state.guide)
+    state.give_up_guide()
+    assert state.guide is None
+    make_guide(text).follow([*b"abba"])
+    mask = beside.apply(torch.zeros(1, 260))[0]
+    assert mask.isfinite().sum().item() == 2
