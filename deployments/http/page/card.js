@@ -4,6 +4,7 @@ import { describe } from "./api.js";
 import { bytes, element, number } from "./dom.js";
 
 const NAMES = { model: "model", other_models: "model, of others", statistics: "statistics", recycled: "recycled", context: "context", other: "other", grammar: "grammar" };
+const RARE = ["other_models", "other", "grammar"]; // not shown before they were of use
 const COPIED = ["model", "other_models", "statistics"]; // every replica has the same
 
 export class Card {
@@ -55,7 +56,7 @@ function databases(name, series) {
   const drafted = (source) => total("hdserve_draft_tokens_total", { source });
   const age = largest("hdserve_mirror_age_seconds");
   const rows = Object.keys(NAMES)
-    .filter((database) => !database.startsWith("other") || isThere(database) || drafted(database))
+    .filter((database) => !RARE.includes(database) || isThere(database) || drafted(database))
     .map((database) => {
       const numDrafted = drafted(database);
       const numAccepted = total("hdserve_accepted_tokens_total", { source: database });
