@@ -102,6 +102,7 @@ def test_every_command_has_it() -> None:
         assert "--json" in run(*name.split(), "--help").stdout, name
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS],
