@@ -72,7 +72,7 @@ def _guide(seq: core.Sequence) -> GrammarGuide | None:
 
 def _begin(seq: core.Sequence, guide: GrammarGuide, wide: DraftTree, max_certain: int) -> bool:
     """Begin ``wide`` with what is forced."""
-    guide.follow(seq.output_token_ids)
+    guide.follow(seq.token_ids, seq.num_prompt_tokens)
     if seq.speculation.allows(Source.GRAMMAR):
         wide.add_path(guide.forced()[:max_certain], Source.GRAMMAR, _SCORE)
     return True

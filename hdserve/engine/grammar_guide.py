@@ -26,8 +26,8 @@ class GrammarGuide:
         self._num_read = 0
         self._mask = b""
 
-    def follow(self, token_ids: Sequence[int]) -> None:
-        """Read what ``token_ids``, the whole output, has more than before.
+    def follow(self, token_ids: Sequence[int], begin: int = 0) -> None:
+        """Read what the output, which is ``token_ids`` from ``begin`` on, has more than before.
 
         The mask that is made then is that of the place; it gives the lexer new work for the guesses
         that are read there, so that they are bounded, too.
@@ -35,7 +35,7 @@ class GrammarGuide:
         Raises:
             RuntimeError: the grammar cannot be followed any more.
         """
-        new = token_ids[self._num_read :]
+        new = token_ids[begin + self._num_read :]
         self._num_read += len(new)
         if new:
             self._matcher.consume_tokens([*new])

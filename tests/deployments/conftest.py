@@ -1,4 +1,4 @@
-"""What the tests of several files ask: a server, which is started once, and grammars."""
+"""What the tests of several files ask: a server, which is started once, grammars, and an actor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from actors import statistics_database
+from actors.statistics_database import StatisticsDatabaseActor
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from tests.serving import ServedApplication
@@ -50,6 +52,18 @@ def tokenizer() -> Tokenizer:
 def grammars(tokenizer: Tokenizer) -> Grammars:
     """Grammars of ``tokenizer``, each of which is compiled once."""
     return Grammars(tokenizer, tokenizer.vocab_size, {2})
+
+
+@pytest.fixture
+def statistics_actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
+    """One of this process, where a replica would ask that of the cluster."""
+    actor = StatisticsDatabaseActor()
+
+    def ask(_timeout_s: float, _resources: object, method: str, *args: object) -> object:
+        return getattr(actor, method)(*args)
+
+    monkeypatch.setattr(statistics_database, "_ask", ask)
+    return actor
 
 
 @pytest.fixture(scope="module")

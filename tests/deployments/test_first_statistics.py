@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors import statistics_database
 from actors.statistics_database import StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import ChosenStatistics
@@ -64,16 +63,12 @@ def engine(host: ModelHost) -> Iterator[AsyncEngine]:
 
 
 @pytest.fixture
-def actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
-    """One of this process, asked as often as it can be."""
-    actor = StatisticsDatabaseActor()
-
-    def ask(_timeout_s: float, _resources: object, method: str, *args: object) -> object:
-        return getattr(actor, method)(*args)
-
-    monkeypatch.setattr(statistics_database, "_ask", ask)
+def actor(
+    statistics_actor: StatisticsDatabaseActor, monkeypatch: pytest.MonkeyPatch
+) -> StatisticsDatabaseActor:
+    """Asked as often as it can be."""
     monkeypatch.setattr(statistics, "_POLL_INTERVAL_S", 0.01)
-    return actor
+    return statistics_actor
 
 
 @pytest.mark.parametrize("host", [True], ids=["damaged"], indirect=True)

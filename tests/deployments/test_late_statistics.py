@@ -87,18 +87,6 @@ def _often(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.fixture
-def actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor:
-    """One of this process."""
-    actor = StatisticsDatabaseActor()
-
-    def ask(_timeout_s: float, _resources: object, method: str, *args: object) -> object:
-        return getattr(actor, method)(*args)
-
-    monkeypatch.setattr(statistics_database, "_ask", ask)
-    return actor
-
-
-@pytest.fixture
 def ray_cluster() -> Iterator[None]:
     with local_ray():
         yield
@@ -129,7 +117,7 @@ def test_what_another_node_offers_later_is_fetched_and_drafted_from(
 
 def test_one_of_this_node_that_comes_late_is_offered_too(
     tmp_path: Path,
-    actor: StatisticsDatabaseActor,
+    statistics_actor: StatisticsDatabaseActor,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -138,16 +126,16 @@ def test_one_of_this_node_that_comes_late_is_offered_too(
     host = host_without(tmp_path / "late")
     with choosing(host):
         write(tmp_path / "late")
-        wait_until(lambda: bool(actor.catalogue(host.tokenizer.fingerprint)))
+        wait_until(lambda: bool(statistics_actor.catalogue(host.tokenizer.fingerprint)))
         wait_until(lambda: host.statistics is not None)
         time.sleep(0.2)
-    (offered,) = actor.catalogue(host.tokenizer.fingerprint)
+    (offered,) = statistics_actor.catalogue(host.tokenizer.fingerprint)
     assert offered.directory == str(tmp_path / "late")
     assert caplog.text.count(FOUND) == 1
 
 
 def test_what_is_found_late_takes_nothing_back_that_the_administrator_chose(
-    tmp_path: Path, actor: StatisticsDatabaseActor, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, statistics_actor: StatisticsDatabaseActor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While it was fetched."""
     late, wanted = write(tmp_path / "late"), write(tmp_path / "wanted")
@@ -156,7 +144,7 @@ def test_what_is_found_late_takes_nothing_back_that_the_administrator_chose(
     def locate(_directories: Iterable[Path], _fingerprint: str) -> Path | None:
         if not keys:
             return None
-        actor.choose(keys[0], "wanted")
+        statistics_actor.choose(keys[0], "wanted")
         return late
 
     host = host_without(late, locate)
@@ -170,16 +158,16 @@ def test_what_is_found_late_takes_nothing_back_that_the_administrator_chose(
 
 
 def test_one_that_comes_late_and_is_damaged_is_not_drafted_from(
-    tmp_path: Path, actor: StatisticsDatabaseActor, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, statistics_actor: StatisticsDatabaseActor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor is it offered, or looked for again and again."""
     host = host_without(tmp_path / "late")
     with choosing(host) as chosen:
         write(tmp_path / "being written", is_damaged=True).rename(tmp_path / "late")
-        actor.register(host.tokenizer.fingerprint, str(tmp_path / "late"))
+        statistics_actor.register(host.tokenizer.fingerprint, str(tmp_path / "late"))
         wait_until(lambda: chosen.num_unusable == 1)
         time.sleep(0.2)
     assert host.statistics is None
     assert chosen.num_unusable == 1
-    assert actor.catalogue(host.tokenizer.fingerprint) == []
+    assert statistics_actor.catalogue(host.tokenizer.fingerprint) == []
     assert caplog.text.count("drafting without statistics") == 1
