@@ -6,6 +6,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -154,6 +155,11 @@ class KVCache:
     def num_free_rows(self) -> int:
         return sum(segment.num_rows for segment in self._free)
 
+    @property
+    def gaps(self) -> tuple[Segment, ...]:
+        """The rows that are free, in order."""
+        return tuple(self._free)
+
     def allocate(self, num_rows: int) -> Segment | None:
         """Take the first gap of at least ``num_rows`` rows; ``None`` when there is none now."""
         wanted = align(num_rows)
@@ -177,23 +183,23 @@ class KVCache:
                 return wanted
         return None
 
-    def has_room(self, num_rows: int, also_free: Iterable[Segment] = ()) -> bool:
-        """Whether there is a gap of ``num_rows`` rows, or would be with ``also_free`` free."""
-        wanted = align(num_rows)
-        if any(gap.num_rows >= wanted for gap in self._free):
-            return True
-        return any(gap.num_rows >= wanted for gap in _merge([*self._free, *also_free]))
-
-    def free(self, segment: Segment) -> Segment:
-        """Give the rows back; adjacent gaps become one.
-
-        Returns:
-            The gap that they are in now.
-        """
+    def free(self, segment: Segment) -> None:
+        """Give the rows back; adjacent gaps become one."""
         index = bisect(self._free, segment.start, key=lambda gap: gap.start)
         around = slice(max(0, index - 1), index + 1)
-        self._free[around] = merged = _merge([*self._free[around], segment])
-        return next(gap for gap in merged if gap.start <= segment.start < gap.end)
+        self._free[around] = _merge([*self._free[around], segment])
+
+    def shorten(self, segment: Segment, num_rows: int) -> Segment:
+        """Give back the rows of ``segment`` but the first ``num_rows``, of which it has as many or
+        more.
+
+        Returns:
+            What is left of it.
+        """
+        kept = Segment(segment.start, align(num_rows))
+        if kept.num_rows < segment.num_rows:
+            self.free(Segment(kept.end, segment.num_rows - kept.num_rows))
+        return kept
 
     def free_all(self) -> None:
         """Give all rows back, whoever has them."""
@@ -231,6 +237,32 @@ class KVCache:
         gap = Segment(num_taken, self.num_rows - num_taken)
         self._free = [gap] if gap.num_rows else []
         return [moved[one.segment] for one in owned]
+
+    def push(self, segments: Sequence[Segment], start: int, end: int, to: int) -> list[Segment]:
+        """Move ``segments`` together, all that lie between rows ``start`` and ``end``, of which no
+        other row is taken; the free rows between become one gap.
+
+        Args:
+            segments: in order.
+            to: ``start`` or ``end``, where they lie afterwards.
+
+        Returns:
+            Where each of them is now.
+        """
+        num_rows = sum(segment.num_rows for segment in segments)
+        assert num_rows < end - start, "no row is free"
+        first = start if to == start else end - num_rows
+        targets = accumulate((segment.num_rows for segment in segments), initial=first)
+        moved = [
+            Segment(target, old.num_rows) for old, target in zip(segments, targets, strict=False)
+        ]
+        self._free = [gap for gap in self._free if gap.end <= start or end <= gap.start]
+        pairs = list(zip(segments, moved, strict=True))
+        for old, new in pairs if to == start else reversed(pairs):
+            self.copy(old.start, new.start, old.num_rows)
+        gap_start = start + num_rows if to == start else start
+        self.free(Segment(gap_start, end - start - num_rows))
+        return moved
 
     def copy(self, source: int, target: int, num_rows: int) -> None:
         """Copy ``num_rows`` rows from row ``source`` to row ``target`` in all layers, as if

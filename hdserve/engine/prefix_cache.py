@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from hdserve.engine.kv_cache import KVCache, Owned, Segment, align
+from hdserve.engine.row_runs import RowRun, cheapest_part, find_runs
 
 BLOCK_TOKENS = 32
 """Prefixes are found by whole blocks of this many tokens, then extended token by token."""
 
 _NUM_COMPARED = 8
 """How many of the entries that begin with the same blocks are compared token by token."""
+
+_MAX_MOVED = 4
+"""At most so many rows of ended sequences are moved for each row that is wanted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +49,10 @@ class PrefixCache:
                                          └ reused ───────┘ └ goes through the model
 
     A continued conversation grows in place where there is room behind it, else rows are copied.
-    Entries whose sequence still runs can be copied from, too: their columns never change.  Of the
-    others the one that was not used for longest goes first.  The same keys and values would be
-    computed again, so this changes speed, never tokens.
+    Entries whose sequence still runs can be copied from, too: their columns never change.  The
+    others move together where that makes room (:class:`RowRun`); where it does not, the one that
+    was not used for longest loses its last rows.  The same keys and values would be computed again,
+    so this changes speed, never tokens.
 
     Args:
         cache: all of whose segments for sequences are to be had here alone.
@@ -56,7 +62,7 @@ class PrefixCache:
     cache: KVCache
     is_enabled: bool = True
     _entries: OrderedDict[int, _Entry] = field(default_factory=OrderedDict)
-    _by_key: dict[int, dict[int, _Entry]] = field(default_factory=dict)
+    _by_key: dict[int, dict[_Entry, None]] = field(default_factory=dict)
 
     @property
     def usage(self) -> float:
@@ -101,13 +107,15 @@ class PrefixCache:
             It, and how many tokens its first columns hold already, fewer than the prompt has;
             ``None`` when there is no gap of that size now, and then nothing has changed.
         """
-        if not self.cache.has_room(num_rows, (entry.segment for entry in self._idle())):
+        if not self._has_room(num_rows):
             return None
         source, num_tokens = self._find(token_ids, namespace)
-        segment = self._allocate(num_rows, source, num_tokens, may_take=is_shared)
+        segment = None
         if source is not None:
-            self.cache.copy(source.segment.start, segment.start, num_tokens)
-            self.offer(segment, token_ids[:num_tokens], namespace)
+            segment = self._reuse(source, num_tokens, num_rows, may_take=is_shared)
+        if segment is None:
+            return self._allocate(num_rows), 0
+        self.offer(segment, token_ids[:num_tokens], namespace)
         return segment, num_tokens
 
     def has_room_in_parts(self, num_rows: int) -> bool:
@@ -115,28 +123,26 @@ class PrefixCache:
         return align(num_rows) <= self._num_rows_to_have
 
     def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
-        """``num_rows`` rows for a running sequence, more than it has: behind its own where they are
-        free, else elsewhere, where what its first ``num_used`` columns hold is moved.
+        """``num_rows`` rows for a running sequence, more than it has: behind its own where that
+        moves no more rows than it has used, else elsewhere, where what its first ``num_used``
+        columns hold is moved.
 
         Returns:
             Where it is now; ``None`` when there is no gap of that size, and then nothing has
             changed.
         """
-        num_more = align(num_rows) - segment.num_rows
-        if self.cache.allocate_at(segment.end, num_more) is not None:
-            grown = Segment(segment.start, segment.num_rows + num_more)
-        elif self.cache.has_room(num_rows, (entry.segment for entry in self._idle())):
-            grown = self._allocate_anywhere(num_rows)
+        grown = self._extend(segment, num_rows, max_moved_rows=num_used)
+        if grown is None and self._has_room(num_rows):
+            grown = self._allocate(num_rows)
             self.cache.copy(segment.start, grown.start, num_used)
             self.cache.free(segment)
-        else:
-            return None
-        self._move({segment.start: grown})
+        if grown is not None:
+            self._move({segment.start: grown})
         return grown
 
     def compact(self, running: Sequence[Owned], num_rows: int = 0) -> list[Segment]:
-        """Put all free rows together, and let running sequences grow; of what ended sequences left
-        the oldest goes, until there are ``num_rows`` beside.
+        """Put all free rows together, and let running sequences grow; what ended sequences left
+        goes, the oldest first, until there are ``num_rows`` beside.
 
         Args:
             running: the segments of all running sequences.
@@ -144,11 +150,10 @@ class PrefixCache:
         Returns:
             Where each of them is now.
         """
-        num_more = sum(one.num_rows - one.segment.num_rows for one in running)
-        for entry in [*self._idle()]:
-            if self.cache.num_free_rows >= align(num_rows) + num_more:
-                break
-            self._evict(entry)
+        num_wanted = align(num_rows)
+        num_wanted += sum(one.num_rows - one.segment.num_rows for one in running)
+        while self.cache.num_free_rows < num_wanted and any(True for _ in self._idle()):
+            self._drop(num_wanted - self.cache.num_free_rows)
         idle = [
             Owned(entry.segment, len(entry.token_ids), entry.segment.num_rows)
             for entry in self._idle()
@@ -160,11 +165,9 @@ class PrefixCache:
 
     def _move(self, moved: Mapping[int, Segment]) -> None:
         """Find entries in the segments they are in now, by where they began."""
-        entries = [entry for entry in self._entries.values() if entry.segment.start in moved]
-        for entry in entries:
-            self._remove(entry)
-        for entry in entries:
-            self._insert(replace(entry, segment=moved[entry.segment.start]))
+        for start in moved.keys() & self._entries.keys():
+            self._entries[start].segment = moved[start]
+        self._entries = OrderedDict((each.segment.start, each) for each in self._entries.values())
 
     def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
         """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
@@ -196,48 +199,112 @@ class PrefixCache:
         if not is_kept or self._is_known(token_ids, namespace or ""):
             self.cache.free(segment)
             return
-        num_kept = align(len(token_ids))
-        if num_kept < segment.num_rows:
-            rest = segment.num_rows - num_kept
-            self.cache.free(Segment(segment.start + num_kept, rest))
-        kept = Segment(segment.start, num_kept)
+        kept = self.cache.shorten(segment, len(token_ids))
         self._add(kept, token_ids, namespace or "", is_running=False)
 
-    def _allocate(
-        self, num_rows: int, source: _Entry | None, num_tokens: int, *, may_take: bool
-    ) -> Segment:
-        """Take rows, for which there is room.  What an evicted source held stays until somebody
-        writes there."""
-        is_whole = source is not None and num_tokens == len(source.token_ids)
-        if source is not None and is_whole and may_take and not source.is_running:
-            self._evict(source)  # all of it goes on in the new sequence
-            segment = self.cache.allocate_at(source.segment.start, num_rows)
+    def _reuse(
+        self, source: _Entry, num_tokens: int, num_rows: int, *, may_take: bool
+    ) -> Segment | None:
+        """Rows of which the first ``num_tokens`` hold what those of ``source`` do: its own and more
+        behind them if it goes on whole, else others, else its own at the cost of its neighbours;
+        ``None`` if there are none of these, and then nothing has changed."""
+        takes = may_take and not source.is_running and num_tokens == len(source.token_ids)
+        with _held(source):
+            segment = self._extend(source.segment, num_rows, num_tokens) if takes else None
             if segment is not None:
                 return segment
-        if source is not None and source.segment.start in self._entries:
+            segment = self._allocate(num_rows) if self._has_room(num_rows) else None
+        if segment is None:
+            return self._take_over(source, num_tokens, num_rows)
+        self.cache.copy(source.segment.start, segment.start, num_tokens)
+        if takes:
+            self._evict(source)
+        else:
             self._entries.move_to_end(source.segment.start)
-        return self._allocate_anywhere(num_rows)
-
-    def _allocate_anywhere(self, num_rows: int) -> Segment:
-        """Take rows, for which there is room once what ended sequences left goes, the oldest
-        first."""
-        segment = self.cache.allocate(num_rows)
-        while segment is None:
-            gap = self._evict(next(self._idle()))
-            if gap.num_rows >= align(num_rows):
-                segment = self.cache.allocate_at(gap.start, num_rows)
         return segment
+
+    def _take_over(self, source: _Entry, num_tokens: int, num_rows: int) -> Segment | None:
+        """The rows of ``source`` and more behind them, for which its neighbours go."""
+        run = self._run_of(source)
+        if run.num_rows < align(num_rows):
+            return None
+        for segment in run.ended:
+            if segment != source.segment:
+                self._evict(self._entries[segment.start])
+        self._cut(source, num_tokens)
+        run = self._run_of(source)
+        self._push(run, to=run.start)
+        with _held(source):
+            return self._extend(source.segment, num_rows, max_moved_rows=0)
+
+    def _extend(self, segment: Segment, num_rows: int, max_moved_rows: int) -> Segment | None:
+        """Take rows behind ``segment`` until it has ``num_rows``, from which what ended sequences
+        left has moved away; ``None`` where there are none, and then nothing has changed."""
+        num_more = align(num_rows) - segment.num_rows
+        if not num_more:
+            return segment
+        runs = (run for run in self._runs() if run.start == segment.end)
+        part = next((run.beginning(num_more) for run in runs), None)
+        if part is None or part.num_ended_rows > max_moved_rows:
+            return None
+        self._push(part, to=part.end)
+        more = self.cache.allocate_at(segment.end, num_more)
+        assert more is not None, "there was no room behind"
+        return Segment(segment.start, segment.num_rows + num_more)
+
+    def _allocate(self, num_rows: int) -> Segment:
+        """Take rows, for which there is room if what ended sequences left moves or goes."""
+        wanted = align(num_rows)
+        while (segment := self.cache.allocate(wanted)) is None:
+            part = cheapest_part(self._runs(), wanted)
+            if part is not None and part.num_ended_rows <= _MAX_MOVED * wanted:
+                self._push(part, to=part.start)
+            else:
+                self._drop(wanted)
+        return segment
+
+    def _has_room(self, num_rows: int) -> bool:
+        """Whether there would be a gap of ``num_rows`` rows without what ended sequences left."""
+        return any(run.num_rows >= align(num_rows) for run in self._runs())
+
+    def _runs(self) -> list[RowRun]:
+        return find_runs(self.cache.gaps, (entry.segment for entry in self._idle()))
+
+    def _run_of(self, entry: _Entry) -> RowRun:
+        return next(run for run in self._runs() if entry.segment in run.ended)
+
+    def _push(self, run: RowRun, to: int) -> None:
+        """Move what ended sequences left to one end of ``run``."""
+        ended = run.ended
+        if len(ended) < len(run.pieces):
+            moved = self.cache.push(ended, run.start, run.end, to)
+            self._move({old.start: new for old, new in zip(ended, moved, strict=True)})
+
+    def _drop(self, num_rows: int) -> None:
+        """Free the last ``num_rows`` rows, or all, of what was not used for longest."""
+        entry = next(self._idle())
+        num_kept = entry.segment.num_rows - align(num_rows)
+        if num_kept < BLOCK_TOKENS:
+            self._evict(entry)
+        else:
+            self._cut(entry, num_kept)
+
+    def _cut(self, entry: _Entry, num_tokens: int) -> None:
+        """Keep the first tokens of an entry, and free the rows behind them."""
+        self._cut_keys(entry, num_tokens // BLOCK_TOKENS)
+        entry.token_ids = entry.token_ids[:num_tokens]
+        entry.segment = self.cache.shorten(entry.segment, num_tokens)
 
     def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
         """Who holds most of ``token_ids`` but the last, and how many tokens of it."""
         wanted = np.asarray(token_ids[:-1], np.int64)
-        known: dict[int, _Entry] = {}
+        known: dict[_Entry, None] = {}
         for key in _keys(wanted, namespace):
             if key not in self._by_key:
                 break
             known = self._by_key[key]
         best, num_best = None, BLOCK_TOKENS - 1
-        for entry in islice(reversed(known.values()), _NUM_COMPARED):
+        for entry in islice(reversed(known), _NUM_COMPARED):
             num_common = _num_common(entry.token_ids, wanted)
             if num_common > num_best:
                 best, num_best = entry, num_common
@@ -255,30 +322,42 @@ class PrefixCache:
         self._insert(_Entry(segment, tokens, list(_keys(tokens, namespace)), is_running))
 
     def _insert(self, entry: _Entry) -> None:
-        start = entry.segment.start
-        self._entries[start] = entry
+        self._entries[entry.segment.start] = entry
         for key in entry.keys:
-            self._by_key.setdefault(key, {})[start] = entry
+            self._by_key.setdefault(key, {})[entry] = None
 
-    def _evict(self, entry: _Entry) -> Segment:
-        """Free the rows of an entry; returns the gap that they are in now."""
+    def _evict(self, entry: _Entry) -> None:
+        """Free the rows of an entry."""
         assert not entry.is_running, "a running sequence would lose its rows"
         self._remove(entry)
-        return self.cache.free(entry.segment)
+        self.cache.free(entry.segment)
 
     def _remove(self, entry: _Entry | None) -> None:
-        if entry is None:
-            return
-        start = entry.segment.start
-        del self._entries[start]
-        for key in entry.keys:
-            del self._by_key[key][start]
+        if entry is not None:
+            del self._entries[entry.segment.start]
+            self._cut_keys(entry, 0)
+
+    def _cut_keys(self, entry: _Entry, num_kept: int) -> None:
+        """Find an entry by its first ``num_kept`` keys alone."""
+        for key in entry.keys[num_kept:]:
+            del self._by_key[key][entry]
             if not self._by_key[key]:
                 del self._by_key[key]
+        del entry.keys[num_kept:]
 
     def _idle(self) -> Iterator[_Entry]:
         """The entries that can go, oldest first."""
         return (entry for entry in self._entries.values() if not entry.is_running)
+
+
+@contextmanager
+def _held(entry: _Entry) -> Iterator[None]:
+    """Its rows stay where they are, as those of a running sequence do."""
+    was_running, entry.is_running = entry.is_running, True
+    try:
+        yield
+    finally:
+        entry.is_running = was_running
 
 
 def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:

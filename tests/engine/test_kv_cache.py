@@ -58,6 +58,23 @@ class CacheMachine(RuleBasedStateMachine):
         assert [segment.num_rows for segment in self.segments] == wanted
         assert self.largest_gap() == num_free_rows
 
+    @precondition(lambda self: self.cache.gaps)
+    @rule(data=st.data(), to_end=st.booleans())
+    def push(self, data: st.DataObject, to_end: bool) -> None:
+        """All that lie between two gaps, those gaps included."""
+        gaps = self.cache.gaps
+        first = data.draw(st.integers(0, len(gaps) - 1))
+        last = data.draw(st.integers(first, len(gaps) - 1))
+        start, end = gaps[first].start, gaps[last].end
+        between = [each for each in self.segments if start <= each.start < end]
+        between.sort(key=lambda segment: segment.start)
+        moved = self.cache.push(between, start, end, end if to_end else start)
+        assert [each.num_rows for each in moved] == [each.num_rows for each in between]
+        num_rows = sum(each.num_rows for each in moved)
+        gap = Segment(start if to_end else start + num_rows, end - start - num_rows)
+        assert self.cache.gaps == (*gaps[:first], gap, *gaps[last + 1 :])
+        self.segments = [each for each in self.segments if each not in between] + moved
+
     def owned(self) -> list[int]:
         return [
             row
@@ -150,6 +167,22 @@ def test_many_rows_move_over_themselves(source: int, target: int) -> None:
     found_keys, found_values = cache.read(0, target, 3000)
     assert torch.equal(found_keys, by_head(keys[source : source + 3000]))
     assert torch.equal(found_values, by_head(values[source : source + 3000]))
+
+
+@pytest.mark.parametrize("to_end", [False, True])
+def test_what_is_pushed_keeps_what_it_holds(to_end: bool) -> None:
+    """In order, also where rows move over themselves."""
+    cache = make_cache(320)
+    keys, _ = fill(cache)
+    held = Segment(32, 64), Segment(160, 64), Segment(224, 64)
+    for segment in held:
+        assert cache.allocate_at(segment.start, segment.num_rows) == segment
+    moved = cache.push(held[:2], 0, 224, 224 if to_end else 0)
+    starts = (96, 160) if to_end else (0, 64)
+    assert moved == [Segment(start, 64) for start in starts]
+    for old, new in zip(held, [*moved, held[2]], strict=True):
+        found, _ = cache.read(0, new.start, new.num_rows)
+        assert torch.equal(found, by_head(keys[old.start : old.end]))
 
 
 def test_write_and_read_are_inverse() -> None:
