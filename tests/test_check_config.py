@@ -85,11 +85,12 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         ),
         ("models: [", "cannot read the configuration"),
         (MODEL % ", name: b", "the key 'name' is there twice"),
-        (MODEL % ", draft_from: [a]", "a: draft_from names the model itself"),
+        (MODEL % ", draft_from: [a]", "line 1, models.0.draft_from.0: 'a' is the model itself"),
         (
-            MODEL % ", aliases: [a], draft_from: [b, b]",
-            "two models are called 'a'; a: draft_from names 'b' twice; "
-            "a: draft_from names the unknown model 'b'",
+            MODEL % ",\n  aliases: [a],\n  draft_from: [b, b]",
+            "line 2, models.0.aliases.0: two models are called 'a'\n"
+            "line 3, models.0.draft_from.0: there is no model 'b'\n"
+            "line 3, models.0.draft_from.1: 'b' is named twice",
         ),
         (MODEL % ", engine: {max_num_sequences: true}", "max_num_sequences: a number"),
         (

@@ -49,6 +49,16 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert plain["num_drafts"] == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [([], "give a prompt, or a file"), ([QUESTION, "--prompts", "rows.jsonl"], "not both")],
+)
+def test_one_source_of_prompts_is_wanted(arguments: list[str], reason: str) -> None:
+    found = CliRunner().invoke(app, ["generate", *arguments]).exception
+    assert isinstance(found, InvalidRequest)
+    assert reason in found.message
+
+
 def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     """Its texts may hold what else Unicode breaks lines at, as JSON and this command write it."""
     path = tmp_path / "prompts.jsonl"

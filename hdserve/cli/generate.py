@@ -73,8 +73,10 @@ class GenerateOptions:
     def __post_init__(self) -> None:
         if self.json_path is not None and self.shows_drafts:
             raise InvalidRequest("--show-drafts colours text; it cannot go with --json")
-        if (self.prompt is None) == (self.prompts_path is None):
-            raise InvalidRequest("give a prompt or --prompts, and not both")
+        if self.prompt is None and self.prompts_path is None:
+            raise InvalidRequest("give a prompt, or a file of them with --prompts")
+        if self.prompt is not None and self.prompts_path is not None:
+            raise InvalidRequest("give a prompt or --prompts, not both")
         SamplingParams(**self.sampling)  # before a model is loaded for them
 
     @property

@@ -9,6 +9,7 @@ from typing import Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from hdserve.config.mistakes import Location, Mistakes
 from hdserve.config.model import ModelConfig
 from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel
@@ -184,27 +185,41 @@ class ServeConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        if faults := "; ".join(self._name_faults()):
-            raise ValueError(faults)
+        if mistakes := [*self._duplicates(), *self._unserved_names(), *self._wrong_sources()]:
+            raise Mistakes(mistakes)
         return self
 
-    def _name_faults(self) -> Iterator[str]:
-        names = [name for model in self.models for name in (model.name, *model.aliases)]
-        for name in dict.fromkeys(names):
-            if names.count(name) > 1:
-                yield f"two models are called {name!r}"
-        known = {model.name for model in self.models}
-        for model in self.models:
+    def _duplicates(self) -> Iterator[tuple[Location, str]]:
+        """Yield names and aliases that are there before."""
+        known: set[str] = set()
+        for number, model in enumerate(self.models):
+            places: list[tuple[Location, str]] = [(("name",), model.name)]
+            places += [(("aliases", index), alias) for index, alias in enumerate(model.aliases)]
+            for place, name in places:
+                if name in known:
+                    yield ("models", number, *place), f"two models are called {name!r}"
+                known.add(name)
+
+    def _unserved_names(self) -> Iterator[tuple[Location, str]]:
+        """Yield names that Ray Serve does not take."""
+        for number, model in enumerate(self.models):
             is_plain = model.name.isascii() and model.name.isprintable()
             if not is_plain or set("#%").intersection(model.name):
                 yield (
+                    ("models", number, "name"),
                     f"Ray Serve takes no model called {model.name!r}: ASCII without '#' and '%' is "
-                    "expected; `aliases` may be anything"
+                    "expected; `aliases` may be anything",
                 )
-            for other in dict.fromkeys(model.draft_from):
-                if model.draft_from.count(other) > 1:
-                    yield f"{model.name}: draft_from names {other!r} twice"
-                if other == model.name:
-                    yield f"{model.name}: draft_from names the model itself"
+
+    def _wrong_sources(self) -> Iterator[tuple[Location, str]]:
+        """Yield what ``draft_from`` names twice, or what is no other model."""
+        known = {model.name for model in self.models}
+        for number, model in enumerate(self.models):
+            for index, other in enumerate(model.draft_from):
+                place = ("models", number, "draft_from", index)
+                if other in model.draft_from[:index]:
+                    yield place, f"{other!r} is named twice"
+                elif other == model.name:
+                    yield place, f"{other!r} is the model itself"
                 elif other not in known:
-                    yield f"{model.name}: draft_from names the unknown model {other!r}"
+                    yield place, f"there is no model {other!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from operator import itemgetter
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -45,6 +46,18 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
 
+class Mistakes(ValueError):
+    """What is wrong with values that are right by themselves.
+
+    Args:
+        found: where each mistake is, below what a validator was given, and what it is.
+    """
+
+    def __init__(self, found: Iterable[tuple[Location, str]]) -> None:
+        self.found = tuple(found)
+        super().__init__("; ".join(text for _, text in self.found))
+
+
 def nowhere(_location: Location) -> None:
     """Find no line, since the configuration comes from no file."""
 
@@ -67,14 +80,21 @@ def describe_errors(
     """
     items = error.errors(include_url=False)
     locations = [item["loc"] for item in items]
-    found: dict[Location, tuple[int, str]] = {}
+    found: dict[Location, list[tuple[Location, str]]] = {}
     for item in items:
         if item["type"] == "too_short" and _has_errors_inside(item["loc"], locations):
             continue  # it is too short only because its items are wrong
         location, annotation = _field_of(model, item["loc"])
-        told = f"{place_of(location, line_of)}: {_reason(model, item, annotation)}"
-        found[location] = line_of(location) or 0, told
-    yield from (text for _, text in sorted(found.values(), key=itemgetter(0)))
+        several = item.get("ctx", {}).get("error")
+        if isinstance(several, Mistakes):
+            found[location] = [((*location, *below), text) for below, text in several.found]
+        else:
+            found[location] = [(location, _reason(model, item, annotation))]
+    told = [
+        (line_of(location) or 0, f"{place_of(location, line_of)}: {text}")
+        for location, text in chain.from_iterable(found.values())
+    ]
+    yield from (text for _, text in sorted(told, key=itemgetter(0)))
 
 
 def _reason(model: type[BaseModel], item: ErrorDetails, annotation: Any) -> str:

@@ -95,7 +95,7 @@ def read_info(directory: Path) -> StatisticsInfo:
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise SnapshotError(f"{directory}: no statistics database: {error}") from error
+        raise SnapshotError(f"{directory}: no statistics database: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise SnapshotError(f"{path}: is corrupt: {error}") from error
     version = data.get("format_version") if isinstance(data, dict) else None

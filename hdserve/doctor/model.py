@@ -16,6 +16,7 @@ from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, 
 from hdserve.drafting.registry import check_drafters
 from hdserve.engine.compiled_forward import can_compile as compiler_exists
 from hdserve.engine.hardware import describe_hardware
+from hdserve.engine.hub import hub_fault
 from hdserve.engine.loader import read_architecture
 from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
@@ -95,6 +96,10 @@ def check_settings(model: ModelConfig) -> Iterator[Finding]:
 def check_model(model: ModelConfig) -> Iterator[Finding]:
     """Find out whether tokenizer, weights and statistics are there and belong together."""
     subject = f"{model.name}: model"
+    if fault := hub_fault(model.model, model.revision):
+        text = f"the hub cannot be asked for {model.model}, which is not on this machine: {fault}"
+        yield failure(subject, text, "model: DIRECTORY  # with the model's files, or a way there")
+        return
     try:
         tokenizer = load_tokenizer(
             model.model, model.revision, trust_remote_code=model.trust_remote_code

@@ -21,18 +21,26 @@ def check_hub(model: str, revision: str | None) -> None:
     Raises:
         ConfigError: the hub does not answer, and there is no copy on this machine.
     """
-    if "/" in model or Path(resolve_model(model)).is_dir():
-        return
+    fault = None if "/" in model else hub_fault(model, revision)
+    if fault is not None:
+        raise ConfigError(
+            f"cannot load the model {model!r}: there is no such directory, the bundled models are "
+            f"{', '.join(bundled_models())}, and the hub cannot be asked: {fault}"
+        )
+
+
+def hub_fault(model: str, revision: str | None) -> str | None:
+    """Ask the hub once for a model of which there is no copy on this machine, and return why it
+    does not answer, if so."""
+    if Path(resolve_model(model)).is_dir():
+        return None
     if try_to_load_from_cache(model, "config.json", revision=revision) is not None:
-        return
+        return None
     try:
         file_exists(model, "config.json", revision=revision)
     except ValueError:
-        return  # no name the hub could have, as transformers says, too
+        return None  # no name the hub could have, as transformers says, too
     except Exception as error:  # of connections; their class is another library's
-        if isinstance(error, HfHubHTTPError) and error.response.status_code in _ANSWERS:
-            return
-        raise ConfigError(
-            f"cannot load the model {model!r}: there is no such directory, the bundled models are "
-            f"{', '.join(bundled_models())}, and the hub cannot be asked: {error}"
-        ) from error
+        is_answer = isinstance(error, HfHubHTTPError) and error.response.status_code in _ANSWERS
+        return None if is_answer else str(error)
+    return None

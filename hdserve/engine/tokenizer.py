@@ -285,7 +285,9 @@ def read_chat_template(path: Path) -> str:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the chat template {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the chat template {path}: {error}") from error
     try:
         render_jinja_template(conversations=[], chat_template=text)  # compiles it for nobody

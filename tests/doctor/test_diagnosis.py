@@ -562,3 +562,32 @@ def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
     file_bytes = (place / "model.safetensors").stat().st_size
     assert num_bytes("bfloat16") == file_bytes
     assert num_bytes("float32") == pytest.approx(2 * file_bytes, rel=0.01)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    """Instead of a minute of questions; the remedy needs no hub."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("models: [{name: a, model: OWNER/MODEL}]")
+    away = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "HF_HUB_CACHE": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from hdserve.cli import main; main()",
+            "doctor",
+            "--json",
+            "--config",
+            str(path),
+        ],
+        env=os.environ | away,
+        capture_output=True,
+        text=True,
+    )
+    (found,) = [finding for finding in json.loads(done.stdout) if finding["subject"] == "a: model"]
+    assert found["text"].startswith("the hub cannot be asked for OWNER/MODEL")
+    assert found["remedy"].startswith("model: DIRECTORY")
+    assert "Retrying" not in done.stderr
