@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ TOOL_SETS = ("tools-hermes-mistral", "tools-tau2-gpt-4.1")
 STATISTICS = "alpaca-siblings.fill.jsonl.gz"
 BUDGETS = (8, 16, 32, 60)
 FLOORS = (0.01, 0.02, 0.04, 0.08, 0.085, 0.16)
+_LENGTH, _CALIBRATION = "mean_acceptance_length", "settled_score_calibration"
 OTHER_DRAFTERS = ("context", "model", "statistics", "prompt-lookup", "hierarchy-paper")
 
 
@@ -167,22 +169,89 @@ def best_peer(baselines: list[dict[str, Any]], name: str, mode: str, budget: int
 def print_tables(out: Path, baselines: list[dict[str, Any]]) -> None:
     """Print the Markdown tables of docs/results/drafting.md."""
     results = load(out)
-    modes = [str(mode) for mode in ReplayMode]
+    print_acceptance(results, baselines)
+    print_defaults(results)
+    print_tasks(results)
+    print_floors(results)
+    print_drafters(results)
+    print(f"\nexpected / accepted: {', '.join(calibrations(results))}")
+
+
+def print_acceptance(results: list[dict[str, Any]], baselines: list[dict[str, Any]]) -> None:
     print("| set | databases | budget | cold | online | warm | best peer cold / online / warm |")
     print("|---|---|--:|--:|--:|--:|--:|")
+    for name, databases in _sets():
+        for budget in BUDGETS:
+            wanted = {"set": name, "databases": databases, "budget": budget}
+            figures = " | ".join(_in_all_modes(results, _LENGTH, **wanted))
+            peers = " / ".join(best_peer(baselines, name, str(mode), budget) for mode in ReplayMode)
+            peers = peers if databases == "C+M" else ""
+            print(f"| {name} | {databases} | {budget} | {figures} | {peers} |")
+
+
+def print_defaults(results: list[dict[str, Any]]) -> None:
+    """Print what responses alone give, as they do by default while serving."""
+    print("\n| set | databases | mean acceptance length | expected / accepted | with prompts |")
+    print("|---|---|---|---|---|")
+    for name, databases in _sets():
+        wanted = {"set": name, "databases": databases, "budget": 16}
+        cells = [
+            _in_all_modes(results, _LENGTH, share_prompts=False, **wanted),
+            _in_all_modes(results, _CALIBRATION, share_prompts=False, **wanted),
+            _in_all_modes(results, _CALIBRATION, **wanted),
+        ]
+        print(f"| {name} | {databases} | {' | '.join(' / '.join(cell) for cell in cells)} |")
+
+
+def print_tasks(results: list[dict[str, Any]]) -> None:
+    found = [
+        pick(results, set=TEXT_SETS[0], databases=databases, mode="warm", budget=16)
+        for databases in ("C+M", "C+M+S")
+    ]
+    lengths = [result["mean_acceptance_length_by_task"] for result in found if result]
+    print("\n| task | C+M | C+M+S |\n|---|---|---|")
+    for task in sorted(lengths[0]):
+        print(f"| {task} | {' | '.join(f'{each[task]:.3f}' for each in lengths)} |")
+
+
+def print_floors(results: list[dict[str, Any]]) -> None:
+    print("\n| floor | mean drafted | mean acceptance length |\n|--:|--:|--:|")
+    for floor in FLOORS:
+        _print_statistics(results, str(floor), budget=60, floor=floor)
+
+
+def print_drafters(results: list[dict[str, Any]]) -> None:
+    print("\n| drafter | budget | mean drafted | mean acceptance length |\n|---|--:|--:|--:|")
+    for drafter in (*OTHER_DRAFTERS[:3], "hierarchy", *OTHER_DRAFTERS[3:]):
+        for budget in (16, 28):
+            _print_statistics(results, f"{drafter} | {budget}", budget=budget, drafter=drafter)
+
+
+def _print_statistics(results: list[dict[str, Any]], label: str, **wanted: Any) -> None:
+    """Print a row of what Spec-Bench with statistics gave, warm; nothing if it was not measured."""
+    found = pick(results, set=TEXT_SETS[0], databases="C+M+S", mode="warm", **wanted)
+    if found:
+        print(f"| {label} | {found['mean_draft_tokens']:.1f} | {found[_LENGTH]:.3f} |")
+
+
+def calibrations(results: list[dict[str, Any]]) -> list[str]:
+    """The smallest and the largest of the results without a floor that have prompts."""
+    found = [r for r in results if r["share_prompts"] and not r["floor"]]
+    values = [r[_CALIBRATION] for r in found if r["drafter"] == "hierarchy"]
+    return [f"{len(values)} results", *(f"{value:.3f}" for value in (min(values), max(values)))]
+
+
+def _sets() -> Iterator[tuple[str, str]]:
+    """Yield the sets, each with the databases that it is measured with."""
     for name in (*TEXT_SETS, *TOOL_SETS):
-        for databases in ("C+M", "C+M+S"):
-            for budget in BUDGETS:
-                cells = [
-                    pick(results, set=name, databases=databases, mode=mode, budget=budget)
-                    for mode in modes
-                ]
-                if None in cells:
-                    continue
-                figures = " | ".join(f"{c['mean_acceptance_length']:.3f}" for c in cells if c)
-                peers = " / ".join(best_peer(baselines, name, mode, budget) for mode in modes)
-                peers = "" if databases != "C+M" else peers
-                print(f"| {name} | {databases} | {budget} | {figures} | {peers} |")
+        yield name, "C+M"
+        if name in TEXT_SETS:
+            yield name, "C+M+S"
+
+
+def _in_all_modes(results: list[dict[str, Any]], key: str, **wanted: Any) -> list[str]:
+    found = [pick(results, mode=str(mode), **wanted) for mode in ReplayMode]
+    return [f"{result[key]:.3f}" if result else "-" for result in found]
 
 
 def plot(out: Path, images: Path, baselines: list[dict[str, Any]]) -> None:
