@@ -120,8 +120,10 @@ class InputMessage(Body):
     def unmet(self) -> set[str]:
         """What it says in vain: no chat template is told that a result is an error, and nobody can
         read what was redacted."""
-        found = set()
-        for block in self.blocks:
+        found: set[str] = set()
+        if isinstance(self.content, str):
+            return found
+        for block in self.content:
             if isinstance(block, ToolResultBlock) and block.is_error:
                 found.add("messages.content.is_error")
             elif isinstance(block, RedactedThinkingBlock):

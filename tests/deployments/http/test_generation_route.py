@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -51,6 +51,17 @@ class BreakingOff:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         for _ in range(self._num_deltas):
             yield (Delta(0, 0, "text", (1,), (0,), None, None),)
+
+
+class Counting(CompletionBody):
+    """Counts how often it is asked what is unmet."""
+
+    num_asked: ClassVar[int] = 0
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        Counting.num_asked += 1
+        return super().unmet
 
 
 class Measuring:
@@ -288,6 +299,18 @@ def test_what_is_ignored_is_counted() -> None:
     with pytest.raises(InvalidRequest):
         num_ignored(apple=2, strict_requests=True)
     assert num_ignored() == 4
+
+
+def test_a_body_is_asked_once_what_is_unmet() -> None:
+    """And not for each field that nobody documents, as it may look through a conversation."""
+    nums_asked = {}
+    for num_unknown in (1, 100):
+        unknown = {f"unknown{index}": 1 for index in range(num_unknown)}
+        body = Counting.parse({"model": "m", "prompt": "hi", **unknown})
+        Counting.num_asked = 0
+        ignored_header(GatewayConfig(), body, HttpMetrics())
+        nums_asked[num_unknown] = Counting.num_asked
+    assert nums_asked[1] == nums_asked[100]
 
 
 def test_what_is_left_out_is_refused_where_requests_are_strict() -> None:
