@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
-from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
 from deployments.parsers.marks import without_part
+from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.xml_call_reader import value_of
 
 _HEAD = re.compile(r"\s*call:\s*([\w.-]{1,128})\s*(?={)")
@@ -16,7 +15,7 @@ _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _SEPARATORS = {",": ", ", ":": ": "}
 
 
-class GemmaCallReader(CallReader):
+class GemmaCallReader(OwnFormReader):
     """Reads such calls, or such as :class:`CallReader` does::
 
         call:f{city:<|"|>San Jose<|"|>,guests:2,tags:[<|"|>a<|"|>],at:{hour:7}}
@@ -26,66 +25,26 @@ class GemmaCallReader(CallReader):
     """
 
     def __init__(self, closing: str) -> None:
-        super().__init__(closing)
-        self._arguments: _OpenArguments | None = None
-        self._is_json = False
+        super().__init__(closing, _HEAD)
 
-    def end(self) -> list[CallPart]:
-        if self._arguments is None:
-            return super().end()
-        self.kept = ""
-        return []
-
-    def _take(self) -> Iterator[CallPart]:
-        while not self.is_closed:
-            if self._arguments is not None:
-                text, self.kept = self._arguments.read(self.kept)
-                if text:
-                    yield Arguments(text, self._arguments.are_complete)
-                if not self._arguments.is_over:
-                    return
-                self._arguments = None
-            elif self._may_begin and not self._is_json and (head := _HEAD.match(self.kept)):
-                self.kept = self.kept[head.end() :]
-                self.num_calls += 1
-                self._arguments = _OpenArguments(self._closing)
-                yield CallBegin(head[1])
-            else:
-                num_calls = self.num_calls
-                yield from super()._take()
-                self._is_json |= self.num_calls > num_calls
-                return
+    def _open(self, name: str) -> OpenArguments:
+        return _GemmaArguments(self._closing)
 
 
-class _OpenArguments:
-    """The arguments of a call from their opening brace on, as JSON.
-
-    Attributes:
-        are_complete: whether they have ended.
-        is_over: whether nothing of what follows belongs to them, as after ``closing``.
-    """
+class _GemmaArguments(OpenArguments):
+    """The arguments of a call from their opening brace on."""
 
     def __init__(self, closing: str) -> None:
+        super().__init__()
         self._closing = closing
         self._word_end = re.compile(rf"[,:{{}}\[\]]|{re.escape(_QUOTE)}|{re.escape(closing)}")
         self._num_of_word = 0
         self._brackets: list[str] = []
         self._is_key = False
         self._end_of_text = ""
-        self.are_complete = False
-        self.is_over = False
 
-    def read(self, text: str) -> tuple[str, str]:
-        """Return the next of them, and what is left of ``text``."""
-        found = ""
-        while text and not self.is_over:
-            read = self._between if not self._end_of_text else self._inside
-            piece, rest = read(text)
-            found += piece
-            if rest == text:
-                break
-            text = rest
-        return found, text
+    def _next(self, text: str) -> tuple[str, str]:
+        return self._inside(text) if self._end_of_text else self._between(text)
 
     def _inside(self, text: str) -> tuple[str, str]:
         """Read on in a text in quotes of either kind."""

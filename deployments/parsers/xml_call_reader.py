@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from deployments.parsers.call_elements import QWEN, Elements
-from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
 from deployments.parsers.marks import without_part
+from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.tool_parser import Function
 
 Types = frozenset[str] | None
@@ -31,7 +31,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 }
 
 
-class XmlCallReader(CallReader):
+class XmlCallReader(OwnFormReader):
     """Reads calls of elements, or such as :class:`CallReader` does.
 
     An argument that is a text is given out as it comes, others when they are complete.
@@ -39,7 +39,7 @@ class XmlCallReader(CallReader):
     Args:
         types: of the arguments.
         elements: that calls are made of.
-        is_bare: whether there is one call, which nothing opened; nor need ``closing`` be behind it.
+        is_bare: as :class:`OwnFormReader` has it.
     """
 
     def __init__(
@@ -50,67 +50,21 @@ class XmlCallReader(CallReader):
         *,
         is_bare: bool = False,
     ) -> None:
-        super().__init__(closing)
+        super().__init__(closing, elements.head, is_bare=is_bare)
         self._elements = elements
-        self._is_bare = is_bare
         self._types = types
-        self._function: _OpenFunction | None = None
-        self._is_json = False
 
-    def end(self) -> list[CallPart]:
-        if self._function is None:
-            return super().end()
-        self.kept = ""
-        return []
-
-    def _take(self) -> Iterator[CallPart]:
-        while not self.is_closed:
-            if self._function is not None:
-                text, self.kept = self._function.read(self.kept)
-                is_last = self._function.is_over
-                if text:
-                    yield Arguments(text, is_last)
-                if not is_last:
-                    return
-                self._function = None
-            elif self._is_bare and self.num_calls:
-                self._close_bare()
-                return
-            elif (
-                self._may_begin
-                and not self._is_json
-                and (head := self._elements.head.match(self.kept))
-            ):
-                self.kept = self.kept[head.end() :]
-                self.num_calls += 1
-                types_of_name = partial(self._types.of, head[1])
-                self._function = _OpenFunction(types_of_name, self._closing, self._elements)
-                yield CallBegin(head[1])
-            else:
-                num_calls = self.num_calls
-                yield from super()._take()
-                self._is_json |= self.num_calls > num_calls
-                return
-
-    def _close_bare(self) -> None:
-        """Stop where what is behind the call is ``closing``, or cannot become it."""
-        left = self.kept.lstrip()
-        if left.startswith(self._closing):
-            self.is_closed, self.kept, self.rest = True, "", left.removeprefix(self._closing)
-        elif not self._closing.startswith(left):
-            self.is_closed, self.kept, self.rest = True, "", self.kept
+    def _open(self, name: str) -> OpenArguments:
+        return _XmlArguments(partial(self._types.of, name), self._closing, self._elements)
 
 
-class _OpenFunction:
-    """A call from behind its name on.
-
-    Attributes:
-        is_over: whether it is complete.
-    """
+class _XmlArguments(OpenArguments):
+    """The arguments of a call from behind its name on."""
 
     def __init__(
         self, types_of_name: Callable[[str], Types], closing: str, elements: Elements
     ) -> None:
+        super().__init__()
         self._types_of_name = types_of_name
         self._elements = elements
         self._marks = [*filter(None, (elements.argument, elements.function_end, closing))]
@@ -120,18 +74,9 @@ class _OpenFunction:
         self._is_inside = False
         self._is_string = False
         self._is_first = False
-        self.is_over = False
 
-    def read(self, text: str) -> tuple[str, str]:
-        """Return the next of the arguments, a JSON text, and what is left of ``text``."""
-        found = ""
-        while text and not self.is_over:
-            piece, rest = self._value(text) if self._is_inside else self._between(text)
-            found += piece
-            if not piece and rest == text:
-                break
-            text = rest
-        return found, text
+    def _next(self, text: str) -> tuple[str, str]:
+        return self._value(text) if self._is_inside else self._between(text)
 
     def _between(self, text: str) -> tuple[str, str]:
         mark = self._mark.search(text)
@@ -139,7 +84,7 @@ class _OpenFunction:
             return "", text[len(without_part(text, *self._marks)) :]
         text = text[mark.start() :]
         if mark[0] != self._elements.argument:
-            self.is_over = True
+            self.are_complete = self.is_over = True
             closing = "{}" if self._separator == "{" else "}"
             return closing, text.removeprefix(self._elements.function_end)
         named = self._elements.named.search(text)

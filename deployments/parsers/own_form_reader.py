@@ -1,0 +1,94 @@
+"""Reading tool calls that a model writes in a form of its own, with the arguments as JSON."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
+
+
+class OpenArguments(ABC):
+    """The arguments of a call that has begun.
+
+    Attributes:
+        are_complete: whether they have ended.
+        is_over: whether nothing of what follows belongs to them, as after ``closing``.
+    """
+
+    def __init__(self) -> None:
+        self.are_complete = False
+        self.is_over = False
+
+    def read(self, text: str) -> tuple[str, str]:
+        """Return the next of the arguments, a JSON text, and what is left of ``text``."""
+        found = ""
+        while text and not self.is_over:
+            piece, rest = self._next(text)
+            found += piece
+            if not piece and rest == text:
+                break
+            text = rest
+        return found, text
+
+    @abstractmethod
+    def _next(self, text: str) -> tuple[str, str]:
+        """Return what the beginning of ``text`` makes certain, and what is left of it."""
+
+
+class OwnFormReader(CallReader, ABC):
+    """Reads calls of another form, or, where the first is none, such as :class:`CallReader` does.
+
+    Args:
+        opening: what comes before the arguments, its one group the name.
+        is_bare: whether there is one call, which nothing opened; nor need ``closing`` be behind it.
+    """
+
+    def __init__(self, closing: str, opening: re.Pattern[str], *, is_bare: bool = False) -> None:
+        super().__init__(closing)
+        self._opening = opening
+        self._is_bare = is_bare
+        self._arguments: OpenArguments | None = None
+        self._is_json = False
+
+    @abstractmethod
+    def _open(self, name: str) -> OpenArguments:
+        """Return the arguments of a call of ``name``, of which nothing has come."""
+
+    def end(self) -> list[CallPart]:
+        if self._arguments is None:
+            return super().end()
+        self.kept = ""
+        return []
+
+    def _take(self) -> Iterator[CallPart]:
+        while not self.is_closed:
+            if self._arguments is not None:
+                text, self.kept = self._arguments.read(self.kept)
+                if text:
+                    yield Arguments(text, self._arguments.are_complete)
+                if not self._arguments.is_over:
+                    return
+                self._arguments = None
+            elif self._is_bare and self.num_calls:
+                self._close_bare()
+                return
+            elif self._may_begin and not self._is_json and (head := self._opening.match(self.kept)):
+                self.kept = self.kept[head.end() :]
+                self.num_calls += 1
+                self._arguments = self._open(head[1])
+                yield CallBegin(head[1])
+            else:
+                num_calls = self.num_calls
+                yield from super()._take()
+                self._is_json |= self.num_calls > num_calls
+                return
+
+    def _close_bare(self) -> None:
+        """Stop where what is behind the call is ``closing``, or cannot become it."""
+        left = self.kept.lstrip()
+        if left.startswith(self._closing):
+            self.is_closed, self.kept, self.rest = True, "", left.removeprefix(self._closing)
+        elif not self._closing.startswith(left):
+            self.is_closed, self.kept, self.rest = True, "", self.kept
