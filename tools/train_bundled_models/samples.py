@@ -13,6 +13,7 @@ PROMPTS = (
     "Tom has 12 apples. He gives 5 to Anna and buys 3 more. How many apples does he have?",
     "Write a Python function that returns the largest number of a list.",
 )
+_MAX_NEW_TOKENS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +28,26 @@ class Sample:
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: tuple[str, ...] = PROMPTS,
-    max_new_tokens: int = 80,
     temperature: float = 0.0,
-    seed: int = 0,
 ) -> list[Sample]:
-    """Return answers to single-turn chats.
+    """Return answers to single-turn chats, each of one of the prompts.
 
     Args:
         model: a causal language model.
         tokenizer: its tokenizer, with a chat template.
-        prompts: one user message each.
-        max_new_tokens: cut longer answers there.
         temperature: 0 decodes greedily; else the answers are drawn with top_p 0.95.
-        seed: of the draws; the same for every prompt.
     """
     choice = {"do_sample": True, "temperature": temperature, "top_p": 0.95, "top_k": 0}
     samples = []
-    for prompt in prompts:
-        torch.manual_seed(seed)
+    for prompt in PROMPTS:
+        torch.manual_seed(0)
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
         )
         encoded = tokenizer(str(text), return_tensors="pt").to(model.device)
         output = model.generate(
             **encoded,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=_MAX_NEW_TOKENS,
             **(choice if temperature > 0 else {"do_sample": False}),
         )
         answer = output[0, encoded["input_ids"].shape[1] :]

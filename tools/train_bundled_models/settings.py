@@ -14,6 +14,9 @@ Size = Literal["mini", "tiny"]
 Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw", "muon"]
 
+MAX_POSITIONS = 2048
+"""The longest sequence of the models, in tokens."""
+
 
 class Shape(StrictModel):
     """Dimensions of a Llama model with tied embeddings and heads of 64."""
@@ -23,9 +26,7 @@ class Shape(StrictModel):
     num_heads: PositiveInt
     feed_forward: PositiveInt
 
-    def llama_config(
-        self, tokenizer: PreTrainedTokenizerBase, max_positions: int = 2048
-    ) -> LlamaConfig:
+    def llama_config(self, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
         """Return the transformers configuration, for the vocabulary of ``tokenizer``."""
         return LlamaConfig(
             vocab_size=len(tokenizer),
@@ -35,7 +36,7 @@ class Shape(StrictModel):
             num_attention_heads=self.num_heads,
             num_key_value_heads=self.num_heads,
             head_dim=64,
-            max_position_embeddings=max_positions,
+            max_position_embeddings=MAX_POSITIONS,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -69,7 +70,7 @@ class TrainingSettings(StrictModel):
     stages: tuple[Stage, ...] = (
         Stage(fraction=0.80, length_tokens=256),
         Stage(fraction=0.12, length_tokens=1024),
-        Stage(fraction=0.08, length_tokens=2048),
+        Stage(fraction=0.08, length_tokens=MAX_POSITIONS),
     )
     """Short rows are cheaper; the last ones teach all positions of the model."""
 

@@ -15,20 +15,18 @@ from tools.train_bundled_models.chat import (
     TURN_START,
 )
 from tools.train_bundled_models.corpus import Document
+from tools.train_bundled_models.settings import MAX_POSITIONS
 
 OTHER_TEXT_EVERY = 3
 """Conversations are all learnt from; of every other kind one document in this many."""
 
 
-def train_tokenizer(
-    documents: Iterable[Document], vocab_size: int = 8192, max_positions: int = 2048
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learn byte-level BPE merges (Sennrich et al., 2016, over bytes) from the training split.
 
     Args:
         documents: the corpus; held-out documents are skipped.
         vocab_size: tokens, the special ones and the 256 bytes included.
-        max_positions: the longest sequence of the models, in tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,7 +49,7 @@ def train_tokenizer(
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
         extra_special_tokens=[TURN_START],
-        model_max_length=max_positions,
+        model_max_length=MAX_POSITIONS,
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )

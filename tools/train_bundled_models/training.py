@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from hdserve.engine.devices import multiplies_bfloat16
 from tools.train_bundled_models.optimizers import build_optimizers
 from tools.train_bundled_models.packing import BatchSampler, PackedCorpus
 from tools.train_bundled_models.settings import SHAPES, Device, TrainingSettings
@@ -134,15 +135,7 @@ class TrainingRun:
         return float(loss.detach())
 
 
-def multiplies_bfloat16(device: Device) -> bool:
-    """Return whether the device multiplies bfloat16 natively, so that it is worth using."""
-    if device == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
-
-
 def _autocast(device: Device) -> AbstractContextManager[Any]:
-    if multiplies_bfloat16(device):
+    if multiplies_bfloat16(torch.device(device)):
         return torch.autocast(device, dtype=torch.bfloat16)
     return nullcontext()
