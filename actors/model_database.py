@@ -68,7 +68,7 @@ def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
     return detached.get(actor_name(key, shard))
 
 
-def get_to_read(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
+def get_to_read(key: DatabaseKey, shard: Shard) -> Any:
     """A handle of the actor if there is one, for those who only read.
 
     Raises:

@@ -209,7 +209,7 @@ def choose(model: str, directory: str, resources: Mapping[str, float] = NO_RESOU
 
 
 def current_choice(
-    model: str, reminder: Choice | None, resources: Mapping[str, float] = NO_RESOURCES
+    model: str, reminder: Choice | None, resources: Mapping[str, float]
 ) -> Choice | None:
     """What was chosen last; see :meth:`StatisticsDatabaseActor.choice` and :func:`get_or_create`.
 

@@ -142,7 +142,7 @@ class _OpenCall:
         has_arguments: whether the arguments are complete.
     """
 
-    def __init__(self, closing: str, *, is_enclosed: bool = True) -> None:
+    def __init__(self, closing: str, *, is_enclosed: bool) -> None:
         self._closing = closing
         self._is_enclosed = is_enclosed
         self._depth = 1

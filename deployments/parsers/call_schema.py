@@ -8,10 +8,8 @@ from typing import Any
 
 from deployments.parsers.tool_parser import Function
 from hdserve import grammar
+from hdserve.schema_parts import NAMED_SCHEMAS
 
-_SCHEMAS_BY_NAME = frozenset(
-    {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
-)
 _NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
 """Keywords of a JSON schema whose values are those of an instance."""
 
@@ -64,7 +62,7 @@ def _rebased(schema: Any, root: str) -> Any:
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             found[key] = root + value.removeprefix("#")
-        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        elif key in NAMED_SCHEMAS and isinstance(value, Mapping):
             found[key] = {name: _rebased(item, root) for name, item in value.items()}
         else:
             found[key] = value if key in _NO_SCHEMAS else _rebased(value, root)

@@ -94,7 +94,7 @@ class _XmlArguments(OpenArguments):
 
     def _open(self, name: str) -> str:
         self._types = self._types_of_name(name)
-        self._is_string = self._types is not None and self._types == {"string"}
+        self._is_string = self._types == frozenset({"string"})
         self._is_inside = self._is_first = True
         opening = f"{self._separator}{json.dumps(name, ensure_ascii=False)}: "
         self._separator = ", "
