@@ -20,19 +20,9 @@ def _is_truth(value: Any) -> Any:
     return value
 
 
-def _is_no_number(value: Any) -> Any:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise PydanticKnownError("bool_type")
-    return value
-
-
 Integer = Annotated[int, BeforeValidator(_is_number)]
-Number = Annotated[float, BeforeValidator(_is_number)]
 Truth = Annotated[bool, BeforeValidator(_is_truth)]
 """True or false; ``"false"`` is neither."""
-
-NoNumber = Annotated[bool, BeforeValidator(_is_no_number)]
-"""True or false where another API has a number, which would be taken for one of them."""
 
 
 class Body(BaseModel):

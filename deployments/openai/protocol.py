@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictFloat
 
 from deployments.generation import REASONING_EFFORT, GenerationRequest, Prompt
-from deployments.openai.body import Body, ClosedBody, Integer, NoNumber, Number, Options, Truth
+from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
@@ -108,16 +108,7 @@ class Prediction(Body):
 class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     """What chat and plain completions have in common."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        {
-            "metadata",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "user",
-        }
-    )
+    without_effect: ClassVar[frozenset[str]] = RequestBody.without_effect | {"metadata", "user"}
 
     model: str
     temperature: float | None = None
@@ -127,7 +118,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Mapping[int, Number] | None = None
+    logit_bias: Mapping[int, StrictFloat] | None = None
     allowed_token_ids: TokenIds | None = None
     seed: int | None = None
     max_tokens: int | None = None
@@ -223,7 +214,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
 
     messages: Messages = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: NoNumber | None = None
+    logprobs: StrictBool | None = None  # a completion has a number here
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     reasoning_effort: ReasoningEffort | None = None

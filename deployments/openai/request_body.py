@@ -121,6 +121,15 @@ class OfferedBody(Body):
 class RequestBody(OfferedBody):
     """What the requests that generate have in common, in all APIs."""
 
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+        }
+    )
+
     stream: bool | None = None
     stream_options: Body | None = None
     store: bool | None = None

@@ -51,13 +51,14 @@ class FunctionTool(FunctionDefinition):
         return self.model_dump(include={*FunctionTool.model_fields})
 
 
-class LeftOutTool(Body):
-    """A tool that the model is not told of: agents offer it to every server, and go on without."""
+class LeftOut(Body):
+    """What the model is not told of: a tool that agents offer to every server, and go on without,
+    or what another server did itself."""
 
     type: str
 
     def unread_fields(self) -> dict[str, Any]:
-        """Return nothing, as the whole tool is not read."""
+        """Return nothing, as the whole of it is not read."""
         return {}
 
 
@@ -78,8 +79,7 @@ class Namespace(Body):
     tools: Annotated[
         tuple[
             Annotated[
-                Annotated[FunctionTool, Tag("[function]")]
-                | Annotated[LeftOutTool, Tag("[left out]")],
+                Annotated[FunctionTool, Tag("[function]")] | Annotated[LeftOut, Tag("[left out]")],
                 Discriminator(_form),
                 only_kinds(_THINGS, {"function", *LEFT_OUT_TOOLS}, _THINGS),
             ],
@@ -98,7 +98,7 @@ class Namespace(Body):
 Tool = Annotated[
     Annotated[FunctionTool, Tag("[function]")]
     | Annotated[Namespace, Tag("[namespace]")]
-    | Annotated[LeftOutTool, Tag("[left out]")],
+    | Annotated[LeftOut, Tag("[left out]")],
     Discriminator(_form),
     only_kinds(_THINGS, {"function", "namespace", *LEFT_OUT_TOOLS}, _THINGS),
 ]
@@ -153,13 +153,13 @@ class ResponseToolFields(BaseModel):
     def left_out_tools(self) -> tuple[str, ...]:
         """The types of the tools that the model is not told of."""
         groups = [tool.tools if isinstance(tool, Namespace) else (tool,) for tool in self._tools]
-        found = [tool.type for group in groups for tool in group if isinstance(tool, LeftOutTool)]
+        found = [tool.type for group in groups for tool in group if isinstance(tool, LeftOut)]
         return tuple(dict.fromkeys(found))
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
         """The tools as the answer repeats them: those that the model was told of."""
-        return [tool.shown() for tool in self._tools if not isinstance(tool, LeftOutTool)]
+        return [tool.shown() for tool in self._tools if not isinstance(tool, LeftOut)]
 
     def tools_for_chat(self) -> dict[str, Any]:
         """Return the fields of a chat.
@@ -176,7 +176,7 @@ class ResponseToolFields(BaseModel):
         return {"tools": tools, "tool_choice": self._choice()}
 
     @property
-    def _tools(self) -> tuple[FunctionTool | Namespace | LeftOutTool, ...]:
+    def _tools(self) -> tuple[FunctionTool | Namespace | LeftOut, ...]:
         return self.tools or ()
 
     def _functions(self) -> Iterator[tuple[Namespace | None, FunctionTool]]:

@@ -13,7 +13,7 @@ from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
 from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
 from deployments.openai.request_body import RequestBody
-from deployments.openai.response_tools import ResponseToolFields, full_name
+from deployments.openai.response_tools import LeftOut, ResponseToolFields, full_name
 from deployments.openai.structured import Schema
 from deployments.openai.tools import has_unheld_strict
 from hdserve.errors import InvalidRequest, Unsupported
@@ -102,7 +102,8 @@ LEFT_OUT_ITEMS = frozenset(
         "web_search_call",
     }
 )
-"""The types of the items that say what a server did itself, in conversations that began there."""
+"""The types of the items that say what a server did itself, in conversations that began there; what
+came of it is in the messages behind them."""
 
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
@@ -161,16 +162,6 @@ class InputCallOutput(Body):
     output: str | Parts
 
 
-class LeftOutItem(Body):
-    """What another server did for the model; what came of it is in the messages behind it."""
-
-    type: str
-
-    def unread_fields(self) -> dict[str, Any]:
-        """Return nothing, as the whole item is not read."""
-        return {}
-
-
 # Brackets tell forms of a value from its fields where an error is told.
 def _type_of_item(item: Any) -> Any:
     kind = named_kind(item) or "message"  # which need not say what it is
@@ -198,7 +189,7 @@ InputItem = Annotated[
     | Annotated[InputReasoning, Tag("[reasoning]")]
     | Annotated[InputCall, Tag("[function_call]")]
     | Annotated[InputCallOutput, Tag("[function_call_output]")]
-    | Annotated[LeftOutItem, Tag("[left out]")],
+    | Annotated[LeftOut, Tag("[left out]")],
     Discriminator(_type_of_item),
     only_kinds("items", {*_READ_ITEMS, *LEFT_OUT_ITEMS}, "input"),
     BeforeValidator(_itself),
@@ -285,15 +276,6 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     }
     """Nothing is stored, so nothing of an earlier response can be asked for."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        {
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "safety_identifier",
-        }
-    )
-
     model: str
     input: Input
     include: tuple[str, ...] | None = None
@@ -337,7 +319,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
         """Tools that are no functions, and what another server did itself."""
-        left_out_items = [item.type for item in self._items if isinstance(item, LeftOutItem)]
+        left_out_items = [item.type for item in self._items if isinstance(item, LeftOut)]
         return {
             f"{param}.{kind}": unsupported(things, kind, param)
             for things, param, kinds in (
@@ -384,7 +366,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
         if isinstance(self.input, str):
             yield {"role": "user", "content": self.input}
         else:
-            items = [item for item in self._items if not isinstance(item, LeftOutItem)]
+            items = [item for item in self._items if not isinstance(item, LeftOut)]
             yield from _messages_of(items)
 
 

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from deployments.parsers.answer_reader import AnswerReader, Call
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
-
-
-class ToolDelta(NamedTuple):
-    """What a piece of an answer made certain.
-
-    Attributes:
-        calls: in the order of the answer, a call that begins, without arguments, or the next piece
-            of the arguments of the one that began last.
-    """
-
-    text: str
-    calls: list[dict[str, Any]]
 
 
 class ToolReader:
@@ -29,16 +17,16 @@ class ToolReader:
         is_named: whether the request named the function to call.
     """
 
-    def __init__(
-        self, parser: MakeParser | None, *, is_one_call: bool = False, is_named: bool = False
-    ) -> None:
+    def __init__(self, parser: MakeParser | None, *, is_one_call: bool, is_named: bool) -> None:
         self._reader = AnswerReader(parser, is_one_call=is_one_call)
         self._is_named = is_named
         self._num_begun = 0
         self._is_inside = False
 
-    def read(self, text: str, *, is_last: bool) -> ToolDelta:
-        """Return what ``text``, the next piece of the answer, makes certain."""
+    def read(self, text: str, *, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return what ``text``, the next piece of the answer, makes certain: text, and, in the
+        order of the answer, calls that begin, without arguments, or the next piece of the arguments
+        of the one that began last."""
         shown: list[str] = []
         calls: list[dict[str, Any]] = []
         for piece in self._reader.read(text, is_last=is_last):
@@ -48,7 +36,7 @@ class ToolReader:
                 calls.append(self._begin(piece))
             elif isinstance(piece, Arguments):
                 calls.append(self._go_on(piece))
-        return ToolDelta("".join(shown), calls)
+        return "".join(shown), calls
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """Return the text and the calls of a whole answer."""
