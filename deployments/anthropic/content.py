@@ -88,7 +88,7 @@ def _type_of_block(block: Any) -> Any:
     return f"[{block.get('type')}]" if isinstance(block, Mapping) else None
 
 
-Block = Annotated[
+InputBlock = Annotated[
     Annotated[TextBlock, Tag("[text]")]
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
@@ -107,7 +107,7 @@ class InputMessage(Body):
     """A message of the conversation."""
 
     role: Literal["assistant", "system", "user"]
-    content: str | Annotated[tuple[Block, ...], Field(fail_fast=True)]
+    content: str | Annotated[tuple[InputBlock, ...], Field(fail_fast=True)]
 
     @property
     def blocks(self) -> tuple[Any, ...]:

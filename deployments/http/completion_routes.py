@@ -24,7 +24,7 @@ from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, server_sent_event
 from deployments.openai.protocol import ChatBody, CompletionBody, GenerationBody
-from deployments.openai.response_builder import ResponseBuilder, ResponseFormat
+from deployments.openai.response_builder import AnswerFormat, ResponseBuilder
 from hdserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ async def _answer(
     gateway: Gateway,
     body: GenerationBody,
     generation: GenerationRequest,
-    form: ResponseFormat,
+    form: AnswerFormat,
     deadline: Deadline,
 ) -> Response:
     """Return the whole answer, or a stream of it."""

@@ -15,7 +15,7 @@ from deployments.openai.objects import error_body, metrics, token_counts, usage
 from hdserve.core import Source
 from hdserve.errors import HdserveError
 
-ResponseFormat = ChatFormat | CompletionFormat
+AnswerFormat = ChatFormat | CompletionFormat
 
 
 class ResponseBuilder:
@@ -28,7 +28,7 @@ class ResponseBuilder:
 
     def __init__(
         self,
-        form: ResponseFormat,
+        form: AnswerFormat,
         model: str,
         request_id: str,
         num_choices: int,

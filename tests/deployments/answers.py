@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.generation import Delta, Summary
 from deployments.http.json_answer import json_pieces
-from deployments.openai.response_builder import ResponseBuilder, ResponseFormat
+from deployments.openai.response_builder import AnswerFormat, ResponseBuilder
 from hdserve.core import DraftCounts, Source
 
 COUNTS = DraftCounts(
@@ -35,12 +35,12 @@ def delta(text: str, choice: int = 0, prompt: int = 0, **fields: Any) -> Delta:
     return Delta(prompt_index=prompt, choice_index=choice, text=text, **{**defaults, **fields})
 
 
-def builder(form: ResponseFormat, num_choices: int = 1) -> ResponseBuilder:
+def builder(form: AnswerFormat, num_choices: int = 1) -> ResponseBuilder:
     """Of an answer in ``form``."""
     return ResponseBuilder(form, "the-model", "r1", num_choices)
 
 
-def collected(form: ResponseFormat, *deltas: Delta, num_choices: int = 1) -> dict[str, Any]:
+def collected(form: AnswerFormat, *deltas: Delta, num_choices: int = 1) -> dict[str, Any]:
     """The whole answer that ``deltas`` and ``SUMMARY`` make, as a client reads it."""
     made = builder(form, num_choices)
     for item in deltas:
