@@ -95,7 +95,8 @@ class Gateway:
         self._closing.callback(self.tracing.close)
         self.off_loop = OffLoop()
         self._metrics_poll: MetricsPoll | None = None
-        self._is_closed = False
+        self.is_closed = False
+        """Whether nothing new is begun with."""
         self._num_answering = 0
 
     def __del__(self) -> None:
@@ -134,14 +135,9 @@ class Gateway:
         """Return the deadline of a request that arrives now."""
         return Deadline(self.config.gateway.request_timeout_s)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing new is begun with."""
-        return self._is_closed
-
     async def close(self) -> None:
         """Begin with nothing new from now on: the application is about to be taken away."""
-        self._is_closed = True
+        self.is_closed = True
 
     async def num_answering(self) -> int:
         """Return how many answers have begun and not ended."""
@@ -152,7 +148,7 @@ class Gateway:
         Raises:
             ShuttingDown: nothing new is begun with.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ShuttingDown("the server is shutting down; ask again when it is back")
 
     async def generate(

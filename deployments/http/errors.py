@@ -1,4 +1,4 @@
-"""What failed requests are answered with: errors in the shape of the OpenAI API."""
+"""Which errors failed requests are answered with: ours, the framework's, and unexpected ones."""
 
 from __future__ import annotations
 

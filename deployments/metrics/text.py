@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -42,9 +42,7 @@ def render(models: Mapping[str, Iterable[Report]], gateways: Iterable[Report] = 
                 labels = (*info.owner_labels, *info.labels)
                 families[info.name] = _FAMILIES[info.kind](info.name, info.help, labels=labels)
             _add(families[info.name], info, (*owner, *sample.labels), sample.value)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families.values()))
-    return generate_latest(registry)
+    return generate_latest(_Families(families.values()))
 
 
 def _add(

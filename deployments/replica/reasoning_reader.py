@@ -20,11 +20,7 @@ _MAX_OPENING_TOKENS = 16
 
 
 class ReasoningReader:
-    """Tells reasoning from text in what one sequence is given.
-
-    Attributes:
-        num_tokens: of reasoning so far, those of the marks included.
-    """
+    """Tells reasoning from text in what one sequence is given."""
 
     def __init__(self, parser: ReasoningParser) -> None:
         self._parser = parser

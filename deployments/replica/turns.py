@@ -13,9 +13,6 @@ class Turns:
         self._interval_s = interval_s
         self._given_s: dict[str, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._given_s)
-
     def take(self, name: str, now_s: float) -> bool:
         """Return whether it is the turn of ``name``, which is over then; ``now_s`` never
         decreases."""
