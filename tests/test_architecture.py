@@ -47,6 +47,7 @@ LAYERS = {
     "hdserve.cli": 7,
     "hdserve": 7,
     "actors": 4,
+    "deployments.events": 8,
     "deployments.generation": 8,
     "deployments.off_loop": 8,
     "deployments.prediction": 8,

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from deployments.anthropic.blocks import Block, ToolUse, Words
 from deployments.anthropic.objects import error_body, token_counts, usage
 from deployments.anthropic.protocol import MessagesBody
+from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import metrics
-from deployments.openai.response_items import Event
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser

@@ -175,7 +175,6 @@ class CountTokensBody(OfferedBody):
         }
     )
 
-    model: str
     messages: InputMessages
     system: str | Texts | None = None
     tools: MessagesTools | None = None

@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from deployments.anthropic.protocol import MessagesBody
+from deployments.events import named_event
 from deployments.http.generation_route import (
     AnswerBuilder,
     ignored_header,
@@ -20,7 +21,6 @@ from deployments.http.generation_route import (
 from deployments.http.json_body import read_json
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
-from deployments.openai.response_events import named_event
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parser import MakeParser
 
@@ -54,9 +54,7 @@ async def answer_as_chat(
         parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
         generation = chat.to_generation(request_id(request.scope), parser)
     generation = await owned(request, generation)
-    unread = await gateway.unread_by_template(body.model, deadline, body.variables)
-    ignored = ignored_header(gateway.config.gateway, body, gateway.http_metrics, unread)
-    own_headers = {**headers, **ignored}
+    own_headers = {**headers, **await ignored_header(gateway, body, deadline)}
     builder = make_builder(body, generation.request_id, chat.tool_reader(parser))
     records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))
     if not body.stream:

@@ -111,8 +111,7 @@ async def _answer(
         includes_usage=body.includes_usage,
         counts_in_chunks=body.counts_in_chunks,
     )
-    unread = await gateway.unread_by_template(body.model, deadline, body.variables)
-    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics, unread)
+    headers = await ignored_header(gateway, body, deadline)
     messages = with_params_named(
         body.param_names, gateway.generate(body.model, generation, deadline)
     )

@@ -6,24 +6,25 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from deployments.deadline import Deadline
+from deployments.events import Event
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http.access import identity_of
 from deployments.http.json_answer import json_answer
-from deployments.http.metrics import HttpMetrics
 from deployments.http.tracing import trace_of
 from deployments.off_loop import OffLoop
 from deployments.openai.request_body import OfferedBody
-from deployments.openai.response_items import Event
 from deployments.session import SESSION_HEADER, session_id
-from hdserve.config import GatewayConfig
 from hdserve.errors import HdserveError, InvalidRequest
+
+if TYPE_CHECKING:
+    from deployments.gateway import Gateway
 
 _EVENT_STREAM = "text/event-stream"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -79,32 +80,25 @@ async def owned(request: Request, generation: GenerationRequest) -> GenerationRe
     )
 
 
-def ignored_header(
-    config: GatewayConfig,
-    body: OfferedBody,
-    counts: HttpMetrics,
-    unread: frozenset[str] = frozenset(),
-) -> dict[str, str]:
-    """Return the header that names what of ``body`` is ignored, which ``counts`` is told.
-
-    Args:
-        unread: parameters that the model's chat template does not know.
+async def ignored_header(gateway: Gateway, body: OfferedBody, deadline: Deadline) -> dict[str, str]:
+    """Return the header that names what of ``body`` is ignored, which the metrics are told.
 
     Raises:
         Unsupported: something is left out, and the configuration wants strict requests.
         InvalidRequest: there are fields nobody documents, and it does.
     """
+    unread = await gateway.unread_by_template(body.model, deadline, body.variables)
     ignored, left_out = body.ignored, body.left_out
     known = body.unmet.union(left_out)
     undocumented = [name for name in ignored if name not in known]
-    if config.strict_requests:
+    if gateway.config.gateway.strict_requests:
         for error in left_out.values():
             raise error
         if undocumented:
             name = _header_value(undocumented[:1])[:100]
             raise InvalidRequest(f"the parameter {name!r} is unknown", name)
     ignored = tuple(sorted(unread.union(ignored)))
-    counts.ignored(len(ignored))
+    gateway.http_metrics.ignored(len(ignored))
     return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
 
 

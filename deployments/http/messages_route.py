@@ -51,8 +51,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         body = CountTokensBody.parse(await deadline.wait(read_json(request)))
         with params_named(PARAM_NAMES):
             generation = body.to_chat().to_generation(request_id(request.scope))
-        unread = await gateway.unread_by_template(body.model, deadline, body.variables)
-        ignored = ignored_header(gateway.config.gateway, body, gateway.http_metrics, unread)
+        ignored = await ignored_header(gateway, body, deadline)
         response.headers.update(ignored | anthropic_headers(request.scope))
         generation = replace(generation, num_body_bytes=len(await request.body()))
         tokens = await deadline.wait(gateway.tokenize_chat(body.model, generation))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from deployments.deadline import Deadline
 from deployments.http.body_schema import body_schema
 from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
 from deployments.http.json_answer import json_answer
@@ -26,17 +27,19 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or a conversation."""
-        return await gateway.deadline().wait(_tokenize(gateway, request))
+        deadline = gateway.deadline()
+        return await deadline.wait(_tokenize(gateway, request, deadline))
 
     @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request, response: Response) -> dict[str, Any]:
         """The text of token ids."""
-        return await gateway.deadline().wait(_detokenize(gateway, request, response))
+        deadline = gateway.deadline()
+        return await deadline.wait(_detokenize(gateway, request, response, deadline))
 
 
-async def _tokenize(gateway: Gateway, request: Request) -> Response:
+async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> Response:
     body = TokenizeBody.parse(await read_json(request))
-    headers = ignored_header(gateway.config.gateway, body, gateway.http_metrics)
+    headers = await ignored_header(gateway, body, deadline)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
     if body.prompt is not None and (body.tools or body.changes_chats):
@@ -57,7 +60,9 @@ async def _tokenize(gateway: Gateway, request: Request) -> Response:
     return await json_answer(gateway.off_loop, len(tokens), lambda: found, headers)
 
 
-async def _detokenize(gateway: Gateway, request: Request, response: Response) -> dict[str, Any]:
+async def _detokenize(
+    gateway: Gateway, request: Request, response: Response, deadline: Deadline
+) -> dict[str, Any]:
     body = DetokenizeBody.parse(await read_json(request))
-    response.headers.update(ignored_header(gateway.config.gateway, body, gateway.http_metrics))
+    response.headers.update(await ignored_header(gateway, body, deadline))
     return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}

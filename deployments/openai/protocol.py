@@ -110,7 +110,6 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
 
     without_effect: ClassVar[frozenset[str]] = RequestBody.without_effect | {"metadata", "user"}
 
-    model: str
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -383,7 +382,6 @@ class TokenizeBody(OfferedBody, ChatFields):
         "mm_processor_kwargs": ({},),
     }
 
-    model: str
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
@@ -409,5 +407,4 @@ class TokenizeBody(OfferedBody, ChatFields):
 class DetokenizeBody(OfferedBody):
     """``POST /detokenize``: the text of token ids."""
 
-    model: str
     tokens: TokenIds

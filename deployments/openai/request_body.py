@@ -64,6 +64,8 @@ class OfferedBody(Body):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
 
+    model: str
+
     @classmethod
     def parse(cls, data: Any) -> Self:
         """Check the JSON body of a request.

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
+from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body, metrics
-from deployments.openai.response_items import CallItem, Event, Item, MessageItem, ReasoningItem
+from deployments.openai.response_items import CallItem, Item, MessageItem, ReasoningItem
 from deployments.openai.response_tools import OwnName
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
 from hdserve.errors import HdserveError
-
-
-def named_event(event: Event) -> bytes:
-    """Write an event of a stream, which this API names twice."""
-    data = json.dumps(event, separators=(",", ":"))
-    return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
 def usage(summary: Summary) -> dict[str, Any]:

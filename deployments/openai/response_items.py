@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from deployments.events import Event
 from deployments.openai.response_tools import OwnName
-
-Event = dict[str, Any]
 
 
 class _TextItem(ABC):

@@ -276,7 +276,6 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     }
     """Nothing is stored, so nothing of an earlier response can be asked for."""
 
-    model: str
     input: Input
     include: tuple[str, ...] | None = None
     instructions: str | None = None

@@ -13,8 +13,8 @@ from deployments.anthropic.blocks import INVALID_JSON
 from deployments.anthropic.message_events import MessageEvents
 from deployments.anthropic.objects import error_body
 from deployments.anthropic.protocol import MessagesBody
+from deployments.events import Event
 from deployments.generation import Delta, Summary
-from deployments.openai.response_items import Event
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts
 from hdserve.errors import (

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import httpx
@@ -24,10 +25,10 @@ from deployments.generation import (
 )
 from deployments.http.completion_routes import MAX_ECHO_CHARACTERS
 from deployments.http.generation_route import _header_value, ignored_header
-from deployments.http.metrics import HttpMetrics
 from deployments.http.routes import build_api
 from deployments.metrics.samples import HistogramValue
 from deployments.openai.protocol import CompletionBody
+from deployments.openai.request_body import OfferedBody
 from deployments.openai.response_builder import ResponseBuilder
 from deployments.openai.responses_protocol import ResponsesBody
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
@@ -283,22 +284,33 @@ def test_an_answer_without_a_summary_is_an_error(path: str, num_deltas: int, str
     assert "without a summary" in found.json()["error"]["message"]
 
 
+def gateway(*, strict_requests: bool = False) -> Gateway:
+    """One without models."""
+    options = GatewayConfig(strict_requests=strict_requests)
+    return Gateway(ServeConfig(models=CONFIG.models, gateway=options), {})
+
+
+def ignored(gateway: Gateway, body: OfferedBody) -> dict[str, str]:
+    """The header of what of ``body`` is ignored."""
+    return asyncio.run(ignored_header(gateway, body, gateway.deadline()))
+
+
 def test_what_is_ignored_is_counted() -> None:
     """Field by field; what is refused is not."""
-    counts = HttpMetrics()
+    gateways = {is_strict: gateway(strict_requests=is_strict) for is_strict in (False, True)}
 
-    def num_ignored(*, strict_requests: bool = False, **fields: Any) -> float | HistogramValue:
+    def num_ignored(*, is_strict: bool = False, **fields: Any) -> float | HistogramValue:
         body = CompletionBody.parse({"model": "m", "prompt": "hi", **fields})
-        ignored_header(GatewayConfig(strict_requests=strict_requests), body, counts)
-        (found,) = [item for item in counts.samples() if item.name == "hdserve_ignored_fields"]
+        with pytest.raises(InvalidRequest) if is_strict else nullcontext():
+            ignored(gateways[is_strict], body)
+        counts = gateways[is_strict].http_metrics.samples()
+        (found,) = [item for item in counts if item.name == "hdserve_ignored_fields"]
         return found.value
 
     assert num_ignored(temperature=0.5) == 0
     assert num_ignored(zebra=1, apple=2, store=True) == 3
     assert num_ignored(apple=2) == 4
-    with pytest.raises(InvalidRequest):
-        num_ignored(apple=2, strict_requests=True)
-    assert num_ignored() == 4
+    assert num_ignored(apple=2, is_strict=True) == 0
 
 
 def test_a_body_is_asked_once_what_is_unmet() -> None:
@@ -308,7 +320,7 @@ def test_a_body_is_asked_once_what_is_unmet() -> None:
         unknown = {f"unknown{index}": 1 for index in range(num_unknown)}
         body = Counting.parse({"model": "m", "prompt": "hi", **unknown})
         Counting.num_asked = 0
-        ignored_header(GatewayConfig(), body, HttpMetrics())
+        ignored(gateway(), body)
         nums_asked[num_unknown] = Counting.num_asked
     assert nums_asked[1] == nums_asked[100]
 
@@ -317,10 +329,9 @@ def test_what_is_left_out_is_refused_where_requests_are_strict() -> None:
     """Before what nobody documents, as it says more."""
     tools = [{"type": "web_search"}]
     body = ResponsesBody.parse({"model": "m", "input": "hi", "tools": tools, "zebra": 1})
-    found = ignored_header(GatewayConfig(), body, HttpMetrics())
-    assert found == {"x-hdserve-ignored": "tools.web_search, zebra"}
+    assert ignored(gateway(), body) == {"x-hdserve-ignored": "tools.web_search, zebra"}
     with pytest.raises(Unsupported, match=r"^tools of type 'web_search' are not supported$"):
-        ignored_header(GatewayConfig(strict_requests=True), body, HttpMetrics())
+        ignored(gateway(strict_requests=True), body)
 
 
 class Reasoning:

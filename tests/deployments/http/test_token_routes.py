@@ -30,6 +30,9 @@ class Tokenizing:
     def deadline(self) -> Deadline:
         return Deadline(None)
 
+    async def unread_by_template(self, *_arguments: Any) -> frozenset[str]:
+        return frozenset()
+
     async def tokenize(self, *_arguments: Any) -> list[int]:
         return [*range(self._num_tokens)]
 

@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from deployments.events import Event, named_event
 from deployments.generation import Delta, Summary
-from deployments.openai.response_events import ResponseEvents, named_event, usage
-from deployments.openai.response_items import Event
+from deployments.openai.response_events import ResponseEvents, usage
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts
