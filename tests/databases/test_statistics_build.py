@@ -24,15 +24,7 @@ from hdserve.databases.statistics_info import (
 )
 from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    fingerprint = "bytes"
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
+from tests.databases.byte_tokens import Bytes
 
 
 class Interrupted(Exception):

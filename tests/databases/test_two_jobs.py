@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,7 @@ from hdserve.databases.statistics_info import INFO_NAME
 from hdserve.databases.statistics_merge import StatisticsMerge
 from hdserve.databases.unfinished import is_unfinished
 from hdserve.errors import DatabaseError
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    fingerprint = "bytes"
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
+from tests.databases.byte_tokens import Bytes
 
 
 @pytest.fixture

@@ -43,6 +43,14 @@ def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield served
 
 
+@pytest.fixture(scope="module")
+def mini_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    """One model, as it is without options."""
+    config = {"models": [{"name": "hdserve-mini", "model": "hdserve-mini"}]}
+    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
+        yield served
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return load_tokenizer("hdserve-mini")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serving import ServedApplication
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -71,13 +71,6 @@ def listed(application: ServedApplication, model: str) -> dict[str, Any]:
     return dict(found)
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.5)
-
-
 def test_replicas_follow_the_load(application: ServedApplication) -> None:
     """One becomes two under load and two become one after it, without a failed request; what the
     first one wrote is drafted by the new one in its first request."""
@@ -97,7 +90,7 @@ def test_replicas_follow_the_load(application: ServedApplication) -> None:
     with ThreadPoolExecutor(8) as pool:
         loads = [pool.submit(load, number) for number in range(8)]
         try:
-            wait_for(lambda: len(replicas(application, SCALED)) == 2, "no second replica came")
+            eventually(lambda: len(replicas(application, SCALED)) == 2, WAIT_S, pause_s=0.5)
         finally:
             is_over.set()
         answers = [item.result() for item in loads]
@@ -112,7 +105,7 @@ def test_replicas_follow_the_load(application: ServedApplication) -> None:
         accepted = answer["metrics"]["speculative_decoding"]["accepted_by_source"]
         assert accepted["model"] > 40
 
-    wait_for(lambda: len(replicas(application, SCALED)) == 1, "the second replica stayed")
+    eventually(lambda: len(replicas(application, SCALED)) == 1, WAIT_S, pause_s=0.5)
     assert replicas(application, OTHER) == others
     assert "choices" in ask(application, "after", temperature=0.0)
 
@@ -139,7 +132,7 @@ def test_a_model_without_replicas_is_woken_by_a_request_alone(
     answer = ask(application, "wake", model=SLEEPING)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert has_replicas()
-    wait_for(lambda: not has_replicas(), "the last replica stayed")
+    eventually(lambda: not has_replicas(), WAIT_S, pause_s=0.5)
     assert listed(application, SLEEPING)["namespaces"]["default"]["num_outputs"] == 1
     url = f"{application.base_url}/v1/speculation/databases/{SLEEPING}"
     with httpx.Client(headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60) as client:
@@ -156,4 +149,4 @@ def test_a_model_without_replicas_is_woken_by_a_request_alone(
         wrong = httpx.post(place, headers=admin, json={"directory": "../a"}, timeout=60)
         return wrong.status_code == 400
 
-    wait_for(is_checked, "no replica came to check the directory")
+    eventually(is_checked, WAIT_S, pause_s=0.5)

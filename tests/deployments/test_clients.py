@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ MODEL = "hdserve-mini"
 SCRIPTS = Path(__file__).parent.parent / "clients"
 PYTHON = os.environ.get("HDSERVE_CLIENTS_PYTHON", sys.executable)
 NODE_DIRECTORY = Path(os.environ.get("HDSERVE_CLIENTS_NODE", Path.cwd()))
-
-
-@pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    config = {"models": [{"name": MODEL, "model": MODEL}]}
-    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
-        yield served
 
 
 def check(application: ServedApplication, command: list[str], directory: Path) -> None:
@@ -55,18 +47,18 @@ def check(application: ServedApplication, command: list[str], directory: Path) -
 
 
 @pytest.mark.parametrize("name", ["langchain", "litellm"])
-def test_python_clients(application: ServedApplication, tmp_path: Path, name: str) -> None:
+def test_python_clients(mini_application: ServedApplication, tmp_path: Path, name: str) -> None:
     package = {"langchain": "langchain_openai", "litellm": "litellm"}[name]
     probe = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
     if subprocess.run([PYTHON, "-c", probe]).returncode:
         pytest.skip(f"{PYTHON} has no {package}")
-    check(application, [PYTHON, str(SCRIPTS / f"{name}_client.py")], tmp_path)
+    check(mini_application, [PYTHON, str(SCRIPTS / f"{name}_client.py")], tmp_path)
 
 
-def test_node_client(application: ServedApplication) -> None:
+def test_node_client(mini_application: ServedApplication) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")
     if not (NODE_DIRECTORY / "node_modules" / "openai").is_dir():
         pytest.skip(f"{NODE_DIRECTORY} has no node_modules/openai")
-    check(application, [node, str(SCRIPTS / "openai_client.mjs")], NODE_DIRECTORY)
+    check(mini_application, [node, str(SCRIPTS / "openai_client.mjs")], NODE_DIRECTORY)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from actors import detached
 from actors.stop import stop_actors
 from tests.clusters import connected_cluster, patiently
 from tests.serving import ServedApplication
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -28,13 +28,6 @@ def cluster() -> Iterator[Cluster]:
     with connected_cluster(2) as cluster:
         patiently(lambda: cluster.add_node(num_cpus=2, resources={GROUP: 1}))
         yield cluster
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
 
 
 def shares() -> list[float]:
@@ -60,10 +53,10 @@ def test_gateways_and_databases_are_where_their_resource_is(
     }
     with ServedApplication(tmp_path, config, cluster.address) as served:
         assert served.client().completions.create(model=MODEL, prompt="x", max_tokens=1).usage
-        eventually(lambda: len(detached.names()) == 2)
+        eventually(lambda: len(detached.names()) == 2, WAIT_S, pause_s=0.2)
         assert shares() == [0.3, 0.3]
         left = pytest.approx(1 - 2 * 0.1 - 2 * 0.3)
-        eventually(lambda: ray.available_resources().get(GROUP) == left)
+        eventually(lambda: ray.available_resources().get(GROUP) == left, WAIT_S, pause_s=0.2)
         assert len(stop_actors().names) == 2
-        eventually(lambda: len(detached.names()) == 2)
+        eventually(lambda: len(detached.names()) == 2, WAIT_S, pause_s=0.2)
         assert shares() == [0.3, 0.3]

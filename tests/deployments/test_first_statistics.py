@@ -10,48 +10,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from actors.statistics_database import StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import ChosenStatistics
-from hdserve.config import ModelConfig
 from hdserve.databases.statistics import StatisticsDatabase
-from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAME
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import ModelHost
-from hdserve.engine.tokenizer import load_tokenizer
-
-MODEL = "hdserve-mini"
+from tests.deployments.large_statistics import MODEL, model_with, write
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Of a database larger than what is checked when it is opened."""
-    tokenizer = load_tokenizer(MODEL)
-    builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=8 << 20)
-    text = np.random.default_rng(0).integers(0, tokenizer.vocab_size, 20_000)
-    builder.add("test", text.tolist())
-    builder.write(tmp_path)
+    """Of the database."""
     return tmp_path
 
 
 @pytest.fixture
 def host(directory: Path, request: pytest.FixtureRequest) -> ModelHost:
-    if request.param:
-        with (directory / TABLE_NAME).open("r+b") as table:
-            table.seek(3 << 20)
-            table.write(b"\1\2\3")
-    config = {
-        "name": MODEL,
-        "model": MODEL,
-        "statistics": str(directory),
-        "engine": {"kv_cache_tokens": 1024},
-        "drafting": {"adapts_budget": False},
-    }
-    return ModelHost(ModelConfig.model_validate(config))
+    write(directory, is_damaged=request.param)
+    return ModelHost(model_with(directory))
 
 
 @pytest.fixture

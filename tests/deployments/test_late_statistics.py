@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import ray
 
@@ -17,43 +16,19 @@ from actors import statistics_database
 from actors.statistics_database import StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import ChosenStatistics, locate_statistics
-from hdserve.config import ModelConfig
-from hdserve.databases.statistics_builder import StatisticsBuilder
-from hdserve.databases.statistics_info import TABLE_NAME
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import LocateStatistics, ModelHost, first_directory
-from hdserve.engine.tokenizer import load_tokenizer
 from tests.actors.corpora import contents, lacking
 from tests.clusters import local_ray
+from tests.deployments.large_statistics import model_with, write
+from tests.waiting import eventually
 
-MODEL = "hdserve-mini"
 FOUND = "drafting from the statistics database"
-
-
-def write(directory: Path, *, is_damaged: bool = False) -> Path:
-    """A database larger than what is checked when it is opened."""
-    tokenizer = load_tokenizer(MODEL)
-    builder = StatisticsBuilder(tokenizer.fingerprint, tokenizer.vocab_size, max_bytes=8 << 20)
-    text = np.random.default_rng(0).integers(0, tokenizer.vocab_size, 20_000)
-    builder.add("test", text.tolist())
-    builder.write(directory)
-    if is_damaged:
-        with (directory / TABLE_NAME).open("r+b") as table:
-            table.seek(3 << 20)
-            table.write(b"\1\2\3")
-    return directory
 
 
 def host_without(directory: Path, locate: LocateStatistics = first_directory) -> ModelHost:
     """Of a replica that begins before ``directory`` is there."""
-    config = {
-        "name": MODEL,
-        "model": MODEL,
-        "statistics": str(directory),
-        "engine": {"kv_cache_tokens": 1024},
-        "drafting": {"adapts_budget": False},
-    }
-    host = ModelHost(ModelConfig.model_validate(config), locate_statistics=locate)
+    host = ModelHost(model_with(directory), locate_statistics=locate)
     assert host.statistics is None
     return host
 
@@ -70,13 +45,6 @@ def choosing(host: ModelHost, root: Path | None = None) -> Iterator[ChosenStatis
     finally:
         chosen.close()
         engine.close()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +73,7 @@ def test_what_another_node_offers_later_is_fetched_and_drafted_from(
         with choosing(host):
             time.sleep(0.2)
             statistics_database.offer(host.tokenizer.fingerprint, write(owned))
-            wait_until(lambda: host.statistics is not None)
+            eventually(lambda: host.statistics is not None)
     assert host.statistics is not None
     copy = host.statistics.directory
     assert copy is not None
@@ -126,8 +94,8 @@ def test_one_of_this_node_that_comes_late_is_offered_too(
     host = host_without(tmp_path / "late")
     with choosing(host):
         write(tmp_path / "late")
-        wait_until(lambda: bool(statistics_actor.catalogue(host.tokenizer.fingerprint)))
-        wait_until(lambda: host.statistics is not None)
+        eventually(lambda: bool(statistics_actor.catalogue(host.tokenizer.fingerprint)))
+        eventually(lambda: host.statistics is not None)
         time.sleep(0.2)
     (offered,) = statistics_actor.catalogue(host.tokenizer.fingerprint)
     assert offered.directory == str(tmp_path / "late")
@@ -150,7 +118,7 @@ def test_what_is_found_late_takes_nothing_back_that_the_administrator_chose(
     host = host_without(late, locate)
     with choosing(host, tmp_path) as chosen:
         keys.append(chosen._key)
-        wait_until(lambda: host.statistics is not None)
+        eventually(lambda: host.statistics is not None)
         time.sleep(0.2)
     assert host.statistics is not None
     assert host.statistics.directory == wanted
@@ -165,7 +133,7 @@ def test_one_that_comes_late_and_is_damaged_is_not_drafted_from(
     with choosing(host) as chosen:
         write(tmp_path / "being written", is_damaged=True).rename(tmp_path / "late")
         statistics_actor.register(host.tokenizer.fingerprint, str(tmp_path / "late"))
-        wait_until(lambda: chosen.num_unusable == 1)
+        eventually(lambda: chosen.num_unusable == 1)
         time.sleep(0.2)
     assert host.statistics is None
     assert chosen.num_unusable == 1

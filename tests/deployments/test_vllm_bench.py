@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,6 @@ ITS_OWN = {
 }
 
 
-@pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    config = {"models": [{"name": MODEL, "model": MODEL}]}
-    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
-        yield served
-
-
 def load(application: ServedApplication, directory: Path, *options: str) -> dict[str, Any]:
     """What ``vllm bench serve`` writes."""
     command = [VLLM, "bench", "serve", "--base-url", application.base_url, "--model", MODEL]
@@ -63,9 +55,9 @@ def load(application: ServedApplication, directory: Path, *options: str) -> dict
     ids=["completions", "chat"],
 )
 def test_every_request_is_answered_whole(
-    application: ServedApplication, tmp_path: Path, options: tuple[str, ...]
+    mini_application: ServedApplication, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    found = load(application, tmp_path, *options)
+    found = load(mini_application, tmp_path, *options)
     assert found["completed"] == NUM_PROMPTS
     assert found["failed"] == 0
     assert found["total_output_tokens"] == NUM_PROMPTS * NUM_OUTPUT_TOKENS
@@ -75,13 +67,16 @@ def test_every_request_is_answered_whole(
     assert sum(found["spec_decode_per_position_acceptance_rates"]) == pytest.approx(accepted)
 
 
-def test_our_load_client_writes_its_keys(application: ServedApplication, tmp_path: Path) -> None:
-    theirs = load(application, tmp_path)
+def test_our_load_client_writes_its_keys(
+    mini_application: ServedApplication, tmp_path: Path
+) -> None:
+    theirs = load(mini_application, tmp_path)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"turns": ["Write a list of colours."]}) + "\n")
     command = [str(Path(sys.executable).with_name("hdserve")), "bench", "serve"]
-    command += ["--base-url", application.base_url, "--model", MODEL, "--prompts", str(prompts)]
-    command += ["--num-prompts", "4", "--concurrency", "2", "--max-tokens", "16"]
+    command += ["--base-url", mini_application.base_url, "--model", MODEL]
+    command += ["--prompts", str(prompts), "--num-prompts", "4"]
+    command += ["--concurrency", "2", "--max-tokens", "16"]
     done = subprocess.run(
         [*command, "--json"], capture_output=True, text=True, timeout=120, check=True
     )

@@ -11,19 +11,16 @@ from hypothesis import strategies as st
 from hdserve.core import Source
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import Segment
 from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 from tests.chunks import brute_force, chunk_lists
+from tests.engine.caches import make_cache
 
 CPU = torch.device("cpu")
-
-
-def make_cache(num_rows: int = 640) -> KVCache:
-    return KVCache(KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, CPU)
 
 
 SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), True), Shapes((8, 64))])

@@ -13,7 +13,7 @@ from hdserve.engine.chunk import Chunk
 from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
 from hdserve.engine.kernels.parts import MAX_DEPTH
 from hdserve.engine.kernels.rows import WORD_BITS
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import Shapes
@@ -21,6 +21,7 @@ from hdserve.engine.workers import Workers
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
+from tests.engine.caches import make_cache
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import ARCHITECTURES, make_model
 
@@ -112,7 +113,7 @@ def test_kinds(
 ) -> None:
     """Of drafting sequences and a prompt: each that has a graph is there before the first request,
     and none has many more logits than it needs."""
-    cache = KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 8192, torch.float32, torch.device("cpu"))
+    cache = make_cache(8192)
     batches = FixedBatches(cache, 31, Workers(), num_heads=1, is_compiled=False)
     batches._tree_attention = cast("Any", len)  # called by no one here
     tree = DraftTree(5, num_drafts)
@@ -130,7 +131,7 @@ def test_kinds(
 
 
 def test_trees_that_are_too_deep_attend_by_blocks() -> None:
-    cache = KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 640, torch.float32, torch.device("cpu"))
+    cache = make_cache()
     batches = FixedBatches(cache, 62, Workers(), num_heads=1, is_compiled=False)
     batches._tree_attention = cast("Any", len)
     for depth in (MAX_DEPTH, MAX_DEPTH + 1):

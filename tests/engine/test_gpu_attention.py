@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import pytest
@@ -19,16 +18,13 @@ from hdserve.engine.seen_blocks import SeenBlocks
 from hdserve.engine.seen_parts import SeenParts
 from hdserve.engine.shapes import Shapes
 from hdserve.tree import DraftTree
+from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 
-_HAS_GPU = torch.cuda.is_available() and find_spec("triton") is not None
-
-if _HAS_GPU:
+if HAS_GPU:
     from hdserve.engine.gpu_kernels.attend import TreeAttention
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not _HAS_GPU, reason="torch finds no CUDA device, or there is no Triton"),
-    pytest.mark.timeout(600),
+    *NEEDS_GPU,
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
 

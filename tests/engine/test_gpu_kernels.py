@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,20 +11,15 @@ from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.sampler import choose
 from hdserve.noise import position_key
+from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 
-_HAS_GPU = torch.cuda.is_available() and find_spec("triton") is not None
-
-if _HAS_GPU:
+if HAS_GPU:
     from hdserve.engine.gpu_kernels.move import RowMover
     from hdserve.engine.gpu_kernels.multiply import RowProducts, can_multiply
     from hdserve.engine.gpu_kernels.store import store_rows
     from hdserve.engine.gpu_kernels.top import find_largest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not _HAS_GPU, reason="torch finds no CUDA device, or there is no Triton"),
-    pytest.mark.timeout(600),
-]
+pytestmark = NEEDS_GPU
 
 _NUM_OUTPUTS = [(4096,), (4096, 1024, 1024), (64, 128), (12288, 320), (64,), (352, 61, 8)]
 

@@ -8,16 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import Segment
 from hdserve.engine.packed_rows import pack_rows
 from hdserve.engine.row_buffers import RowBuffers
 from hdserve.engine.shapes import Shapes
 from hdserve.tree import DraftTree
 from tests.chunks import chunk_lists
-
-
-def make_cache() -> KVCache:
-    return KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 640, torch.float32, torch.device("cpu"))
+from tests.engine.caches import make_cache
 
 
 @given(lists=st.lists(chunk_lists(), min_size=1, max_size=2))

@@ -14,7 +14,7 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.exactness import choose_shapes, find_exact_shapes
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.linear_layers import multiply_row_by_row
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
@@ -26,13 +26,14 @@ from hdserve.engine.row_linear import (
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.workers import Workers
+from tests.engine.caches import make_cache
 
 CPU = torch.device("cpu")
 
 
 @contextmanager
 def step(is_exact: bool = False) -> Iterator[None]:
-    cache = KVCache(KVShape.of_equal_layers(1, 1, 1, 1), 32, torch.float32, CPU)
+    cache = make_cache(32)
     chunk = Chunk(Segment(0, 32), 0, [1], None)
     shapes = Shapes(is_exact=is_exact)
     with running(build_batch([chunk], cache, CPU, shapes, None, Workers()).plan):

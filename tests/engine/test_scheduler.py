@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.core import FinishReason, SamplingParams, Sequence
-from hdserve.engine.kv_cache import KVCache, KVShape
+from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 from hdserve.engine.scheduler import Scheduled, Scheduler
+from tests.engine.caches import make_cache
 
 NUM_EXTRA_ROWS = 8
 MAX_SCORED_TOKENS = 6
@@ -25,9 +25,7 @@ def make_scheduler(
     prefill_chunk_tokens: int = 10,
     growth_tokens: int = 256,
 ) -> tuple[Scheduler, KVCache]:
-    cache = KVCache(
-        KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu")
-    )
+    cache = make_cache(num_rows)
     scheduler = Scheduler(
         PrefixCache(cache, is_enabled=False),
         max_num_sequences=max_num_sequences,

@@ -10,20 +10,15 @@ from hypothesis import strategies as st
 from hdserve.core import Source
 from hdserve.engine.block_attention import visible_in
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache import KVCache, Segment
 from hdserve.engine.packed_rows import pack_rows
 from hdserve.engine.seen_blocks import KEYS_PER_BLOCK, ROWS_PER_BLOCK, SeenBlocks
 from hdserve.engine.shapes import Shapes
 from hdserve.tree import DraftTree
 from tests.chunks import brute_force, chunk_lists
+from tests.engine.caches import make_cache
 
 NOTHING = torch.tensor(0)
-
-
-def make_cache(num_rows: int = 640) -> KVCache:
-    return KVCache(
-        KVShape.of_equal_layers(1, 1, 1, 1), num_rows, torch.float32, torch.device("cpu")
-    )
 
 
 def visible(seen: SeenBlocks, cache: KVCache, window: int | None) -> torch.Tensor:

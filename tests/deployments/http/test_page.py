@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser import light_context
 from tests.deployments.http.page import ask, wait_for_end
 from tests.serving import ServedApplication
 
@@ -25,12 +24,6 @@ NOTHING = "\N{EN DASH}"
 @pytest.fixture(scope="module")
 def application(bundled_application: ServedApplication) -> ServedApplication:
     return bundled_application
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with light_context(tmp_path_factory.mktemp("profile")) as context:
-        yield context
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from deployments.gateway import Gateway
 from deployments.http.routes import build_api
 from hdserve.access import Access, ApiKey
 from hdserve.config import default_config
-from tests.browser import TIMEOUT_MS, light_context
+from tests.browser import TIMEOUT_MS
 from tests.deployments.http.page import QUESTION, ask, wait_for_end
 
 pytestmark = pytest.mark.ray
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.ray
 MODELS = ["hdserve-tiny", "hdserve-mini"]
 KEY = "a-key-of-the-tests"
 LAST_EVENT = "data: [DONE]\n\n"
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with light_context(tmp_path_factory.mktemp("profile")) as context:
-        yield context
 
 
 @pytest.fixture(scope="module")
