@@ -136,7 +136,9 @@ def test_a_model_that_scales_itself_is_told_otherwise(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Other bounds, and none: both count for Ray Serve."""
-    read_deployed_config(write(tmp_path, scaled_by_hand(options)))
+    document = scaled_by_hand(options)
+    found = read_deployed_config(write(tmp_path, document))
+    assert found.config == parse_config(document["applications"][0]["args"]["config"])
 
 
 @pytest.mark.parametrize("more", [CONFIG, None])
