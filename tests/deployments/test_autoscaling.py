@@ -20,6 +20,7 @@ SCALED, OTHER, SLEEPING = "scaled", "other", "sleeping"
 QUESTION = [{"role": "user", "content": "Please find me a train from Bristol to York in May."}]
 ADMIN_KEY = "the-key-of-the-administrator"
 OF_ALL_MODELS = ("id", "object", "created", "owned_by", "root")
+OF_ALL_MODELS += ("type", "display_name", "created_at")
 WAIT_S = 240.0
 
 
