@@ -200,7 +200,9 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     check_references(schema)
     _check_divisors([*_divisors(schema)])
     _check_numbers(schema)
-    return {_OPTIONS: _JSON_OPTIONS, **closed(told_apart(_without_notes(schema)))}
+    found = told_apart(_without_notes(schema))
+    check_size(found)
+    return {_OPTIONS: _JSON_OPTIONS, **closed(found)}
 
 
 def check_size(schemas: Any) -> None:

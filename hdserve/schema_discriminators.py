@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from hdserve.schema_closing import texts_of
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
@@ -21,7 +22,8 @@ _MAX_TEXTS = 64
 """The most constants by which a form is told apart from others."""
 
 _DEFINITION = re.compile(r"#(/properties/[^/]+)?/(\$defs|definitions)/[^/]+")
-"""References to definitions of a schema, or of the arguments in that of a call."""
+"""References to definitions of a schema, or of the arguments in that of a call, none of which is in
+another one."""
 
 
 def told_apart(schema: Schema) -> Schema:
@@ -29,8 +31,8 @@ def told_apart(schema: Schema) -> Schema:
     ``oneOf``, where it is another text in each; no value being of two, that is ``anyOf`` of them.
 
     All that it allows is allowed by ``schema``.  A form that is referred to is so elsewhere, too,
-    perhaps: there is a new definition of it.  A schema with an ``$id`` in it stays as it is, as
-    references there begin elsewhere.
+    perhaps: there is a new definition of it, one however often it is referred to.  A schema with an
+    ``$id`` in it stays as it is, as references there begin elsewhere.
 
     Raises:
         RecursionError: it is too deep.
@@ -68,8 +70,8 @@ class _Forms:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._by_reference: dict[str, tuple[str, _Form | None]] = {}
-        self._names: dict[str, str] = {}
+        self._by_definition: dict[int, tuple[str, _Form | None]] = {}
+        self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Schema, str]] = []
 
     def definitions(self) -> Iterator[tuple[str, Schema]]:
@@ -114,12 +116,12 @@ class _Forms:
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return _read(schema, name)
         reference = schema["$ref"]
-        if not isinstance(reference, str) or not _DEFINITION.fullmatch(reference):
+        if not isinstance(reference, str) or not _DEFINITION.fullmatch(unquote(reference)):
             return None
-        if reference not in self._by_reference:
-            form = _read(referred(schema, self._root), name)
-            self._by_reference[reference] = (name, form)
-        first_name, form = self._by_reference[reference]
+        definition = referred(schema, self._root)
+        if id(definition) not in self._by_definition:
+            self._by_definition[id(definition)] = (name, _read(definition, name))
+        first_name, form = self._by_definition[id(definition)]
         return form if first_name == name else None
 
     def _with_required(self, schema: Schema, name: str) -> Schema:
@@ -129,11 +131,11 @@ class _Forms:
             return schema
         if "$ref" not in schema:
             return _requiring(schema, name)
-        reference = schema["$ref"]
-        if reference not in self._names:
-            self._names[reference] = self._new_name()
-            self._waiting.append((self._names[reference], form.schema, name))
-        return {**schema, "$ref": f"#/$defs/{self._names[reference]}"}
+        definition = id(form.schema)
+        if definition not in self._names:
+            self._names[definition] = self._new_name()
+            self._waiting.append((self._names[definition], form.schema, name))
+        return {**schema, "$ref": f"#/$defs/{self._names[definition]}"}
 
     def _new_name(self) -> str:
         name = f"form_{len(self._names)}"

@@ -7,12 +7,16 @@ itself for the same value says nothing, and a text of it would never begin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
 
 from hdserve.schema_parts import subschemas
 
 Schema = Mapping[str, Any]
+
+_MAX_CHARACTERS = 10_000
+"""The longest reference, a hundred levels of long names.  To follow millions of them takes
+seconds."""
 
 
 class _Place(NamedTuple):
@@ -25,7 +29,7 @@ class _Place(NamedTuple):
 def check_references(schema: Schema) -> None:
     """
     Raises:
-        ValueError: a ``$ref`` within the schema leads to itself.
+        ValueError: a ``$ref`` within the schema leads to itself, or is too long.
         RecursionError: references follow each other too far.
     """
     is_checked: dict[int, bool] = {}
@@ -71,8 +75,12 @@ def _target(reference: Any, base: Schema) -> _Place | None:
     """What a reference within the same document leads to, if that is a schema."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
-    place, value = _place(base, base), base
+    if len(reference) > _MAX_CHARACTERS:
+        raise ValueError(f"$ref: a reference has more than {_MAX_CHARACTERS} characters")
+    place, value = _place(base, base), cast("Any", base)
     for part in unquote(reference).split("/")[1:]:
+        if not isinstance(value, (Mapping, list, tuple)):
+            return None
         value = _member(value, part.replace("~1", "/").replace("~0", "~"))
         if isinstance(value, Mapping):
             place = _place(value, place.base)

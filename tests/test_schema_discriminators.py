@@ -94,6 +94,40 @@ def test_what_the_client_sent_stays() -> None:
     assert told_apart(found) == found
 
 
+def test_definitions_are_written_once_however_they_are_spelled() -> None:
+    """Else a schema of 400 kB would take gigabytes."""
+    schema = {
+        "$defs": {"abc": {"properties": {"kind": {"const": "x"}}}},
+        "anyOf": [
+            {"discriminator": {"propertyName": "kind"}, "oneOf": [{"$ref": f"#/$defs/{name}"}]}
+            for name in ("abc", "%61bc", "a%62c", "%61%62%63")
+        ],
+    }
+    found = told_apart(schema)
+    assert [*found["$defs"]] == ["abc", "form_0"]
+    assert [item["anyOf"] for item in found["anyOf"]] == [[{"$ref": "#/$defs/form_0"}]] * 4
+
+
+def test_parts_of_definitions_are_not_written_again() -> None:
+    """Else each level of a deep one would hold all that are below it once more."""
+    form = {"properties": {"kind": {"const": "x"}}}
+    schema = {
+        "$defs": {"a": {"properties": {"b": form}}},
+        "discriminator": {"propertyName": "kind"},
+        "oneOf": [{"$ref": "#/$defs/a%2Fproperties%2Fb"}],
+    }
+    assert told_apart(schema) == schema
+
+
+def test_more_than_a_grammar_is_made_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where definitions are written again."""
+    schema = {"$defs": {"form": INLINE["oneOf"][0]}, **INLINE}
+    schema["oneOf"] = [{"$ref": "#/$defs/form"}]
+    monkeypatch.setattr("hdserve.grammar._MAX_VALUES", 5)
+    with pytest.raises(ValueError, match="more than 5 values"):
+        grammar.json_schema(schema)
+
+
 def test_forms_that_are_written_out_have_it_required() -> None:
     assert [form["required"] for form in told_apart(INLINE)["anyOf"]] == [["kind"]] * 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -54,6 +55,19 @@ def test_circles_are_refused(schema: dict[str, Any]) -> None:
 def test_other_references_are_fine(schema: dict[str, Any]) -> None:
     """For a part of a value, or twice; and what is wrong in another way is said elsewhere."""
     check_references(schema)
+
+
+def test_long_references_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^\$ref: a reference has more than 10000 characters"):
+        grammar.json_schema({"$ref": "#/" + "/" * 10_000})
+
+
+def test_references_end_where_nothing_is() -> None:
+    """However many of them there are."""
+    schema = {"anyOf": [{"$ref": "#/none" + "/" * 9_990} for _ in range(400)]}
+    before = thread_time()
+    check_references(schema)
+    assert thread_time() - before < 1
 
 
 def test_long_ways_of_references_are_too_deep() -> None:
