@@ -19,6 +19,9 @@ MAX_INTEGER = 2**63 - 1
 """The largest count that a client may name; kernels and traces know no larger integers."""
 
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 300_000
+"""More than any vocabulary has."""
+
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
 """The longest stop string.  Stop strings are looked for after each token, in the thread that serves
@@ -157,7 +160,7 @@ class SamplingParams(_Parameters):
         _check_stop(self.stop)
         _check_type("stop_token_ids", self.stop_token_ids, Collection, "a tuple of token ids")
         _check_biases(self.logit_bias)
-        _check_type("allowed_token_ids", self.allowed_token_ids, Collection, "a tuple of token ids")
+        _check_allowed(self.allowed_token_ids)
         if self.allowed_token_ids and self.grammar is not None:
             reason = "allowed_token_ids cannot go with a form of the answer"
             raise InvalidRequest(reason, "allowed_token_ids")
@@ -226,11 +229,20 @@ def _check_biases(biases: Mapping[int, float]) -> None:
         _check_range("logit_bias", value, -100.0, 100.0)
 
 
+def _check_allowed(token_ids: Collection[int]) -> None:
+    name = "allowed_token_ids"
+    _check_type(name, token_ids, Collection, "a tuple of token ids")
+    if len(token_ids) > MAX_ALLOWED_TOKEN_IDS:
+        raise InvalidRequest(f"at most {MAX_ALLOWED_TOKEN_IDS} tokens can be allowed", name)
+
+
 def _check_stop(stop: tuple[str, ...] | str) -> None:
     if isinstance(stop, str):
         reason = "stop must be a tuple of strings: of a string each character would end the output"
         raise InvalidRequest(reason, "stop")
     _check_type("stop", stop, Collection, "a tuple of strings")
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are allowed", "stop")
     for text in stop:
         _check_type("stop", text, str, "a tuple of strings")
     if any(not text for text in stop):
@@ -238,8 +250,6 @@ def _check_stop(stop: tuple[str, ...] | str) -> None:
     if any(len(text) > MAX_STOP_CHARACTERS for text in stop):
         reason = f"a stop string has at most {MAX_STOP_CHARACTERS} characters"
         raise InvalidRequest(reason, "stop")
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings are allowed", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +356,8 @@ class Sequence:
         prompt_scores: shared by the choices of a prompt, which is computed for one of them.
         grammar_state: how far it has come in ``params.grammar``, of this sequence alone; without
             one the engine's thread compiles the grammar.
+        allowed_tokens: the tokens of ``params.allowed_token_ids``, shared by the choices of a
+            request; without them the engine's thread reads the ids.
     """
 
     request_id: str
@@ -367,6 +379,7 @@ class Sequence:
     recorded_token_ids: tuple[int, ...] | None = None
     prompt_scores: PromptScores | None = None
     grammar_state: Any = None
+    allowed_tokens: Any = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.core import (
+    MAX_ALLOWED_TOKEN_IDS,
     MAX_INTEGER,
     MAX_LOGIT_BIASES,
     MAX_STOP_CHARACTERS,
@@ -72,6 +73,18 @@ def test_what_is_true_or_false_of_drafts(name: str) -> None:
     with pytest.raises(InvalidRequest, match="must be true or false") as caught:
         SpeculationParams(**{name: "no"})
     assert caught.value.param == f"speculation.{name}"
+
+
+def test_more_tokens_than_any_vocabulary_has_cannot_be_allowed() -> None:
+    assert SamplingParams(allowed_token_ids=(1,) * MAX_ALLOWED_TOKEN_IDS).has_history_terms
+    with pytest.raises(InvalidRequest, match="at most 300000 tokens") as caught:
+        SamplingParams(allowed_token_ids=(1,) * (MAX_ALLOWED_TOKEN_IDS + 1))
+    assert caught.value.param == "allowed_token_ids"
+
+
+def test_too_many_stop_strings_are_not_read() -> None:
+    with pytest.raises(InvalidRequest, match="at most 64 stop strings"):
+        SamplingParams(stop=("",) * 65)
 
 
 def test_tokens_that_are_allowed_are_no_form() -> None:

@@ -17,7 +17,7 @@ from deployments.openai.structured import Constraint, StructuredFields, one_of
 from deployments.openai.tools import ToolFields, Tools, has_unheld_strict
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
-from hdserve.core import MAX_TOP_LOGPROBS
+from hdserve.core import MAX_ALLOWED_TOKEN_IDS, MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_CHOICES = 64
@@ -118,7 +118,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, StrictFloat] | None = None
-    allowed_token_ids: TokenIds | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -168,7 +168,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
             found["top_k"] = 0
         found |= {
             "logit_bias": self.logit_bias,
-            "allowed_token_ids": self.allowed_token_ids,
+            "allowed_token_ids": self.allowed_token_ids and tuple({*self.allowed_token_ids}),
             "max_tokens": max_tokens,
             "logprobs": num_logprobs,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,

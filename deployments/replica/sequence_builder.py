@@ -82,6 +82,7 @@ class SequenceBuilder:
         """
         params = self._host.params(request.sampling)
         self._grammar_state(params.grammar, request)  # a wrong one costs no prompts
+        allowed_tokens = self._host.allowed_tokens(params)
         speculation = self._speculation(request)
         prompts = [*self._prompts(request, params)]
         if params.prompt_logprobs is not None:
@@ -104,6 +105,7 @@ class SequenceBuilder:
                 namespace=request.namespace,
                 prompt_scores=shared[prompt_index],
                 grammar_state=self._grammar_state(params.grammar, request),
+                allowed_tokens=allowed_tokens,
             )
             for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from hdserve.core import SamplingParams, Sequence
+from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
@@ -52,8 +53,8 @@ class DecoderFactory:
                 raise InvalidRequest("a grammar needs a tokenizer", "grammar")
             self._grammars.check(seq.params.grammar)
         ending = self._ending_token_ids(seq.params)
-        allowed = frozenset(seq.params.allowed_token_ids)
-        can_only_end = allowed <= ending if allowed else len(ending) >= vocab_size
+        allowed = self._allowed(seq)
+        can_only_end = allowed.are_among(ending) if allowed else len(ending) >= vocab_size
         if seq.params.min_tokens and can_only_end:
             raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
@@ -63,7 +64,10 @@ class DecoderFactory:
         eos, ending = self._eos_token_ids(params), self._ending_token_ids(params)
         history = None
         if params.has_history_terms:
-            history = HistoryTerms(params, seq.token_ids, ending, model.vocab_size, model.device)
+            allowed = self._allowed(seq)
+            history = HistoryTerms(
+                params, seq.token_ids, ending, model.vocab_size, model.device, allowed
+            )
         detokenizer = None
         if self._backend is not None:
             detokenizer = Detokenizer(self._backend, params, seq.token_ids)
@@ -74,6 +78,17 @@ class DecoderFactory:
         return SequenceDecoder(
             seq, ending, ending - eos, detokenizer, history, seq.grammar_state, scorer
         )
+
+    def _allowed(self, seq: Sequence) -> AllowedTokens | None:
+        """The tokens that a sequence may have; ``None`` is all.
+
+        Raises:
+            InvalidRequest: one is not in the vocabulary.
+        """
+        if seq.params.allowed_token_ids and seq.allowed_tokens is None:
+            token_ids, vocab_size = seq.params.allowed_token_ids, self._model.vocab_size
+            seq.allowed_tokens = AllowedTokens(token_ids, vocab_size)
+        return cast("AllowedTokens | None", seq.allowed_tokens)
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return self._eos_token_ids(params) | frozenset(params.stop_token_ids)

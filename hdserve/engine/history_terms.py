@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from hdserve.core import SamplingParams
+from hdserve.engine.allowed_tokens import AllowedTokens
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -31,6 +32,7 @@ class HistoryTerms:
         ending_token_ids: tokens that ``min_tokens`` forbids at first.
         device: on which they take :data:`BYTES_PER_TOKEN` of the vocabulary, from the first use on
             until they are set aside.
+        allowed: the only tokens that may be chosen, if not all may.
     """
 
     BYTES_PER_TOKEN: ClassVar = 9
@@ -42,8 +44,9 @@ class HistoryTerms:
         ending_token_ids: Iterable[int],
         vocab_size: int,
         device: torch.device,
+        allowed: AllowedTokens | None = None,
     ) -> None:
-        self._params = params
+        self._params, self._allowed = params, allowed
         self._chosen: list[int] = []
         self._seen = sorted(set(token_ids))
         self._ending = sorted(ending_token_ids)
@@ -57,10 +60,8 @@ class HistoryTerms:
         is_seen[torch.tensor(self._seen, dtype=torch.int64)] = True
         is_seen[chosen] = True
         counts = torch.bincount(chosen, minlength=size).to(device, torch.float32)
-        bias = torch.zeros(size, device=device)
-        if params.allowed_token_ids:
-            bias.fill_(-torch.inf)
-            bias[torch.tensor(sorted(params.allowed_token_ids), dtype=torch.int64)] = 0.0
+        allowed = self._allowed
+        bias = torch.zeros(size, device=device) if allowed is None else allowed.bias(device)
         biases = [float(each) for each in params.logit_bias.values()]
         biased = torch.tensor(list(params.logit_bias), dtype=torch.int64)
         bias[biased] += torch.tensor(biases, device=device)

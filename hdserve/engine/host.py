@@ -21,6 +21,7 @@ from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import read_info
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
+from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.build import build_engine
 from hdserve.engine.compilation import compile_beside, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
@@ -203,6 +204,15 @@ class ModelHost:
         """
         drawn: dict[str, Any] = {"seed": secrets.randbits(63)}
         return SamplingParams(**{**drawn, **self.model.default_sampling, **chosen})
+
+    def allowed_tokens(self, params: SamplingParams) -> AllowedTokens | None:
+        """The tokens that a request allows; ``None`` is all.
+
+        Raises:
+            InvalidRequest: one is not in the vocabulary.
+        """
+        token_ids = params.allowed_token_ids
+        return AllowedTokens(token_ids, self.model.vocab_size) if token_ids else None
 
     def _open_statistics(self, missing_level: int) -> StatisticsDatabase | None:
         """The statistics database of the configuration; without one the model is served all the

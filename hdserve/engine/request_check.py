@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from operator import index
 
 from hdserve.core import SamplingParams
@@ -37,7 +37,7 @@ def check_prompt_length(
         )
 
 
-def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """
     Args:
         name: of the parameter that holds them.
@@ -78,7 +78,6 @@ def check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> 
         InvalidRequest: a token id is not in the vocabulary, or there is no text to stop at.
     """
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    check_token_ids("logit_bias", list(params.logit_bias), vocab_size)
-    check_token_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    check_token_ids("logit_bias", params.logit_bias, vocab_size)
     if params.stop and not has_text:
         raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids", "stop")

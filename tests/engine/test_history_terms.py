@@ -11,6 +11,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from hdserve.core import SamplingParams
+from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.sampler import choose_one, may_be_chosen
 from tests.engine.test_sampler import CPU, random_logits
@@ -56,7 +57,9 @@ def test_history_terms_equal_their_definitions(name: str) -> None:
     the output grows."""
     params, vocab_size = SamplingParams(**HISTORIES[name]), 11
     prompt, output, ending = [1, 1, 5], [3, 3, 5, 9], {6, 3}
-    history = HistoryTerms(params, prompt, ending, vocab_size, CPU)
+    ids = params.allowed_token_ids
+    allowed = AllowedTokens(ids, vocab_size) if ids else None
+    history = HistoryTerms(params, prompt, ending, vocab_size, CPU, allowed)
     for num_output in range(len(output) + 1):
         so_far = output[:num_output]
         logits = random_logits(1, vocab_size, seed=num_output)

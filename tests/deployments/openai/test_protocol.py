@@ -47,7 +47,7 @@ SAMPLING: dict[str, tuple[Any, str, Any]] = {
     "stop": ("a", "stop", ("a",)),
     "stop_token_ids": ([3, 4], "stop_token_ids", (3, 4)),
     "logit_bias": ({"5": -100, "7": 1.5}, "logit_bias", {5: -100.0, 7: 1.5}),
-    "allowed_token_ids": ([3, 4], "allowed_token_ids", (3, 4)),
+    "allowed_token_ids": ([4, 3, 4, 4], "allowed_token_ids", (3, 4)),
     "ignore_eos": (True, "ignore_eos", True),
     "skip_special_tokens": (False, "skip_special_tokens", False),
     "include_stop_str_in_output": (True, "include_stop_str_in_output", True),

@@ -186,6 +186,20 @@ def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> Non
     assert [seq.prompt_scores for seq in alone] == [None, None]
 
 
+def test_all_choices_share_the_tokens_that_are_allowed(host: ModelHost) -> None:
+    """Which may be most of a vocabulary; those outside it are refused before any sequence is."""
+    build = SequenceBuilder(host, OffLoop()).build
+    request = GenerationRequest(
+        "r", prompts=((5, 6), (7,)), num_choices=3, sampling={"allowed_token_ids": (5, 7, 5)}
+    )
+    first, *others = [seq.allowed_tokens for seq in build(request)]
+    assert first is not None
+    assert all(item is first for item in others)
+    assert build(replace(request, sampling={}))[0].allowed_tokens is None
+    with pytest.raises(InvalidRequest, match="allowed_token_ids: the token id"):
+        build(replace(request, sampling={"allowed_token_ids": (10**6,)}))
+
+
 def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:
     """A client may use an id again while the first request runs."""
     build = SequenceBuilder(host, OffLoop()).build
