@@ -59,7 +59,7 @@ class MessagesTool(Body):
     input_schema: Mapping[str, Any]
     strict: Truth | None = None
     defer_loading: Truth | None = None
-    input_examples: tuple[Mapping[str, Any], ...] | None = None
+    input_examples: Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)] | None = None
 
     @property
     def unmet(self) -> set[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from actors import model_database, statistics_database
 from actors.shards import may_be_on_disk_alone
@@ -17,6 +17,7 @@ from deployments.http.access import require_admin
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase
 from deployments.http.json_body import read_json
+from deployments.openai.body import ClosedBody
 from deployments.openai.objects import error_body
 from deployments.openai.request_body import parse_body
 from deployments.replica.statistics_state import choice_key
@@ -173,10 +174,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         return {"model": config.name, "directory": body.directory}
 
 
-class StatisticsBody(BaseModel):
+class StatisticsBody(ClosedBody):
     """Which statistics database to draft from: a directory below ``statistics_root``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     directory: str = Field(min_length=1, max_length=1000)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 
 def _is_number(value: Any) -> Any:
@@ -23,6 +24,19 @@ def _is_truth(value: Any) -> Any:
 Integer = Annotated[int, BeforeValidator(_is_number)]
 Truth = Annotated[bool, BeforeValidator(_is_truth)]
 """True or false; ``"false"`` is neither."""
+
+
+def at_most(number: int) -> BeforeValidator:
+    """Return what refuses objects of more members by that alone: to tell what is wrong with each
+    takes long."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping) and len(value) > number:
+            reason = "an object of at most {number} members is expected"
+            raise PydanticCustomError("too_many_members", reason, {"number": number})
+        return value
+
+    return BeforeValidator(check)
 
 
 class Body(BaseModel):
@@ -66,6 +80,18 @@ class ClosedBody(Options):
     """A part of a request in which a field nobody documents is wrong."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, data: Any) -> Any:
+        """Return the fields without those that are unknown but for the first one, by which all are
+        refused."""
+        found = without_nulls(data)
+        if not isinstance(found, dict):
+            return found
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((name for name in found if name not in known), None)
+        return {name: item for name, item in found.items() if name in known or name == first}
 
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field, StrictBool, StrictFloat
 
 from deployments.generation import REASONING_EFFORT, GenerationRequest, Prompt
-from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth
+from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
 from deployments.openai.prompt_logprobs import PromptLogprobFields
@@ -17,7 +17,7 @@ from deployments.openai.structured import Constraint, StructuredFields, one_of
 from deployments.openai.tools import ToolFields, Tools, has_unheld_strict
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
-from hdserve.core import MAX_ALLOWED_TOKEN_IDS, MAX_TOP_LOGPROBS
+from hdserve.core import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_CHOICES = 64
@@ -117,7 +117,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Mapping[int, StrictFloat] | None = None
+    logit_bias: Annotated[Mapping[int, StrictFloat], at_most(MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     seed: int | None = None
     max_tokens: int | None = None

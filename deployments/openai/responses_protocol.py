@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from deployments.generation import REASONING_EFFORT
-from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.body import Body, ClosedBody, Truth, at_most
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
-from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation
+from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation, Texts
 from deployments.openai.request_body import RequestBody
 from deployments.openai.response_tools import LeftOut, ResponseToolFields, full_name
 from deployments.openai.structured import Schema
@@ -104,6 +104,9 @@ LEFT_OUT_ITEMS = frozenset(
 )
 """The types of the items that say what a server did itself, in conversations that began there; what
 came of it is in the messages behind them."""
+
+_MAX_METADATA = 1024
+"""The OpenAI API has 16 at most."""
 
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
@@ -277,7 +280,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     """Nothing is stored, so nothing of an earlier response can be asked for."""
 
     input: Input
-    include: tuple[str, ...] | None = None
+    include: Texts | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = None
@@ -288,7 +291,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: Mapping[str, str] | None = None
+    metadata: Annotated[Mapping[str, str], at_most(_MAX_METADATA)] | None = None
     user: str | None = None
     speculation: Speculation | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None

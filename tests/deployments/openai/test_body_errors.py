@@ -39,6 +39,21 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (ChatBody, {**CHAT, "stop": ["a", 5]}, "stop.1: a string is expected"),
     (ChatBody, {**CHAT, "logit_bias": {"a": 1}}, "logit_bias.a: an integer is expected"),
     (ChatBody, {**CHAT, "logit_bias": {"5": True}}, "logit_bias.5: a number is expected"),
+    (
+        ChatBody,
+        {**CHAT, "logit_bias": {f"{index}": 1 for index in range(1025)}},
+        "logit_bias: an object of at most 1024 members is expected",
+    ),
+    (
+        ChatBody,
+        {**CHAT, "structured_outputs": {"disable_fallback": False, "a": None, "b": 1, "c": 2}},
+        "structured_outputs.b: is unknown",
+    ),
+    (
+        ResponsesBody,
+        {"input": "hi", "metadata": {f"{index}": 1 for index in range(1025)}},
+        "metadata: an object of at most 1024 members is expected",
+    ),
     (ChatBody, {**CHAT, "logit_bias": {"5": "3"}}, "logit_bias.5: a number is expected"),
     (
         ChatBody,
