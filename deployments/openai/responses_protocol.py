@@ -383,26 +383,34 @@ def _messages_of(
         if isinstance(item, InputMessage):
             text = joined(item.content, "input", _TEXT_PARTS)
             if item.role == "assistant" and found and _goes_on(found[-1]):
-                found[-1]["content"] = "\n".join(filter(None, (found[-1]["content"], text)))
+                found[-1]["content"].append(text)
             else:
-                found.append({"role": item.role, "content": text})
+                found.append({"role": item.role, "content": [text]})
         elif isinstance(item, InputReasoning):
             thought = item.text()
             if found and _is_reasoning(found[-1]):
-                found[-1]["reasoning_content"] += thought
+                found[-1]["reasoning_content"].append(thought)
             elif thought:
-                found.append({"role": "assistant", "content": None, "reasoning_content": thought})
+                found.append({"role": "assistant", "content": [], "reasoning_content": [thought]})
         elif isinstance(item, InputCallOutput):
             text = joined(item.output, "input", _TEXT_PARTS)
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": [text]})
         else:
             if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": None})
+                found.append({"role": "assistant", "content": []})
             name = full_name(item.namespace, item.name)
             function = {"name": name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             found[-1].setdefault("tool_calls", []).append(call)
-    return found
+    return [_with_texts(message) for message in found]
+
+
+def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose texts are joined, once for all of them."""
+    texts, thoughts = message["content"], message.get("reasoning_content")
+    content = "\n".join(filter(None, texts)) if texts else None
+    reasoning = {} if thoughts is None else {"reasoning_content": "".join(thoughts)}
+    return {**message, "content": content, **reasoning}
 
 
 def _goes_on(message: Mapping[str, Any]) -> bool:
@@ -414,7 +422,5 @@ def _goes_on(message: Mapping[str, Any]) -> bool:
 def _is_reasoning(message: Mapping[str, Any]) -> bool:
     """Whether nothing was said or called yet after it."""
     return (
-        "reasoning_content" in message
-        and message["content"] is None
-        and not message.get("tool_calls")
+        "reasoning_content" in message and not message["content"] and not message.get("tool_calls")
     )

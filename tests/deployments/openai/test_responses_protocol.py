@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import Any, get_args
 
 import pytest
@@ -156,6 +157,26 @@ def test_what_is_said_behind_a_call_is_in_its_message() -> None:
         assert [message["content"] for message in found] == contents
         calling = found[[message["role"] for message in found].index("tool") - 1]
         assert calling["tool_calls"][0]["id"] == "c1"
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ({"role": "assistant", "content": "x" * 2000}, "content"),
+        (
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 2000}]},
+            "reasoning_content",
+        ),
+    ],
+)
+def test_many_texts_of_a_message_are_copied_once(item: dict[str, Any], name: str) -> None:
+    """Not each time that another one follows."""
+    first = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}
+    body = ResponsesBody.parse({"model": "m", "input": [first, CALL, *[item] * 2000]})
+    before = thread_time()
+    (*_, last) = body._messages()
+    assert thread_time() - before < 0.15
+    assert len(last[name]) >= 4_000_000
 
 
 def test_reasoning_belongs_to_what_follows() -> None:
