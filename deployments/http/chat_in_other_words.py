@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +19,7 @@ from deployments.http.generation_route import (
     streamed_answer,
     whole_answer,
 )
-from deployments.http.json_body import read_json
+from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
 from deployments.openai.responses_protocol import ResponsesBody
@@ -47,12 +48,15 @@ async def answer_as_chat(
         headers: of the answer, beside those that all answers have.
     """
     deadline = gateway.deadline()
-    body = kind.parse(await deadline.wait(read_json(request)))
+    large_work = partial(off_loop_by_body, request, gateway.off_loop)
+    data = await deadline.wait(read_json(request))
+    body = await deadline.wait(large_work(kind.parse, data))
     with params_named(param_names):
-        chat = body.to_chat()
+        chat = await deadline.wait(large_work(body.to_chat))
         has_tools = chat.may_call_tools
         parser = await gateway.tool_parser(body.model, deadline, has_tools=has_tools)
-        generation = chat.to_generation(request_id(request.scope), parser)
+        own_id = request_id(request.scope)
+        generation = await deadline.wait(large_work(chat.to_generation, own_id, parser))
     generation = await owned(request, generation)
     own_headers = {**headers, **await ignored_header(gateway, body, deadline)}
     builder = make_builder(body, generation.request_id, chat.tool_reader(parser))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
@@ -17,7 +18,7 @@ from deployments.http.generation_route import (
     streamed_answer,
     whole_answer,
 )
-from deployments.http.json_body import read_json
+from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
 from deployments.openai.chat_format import ChatFormat
@@ -43,10 +44,13 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         deadline = gateway.deadline()
-        body = ChatBody.parse(await deadline.wait(read_json(request)))
+        large_work = partial(off_loop_by_body, request, gateway.off_loop)
+        data = await deadline.wait(read_json(request))
+        body = await deadline.wait(large_work(ChatBody.parse, data))
         parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
         with params_named(body.param_names):
-            generation = body.to_generation(request_id(request.scope), parser)
+            own_id = request_id(request.scope)
+            generation = await deadline.wait(large_work(body.to_generation, own_id, parser))
         form = ChatFormat(
             body.tool_reader(parser),
             is_one_call=body.parallel_tool_calls is False,
@@ -60,8 +64,11 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
     async def completions(request: Request) -> Response:
         """Continue a text."""
         deadline = gateway.deadline()
-        body = CompletionBody.parse(await deadline.wait(read_json(request)))
-        generation = body.to_generation(request_id(request.scope))
+        large_work = partial(off_loop_by_body, request, gateway.off_loop)
+        data = await deadline.wait(read_json(request))
+        body = await deadline.wait(large_work(CompletionBody.parse, data))
+        own_id = request_id(request.scope)
+        generation = await deadline.wait(large_work(body.to_generation, own_id))
         form = CompletionFormat(
             await _echoes(gateway, body, deadline) if body.echo else (),
             num_logprobs=body.logprobs,

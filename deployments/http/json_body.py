@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import Request
 
+from deployments.off_loop import OffLoop
 from deployments.openai.json_text import parse_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 _MAX_INLINE_BYTES = 2**16
 """Longer bodies are read in a thread, so that other answers go on."""
+
+T = TypeVar("T")
 
 _ENCODING_HEADER = "content-encoding"
 _UPGRADE_HEADER = "upgrade"
@@ -38,3 +42,14 @@ async def read_json(request: Request) -> Any:
     if len(body) <= _MAX_INLINE_BYTES:
         return parse_json(body)
     return await asyncio.to_thread(parse_json, body)
+
+
+async def off_loop_by_body(
+    request: Request, off_loop: OffLoop, function: Callable[..., T], *arguments: Any
+) -> T:
+    """Return the result of ``function``, which looks at all of a body that was read; in a thread
+    where that is long."""
+    num_bytes = len(await request.body())
+    if num_bytes <= _MAX_INLINE_BYTES:
+        return function(*arguments)
+    return await off_loop(num_bytes, function, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
@@ -17,7 +18,7 @@ from deployments.http.generation_route import (
     GENERATION_RESPONSES,
     ignored_header,
 )
-from deployments.http.json_body import read_json
+from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.http.param_names import params_named
 from deployments.http.request_id import anthropic_headers, request_id
 
@@ -48,9 +49,13 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
     async def count_tokens(request: Request, response: Response) -> dict[str, int]:
         """The number of tokens of a conversation, as it would be answered."""
         deadline = gateway.deadline()
-        body = CountTokensBody.parse(await deadline.wait(read_json(request)))
+        large_work = partial(off_loop_by_body, request, gateway.off_loop)
+        data = await deadline.wait(read_json(request))
+        body = await deadline.wait(large_work(CountTokensBody.parse, data))
         with params_named(PARAM_NAMES):
-            generation = body.to_chat().to_generation(request_id(request.scope))
+            chat = await deadline.wait(large_work(body.to_chat))
+            own_id = request_id(request.scope)
+            generation = await deadline.wait(large_work(chat.to_generation, own_id))
         ignored = await ignored_header(gateway, body, deadline)
         response.headers.update(ignored | anthropic_headers(request.scope))
         generation = replace(generation, num_body_bytes=len(await request.body()))

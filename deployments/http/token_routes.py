@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +13,7 @@ from deployments.deadline import Deadline
 from deployments.http.body_schema import body_schema
 from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
 from deployments.http.json_answer import json_answer
-from deployments.http.json_body import read_json
+from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.openai.protocol import DetokenizeBody, TokenizeBody
 from hdserve.errors import InvalidRequest
 
@@ -38,7 +39,8 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
 
 
 async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> Response:
-    body = TokenizeBody.parse(await read_json(request))
+    large_work = partial(off_loop_by_body, request, gateway.off_loop)
+    body = await large_work(TokenizeBody.parse, await read_json(request))
     headers = await ignored_header(gateway, body, deadline)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
@@ -47,7 +49,8 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:
-        chat = replace(body.to_generation(), num_body_bytes=len(await request.body()))
+        chat = await large_work(body.to_generation)
+        chat = replace(chat, num_body_bytes=len(await request.body()))
         tokens = await gateway.tokenize_chat(body.model, chat)
     info = await gateway.describe(body.model)
     found: dict[str, Any] = {
@@ -63,6 +66,7 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
 async def _detokenize(
     gateway: Gateway, request: Request, response: Response, deadline: Deadline
 ) -> dict[str, Any]:
-    body = DetokenizeBody.parse(await read_json(request))
+    data = await read_json(request)
+    body = await off_loop_by_body(request, gateway.off_loop, DetokenizeBody.parse, data)
     response.headers.update(await ignored_header(gateway, body, deadline))
     return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}

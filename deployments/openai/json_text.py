@@ -37,12 +37,29 @@ def parse_json(body: bytes) -> Any:
         text = body.decode("utf-8-sig")
         data = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if b"\\ud" in body.lower():  # perhaps half of a surrogate pair, which is no text
-            json.dumps(data, ensure_ascii=False).encode()
+            _check_texts(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {_fault(error)}") from error
     if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > _MAX_DEPTH:
         raise InvalidRequest(f"the request body is nested more than {_MAX_DEPTH} deep")
     return data
+
+
+def _check_texts(data: Any) -> None:
+    """
+    Raises:
+        UnicodeEncodeError: a text has half of a surrogate pair.
+    """
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, dict):
+            waiting += value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def num_parts(body: bytes) -> int:

@@ -219,9 +219,12 @@ class ModelServer:
             InvalidRequest: an id is not in the vocabulary.
             Overloaded: too many large texts wait already.
         """
-        check_token_ids(param, token_ids, self._model.vocab_size)
         with self._text(len(token_ids)):
-            return await self._off_loop(len(token_ids), self._tokenizer.decode, token_ids)
+            return await self._off_loop(len(token_ids), self._decoded, token_ids, param)
+
+    def _decoded(self, token_ids: list[int], param: str) -> str:
+        check_token_ids(param, token_ids, self._model.vocab_size)
+        return self._tokenizer.decode(token_ids)
 
     @contextmanager
     def _text(self, size: int) -> Iterator[None]:

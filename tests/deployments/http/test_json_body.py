@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from deployments.http.json_body import read_json
+from deployments.http.json_body import off_loop_by_body, read_json
+from deployments.off_loop import OffLoop
 from hdserve.errors import InvalidRequest, Unsupported
 
 
@@ -40,6 +42,20 @@ def read(body: bytes) -> Any:
 def test_json_is_read(body: bytes, data: Any) -> None:
     """Text in UTF-8, and in escapes that make pairs, is text."""
     assert read(body) == data
+
+
+def test_escapes_do_not_have_all_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write a million numbers holds up the interpreter for a second."""
+    monkeypatch.setattr("json.dumps", None)
+    data = read(rb'{"\ud83d\ude42": [1, {"a": ["\ud83d\ude42"]}]}')
+    assert data == {"🙂": [1, {"a": ["🙂"]}]}
+
+
+@pytest.mark.parametrize(("size", "is_same"), [(2**16, True), (2**16 + 1, False)])
+def test_work_on_long_bodies_is_done_in_a_thread(size: int, is_same: bool) -> None:
+    request = request_of(b" " * size)
+    found = asyncio.run(off_loop_by_body(request, OffLoop(), threading.get_ident))
+    assert (found == threading.get_ident()) is is_same
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate, gzip", "é" * 1000])
