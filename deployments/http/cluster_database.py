@@ -17,6 +17,7 @@ from hdserve.databases.archive import check_message, encode_end, is_continued
 from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
+from hdserve.drafting.states import unpack_states
 from hdserve.errors import DatabaseGone, HdserveError, InvalidRequest, SnapshotError
 
 OBJECT = "speculation.database"
@@ -171,6 +172,8 @@ class ClusterDatabase:
             SnapshotError: it has what no database takes; nothing of it was added.
         """
         check_message(received)
+        for calibration in received.calibrations.values():
+            unpack_states(calibration)
         num_new = 0
         for namespace, part in received.by_namespace():
             actor = await self._actor(namespace)

@@ -186,9 +186,12 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
         How many outputs were new.
 
     Raises:
-        SnapshotError: it has what no database takes, see :func:`check_message`; nothing was added.
+        SnapshotError: it has what no database takes, see :func:`check_message`, or more namespaces
+            than this one may have; nothing was added.
     """
     check_message(message)
+    if not log.has_room(message.namespaces):
+        raise SnapshotError("it has too many namespaces; `model_database.max_bytes` bounds them")
     num_new = 0
     for namespace, segment in message.outputs.items():
         for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):

@@ -6,7 +6,7 @@ does I/O or knows of time; :mod:`hdserve.databases.output_store` keeps the log o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -21,6 +21,11 @@ MAX_CALIBRATION_BYTES = 2**16
 
 CALIBRATION_SHARE = 8
 """Calibrations of all namespaces may take this part of what outputs may, beside them."""
+
+NAMESPACE_SHARE = 8
+NAMESPACE_BYTES = 2**12
+"""About what a namespace takes beside what is kept of it.  Those that an import may make take the
+share above of what outputs may."""
 
 CHANGE_BYTES = 216
 """The bytes that the fields of one namespace take in a reply, beside its outputs, its calibration
@@ -127,6 +132,13 @@ class OutputLog:
         """The log of ``namespace``; if there is none an empty one, which is not kept."""
         partition = self._partitions.get(namespace)
         return partition or Partition(self._first_version, self._chunk_bytes)
+
+    def has_room(self, namespaces: Iterable[str]) -> bool:
+        """Whether there may be these namespaces, too, where others than this cluster name them."""
+        num_new = sum(name not in self._partitions for name in namespaces)
+        most = self._max_total_bytes // NAMESPACE_SHARE // NAMESPACE_BYTES
+        most = max(most, MIN_CLEARED_PARTITIONS)
+        return not num_new or len(self._partitions) + num_new <= most
 
     def append(self, namespace: str, segment: Segment) -> list[Appended]:
         """Add outputs; those that were appended before are left out.

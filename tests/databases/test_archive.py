@@ -175,6 +175,19 @@ def test_an_archive_that_is_cut_between_two_records_is_refused(tmp_path: Path) -
     assert not (tmp_path / "new").exists()
 
 
+def test_an_import_makes_no_more_namespaces_than_there_is_room_for() -> None:
+    """Each takes memory and a file, beside its outputs; what is there already grows."""
+    log = OutputLog(10**6, 10**6)
+    one = Segment.from_outputs("r", 0, [np.full(1, 7, np.uint32)])
+    many = Publish("archive-part", {f"n{number}": one for number in range(2**13)})
+    assert archives.take_message(many, log, None) == 2**13
+    with pytest.raises(SnapshotError, match="too many namespaces"):
+        archives.take_message(Publish("archive-part", {"other": one}), log, None)
+    assert "other" not in log.namespaces()
+    assert archives.take_message(many, log, None) == 0
+    assert OutputLog(10**6, 2**30).has_room(f"{number}" for number in range(2**15))
+
+
 def test_the_archive_of_an_empty_database_says_whose_it_is(tmp_path: Path) -> None:
     OutputStore(database_directory(tmp_path / "old", KEY), KEY).close()
     archive = tmp_path / "a.archive"

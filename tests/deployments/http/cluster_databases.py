@@ -16,6 +16,7 @@ from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import Publish
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.drafting.states import pack_states
 
 KEY = DatabaseKey("m", "f")
 
@@ -70,5 +71,8 @@ def database(num_records: int = 1000) -> tuple[ModelDatabaseActor, ClusterDataba
 
 def archive_of(namespace: str, num_calibration_bytes: int = 0) -> Publish:
     outputs = {namespace: Segment.from_outputs("origin", 0, [np.ones(3, np.uint32)])}
-    calibration = bytes(num_calibration_bytes)
-    return Publish("archive", outputs, {namespace: calibration} if calibration else {})
+    if not num_calibration_bytes:
+        return Publish("archive", outputs)
+    num_head_bytes = len(pack_states({"x": bytes(2**10)})) - 2**10
+    calibration = pack_states({"x": bytes(num_calibration_bytes - num_head_bytes)})
+    return Publish("archive", outputs, {namespace: calibration})

@@ -18,7 +18,7 @@ from deployments.http.cluster_database import ClusterDatabase, ask_actor
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
 from hdserve.databases.archive import encode_end
-from hdserve.databases.messages import Poll, Reply
+from hdserve.databases.messages import Poll, Publish, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseGone, DatabaseInUse, InvalidRequest, SnapshotError
@@ -68,6 +68,18 @@ def test_an_archive_cannot_have_a_record_of_any_length() -> None:
     with pytest.raises(InvalidRequest, match="impossible length"):
         asyncio.run(database.import_(chunks()))
     assert num_read == 0
+
+
+def test_a_calibration_that_is_none_is_refused() -> None:
+    """Replicas could not read it."""
+    message = Publish("archive-part", {}, {"default": b"\xff\x00garbage"})
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack_record(message.encode(KEY)) + pack_record(encode_end(KEY))
+
+    _, model_database = database()
+    with pytest.raises(InvalidRequest, match="the archive cannot be used: the drafters' states"):
+        asyncio.run(model_database.import_(chunks()))
 
 
 def test_an_archive_of_nothing() -> None:
