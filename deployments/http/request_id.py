@@ -9,12 +9,15 @@ from starlette.types import Scope
 
 _HEADER = "x-request-id"
 _MAX_CHARACTERS = 64
+_ESCAPED = {code: f"\\x{code:x}" for code in range(0x80, 0xA0)}
+"""Control characters beyond ASCII; no HTTP server takes those within."""
 
 
 def sent_id(scope: Scope) -> str | None:
-    """Return the id that a request came with; bytes that are no UTF-8 are escaped."""
+    """Return the id that a request came with; control characters, and bytes that are no
+    UTF-8, are escaped."""
     sent = Headers(scope=scope).get(_HEADER, "").encode("latin-1")
-    return sent.decode(errors="backslashreplace") or None
+    return sent.decode(errors="backslashreplace").translate(_ESCAPED) or None
 
 
 def request_id(scope: Scope) -> str:
@@ -24,5 +27,5 @@ def request_id(scope: Scope) -> str:
 
 def anthropic_headers(scope: Scope) -> dict[str, str]:
     """Return the header that tells Anthropic's clients what ``x-request-id`` tells OpenAI's."""
-    sent = Headers(scope=scope).get(_HEADER)
-    return {"request-id": sent} if sent else {}
+    sent = sent_id(scope)
+    return {"request-id": sent.encode().decode("latin-1")} if sent else {}

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _MAX_KEPT = 32
 _MAX_REASON_CHARACTERS = 200
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
 _QUOTED_RULES = re.compile(r"\n *\d+ \| ")
 _LEXER_IS_FULL = "too many states"
 _MAX_RENEWAL_S = 0.1
@@ -301,5 +302,6 @@ def _reason(matcher: LLMatcher) -> str:
     """What the library complains of, in one line, without the rules that it quotes: a client has
     not written them."""
     text = matcher.get_error().replace("<non-verbose/>", "")
+    text = _PANIC.sub("it cannot be compiled", text)
     text = _QUOTED_RULES.split(_PLACE.sub("", text))[0]
     return " ".join(text.split())[:_MAX_REASON_CHARACTERS]

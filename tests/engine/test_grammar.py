@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterable
 from string import ascii_lowercase
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -22,7 +23,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hdserve import core, grammar
 from hdserve.core import FinishReason
 from hdserve.drafting.base import Drafter
-from hdserve.engine.grammar import Grammars, GrammarState
+from hdserve.engine.grammar import Grammars, GrammarState, _reason
 from hdserve.engine.tokenizer import Tokenizer
 from hdserve.errors import HdserveError, InvalidRequest
 from tests.drafters import JunkDrafter, OracleDrafter
@@ -233,6 +234,12 @@ def test_grammars_that_nothing_here_makes_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         GRAMMARS.check(text)
     assert caught.value.param == "grammar"
+
+
+def test_a_panic_of_the_library_is_told_without_its_trace() -> None:
+    error = "panic: assertion failed: self.is_ok()\n   0: std::backtrace\n   1: at src/lib.rs:5"
+    matcher: Any = SimpleNamespace(get_error=lambda: error)
+    assert _reason(matcher) == "it cannot be compiled"
 
 
 def test_a_grammar_without_any_text_is_refused() -> None:
