@@ -43,7 +43,7 @@ def test_what_is_not_there_the_engine_makes() -> None:
 
 def test_all_of_them_may_be_among_others() -> None:
     allowed = AllowedTokens((3, 7, 3), VOCAB_SIZE)
-    assert allowed.are_among({3, 5, 7})
+    assert allowed.are_among({3, 5, 7, VOCAB_SIZE})
     assert not allowed.are_among({3, 5})
     assert not allowed.are_among(())
     assert allowed.bias(CPU).isfinite().nonzero().flatten().tolist() == [3, 7]
