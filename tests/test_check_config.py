@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from hdserve.cli import main
 from hdserve.cli.commands import app
 from hdserve.config import load_config, read_config
+from hdserve.config.deployed import read_deployed_config
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_statistics
 
@@ -116,6 +118,19 @@ def test_mistakes_are_named(tmp_path: Path, text: str, reason: str) -> None:
     assert isinstance(error, ConfigError)
     assert reason in error.message
     assert str(path) in error.message.splitlines()[0]
+
+
+@pytest.mark.parametrize("read", [read_config, read_deployed_config])
+def test_what_can_be_read_once_has_lines(read: Callable[[Path], Any]) -> None:
+    """A pipe, which is empty the second time, as in ``check-config <(...)``."""
+    reader, writer = os.pipe()
+    os.write(writer, (MODEL % "" + "gatway: {}").encode())
+    os.close(writer)
+    try:
+        with pytest.raises(ConfigError, match="line 2, gatway: unknown key"):
+            read(Path(f"/dev/fd/{reader}"))
+    finally:
+        os.close(reader)
 
 
 def test_lines_within_a_serve_config_file(tmp_path: Path) -> None:

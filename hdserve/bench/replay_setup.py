@@ -27,7 +27,7 @@ def load_drafting(path: Path | None) -> DraftingConfig:
     """
     if path is None:
         return DraftingConfig()
-    data = read_yaml(path)
+    data, _ = read_yaml(path)
     if isinstance(data, dict) and set(data) == {"drafting"}:
         data = data["drafting"]
     try:

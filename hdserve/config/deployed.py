@@ -19,7 +19,7 @@ from hdserve.config.application import ServeConfig
 from hdserve.config.loading import load_config
 from hdserve.config.mistakes import LineOf, Location, nowhere
 from hdserve.config.strict_yaml import line_of as yaml_line_of
-from hdserve.config.strict_yaml import load_documents, parse_yaml, read_text, read_yaml
+from hdserve.config.strict_yaml import load_documents, parse_yaml, read_yaml
 from hdserve.errors import ConfigError
 
 IMPORT_PATH = "deployments:app"
@@ -67,8 +67,8 @@ def read_deployed_config(path: str | Path) -> DeployedConfig:
         ConfigError: it cannot be read or is wrong; the message begins with the file and says where
             in it the configuration lies.
     """
-    documents = read_yaml(path, load_documents)
-    line_of = partial(yaml_line_of, read_text(path)) if len(documents) == 1 else nowhere
+    documents, text = read_yaml(path, load_documents)
+    line_of = partial(yaml_line_of, text) if len(documents) == 1 else nowhere
     try:
         return _in_documents(documents, line_of)
     except ConfigError as error:

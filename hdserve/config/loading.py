@@ -17,7 +17,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from hdserve.config.application import AccessConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, describe_errors, nowhere
 from hdserve.config.model import ModelConfig
-from hdserve.config.strict_yaml import line_of, read_text, read_yaml
+from hdserve.config.strict_yaml import line_of, read_yaml
 from hdserve.errors import ConfigError
 
 CONFIG_ENVIRONMENT_VARIABLE = "HDSERVE_CONFIG"
@@ -120,10 +120,10 @@ def read_config(path: str | Path) -> ServeConfig:
     Raises:
         ConfigError: the file cannot be read or is wrong.
     """
-    data = read_yaml(path)
+    data, text = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: keys with values are expected, as in `models: ...`")
     try:
-        return parse_config(data, partial(line_of, read_text(path)))
+        return parse_config(data, partial(line_of, text))
     except ConfigError as error:
         raise ConfigError(f"{path}:\n{error.message}") from error

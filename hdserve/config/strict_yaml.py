@@ -46,14 +46,16 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
 
 
-def read_yaml(path: str | Path, load: Callable[[str], Any] = load_yaml) -> Any:
-    """Return what ``load`` makes of the file of a configuration.
+def read_yaml(path: str | Path, load: Callable[[str], Any] = load_yaml) -> tuple[Any, str]:
+    """Return what ``load`` makes of the file of a configuration, and its text: what is no file on a
+    disk, such as a pipe, can be read once.
 
     Raises:
         ConfigError: it cannot be read, or is no YAML; says in which line.
     """
+    text = read_text(path)
     try:
-        return parse_yaml(read_text(path), load)
+        return parse_yaml(text, load), text
     except ValueError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
 
