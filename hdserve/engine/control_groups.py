@@ -32,8 +32,9 @@ def directories(controller: str, groups: Path, own_group: Path) -> Iterator[tupl
 
 
 def read(path: Path) -> str:
-    """The text of a file; empty where it cannot be read."""
+    """The text of a file; empty where it cannot be read.  What names a group may be no text: its
+    bytes are kept."""
     try:
-        return path.read_text(encoding="ascii")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
     write_group(tmp_path / "slice", V2, "900", 700, "inactive_file 0")
     write_group(tmp_path / "slice" / "service", V2, "500", 100, "inactive_file 0")
     assert free_bytes_of_group(tmp_path, own) == 200
+
+
+@pytest.mark.parametrize("name", ["größe".encode(), b"\xff"], ids=["text", "bytes"])
+def test_a_group_has_any_name(tmp_path: Path, name: bytes) -> None:
+    """One that is no text, too; what a file says that is none is no number."""
+    own = tmp_path / "own"
+    own.write_bytes(b"0::/" + name + b"\n")
+    group = tmp_path / os.fsdecode(name)
+    write_group(group, V2, "500", 100, "inactive_file 0")
+    assert free_bytes_of_group(tmp_path, own) == 400
+    (group / "memory.max").write_bytes(b"\xff")
+    assert free_bytes_of_group(tmp_path, own) == math.inf
 
 
 def test_version_1_counts(tmp_path: Path) -> None:
