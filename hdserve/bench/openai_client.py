@@ -84,7 +84,7 @@ class OpenAIClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
             async with self._open.get(self._base_url + path, timeout=timeout) as response:
-                return await response.text() if response.status == 200 else None
+                return await _text_of(response) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None
 
@@ -94,7 +94,7 @@ class OpenAIClient:
         try:
             async with self._open.get(self._base_url + path) as response:
                 is_read = response.status == 200
-                return "" if is_read else _refusal(response.status, await response.text())
+                return "" if is_read else _refusal(response.status, await _text_of(response))
         except (aiohttp.ClientError, TimeoutError) as error:
             return _named(error)
 
@@ -217,9 +217,14 @@ def _text(choice: dict[str, Any]) -> str:
 async def _note_refusal(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
     is_full = response.status == 429
     record.outcome = Outcome.REJECTED if is_full else Outcome.FAILED
-    record.error = _refusal(response.status, await response.text())
+    record.error = _refusal(response.status, await _text_of(response))
     wait_s = response.headers.get("retry-after", "")
     record.retry_after_s = float(wait_s) if wait_s.isdigit() else 0.0
+
+
+async def _text_of(response: aiohttp.ClientResponse) -> str:
+    """What is no text of its encoding is replaced."""
+    return await response.text(errors="replace")
 
 
 def _refusal(status: int, text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 from aiohttp import web
@@ -13,21 +13,26 @@ from aiohttp import web
 from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.request_record import Outcome, RequestRecord
 
+T = TypeVar("T")
+
 END = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 
 
 def answer(chunks: Sequence[Any]) -> RequestRecord:
     """What a client notes of a server that streams ``chunks``."""
-    return asyncio.run(_answer(chunks))
+    events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    body = "".join([*events, "data: [DONE]\n\n"]).encode()
+    return asyncio.run(_of_server(200, body, lambda client: client.ask("a", "text")))
 
 
-async def _answer(chunks: Sequence[Any]) -> RequestRecord:
-    async def stream(_: web.Request) -> web.Response:
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-        return web.Response(text="".join([*events, "data: [DONE]\n\n"]))
+async def _of_server(status: int, body: bytes, ask: Callable[[OpenAIClient], Awaitable[T]]) -> T:
+    """What ``ask`` gives of a client of a server whose only answer is ``body``."""
+
+    async def answer_always(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, content_type="text/plain", charset="utf-8")
 
     application = web.Application()
-    application.router.add_post("/v1/chat/completions", stream)
+    application.router.add_route("*", "/{path:.*}", answer_always)
     runner = web.AppRunner(application)
     await runner.setup()
     try:
@@ -35,7 +40,7 @@ async def _answer(chunks: Sequence[Any]) -> RequestRecord:
         await site.start()
         host, port = runner.addresses[0][:2]
         async with OpenAIClient(f"http://{host}:{port}", "chat", {"model": "m"}) as client:
-            return await client.ask("a", "text")
+            return await ask(client)
     finally:
         await runner.cleanup()
 
@@ -56,6 +61,15 @@ def test_a_chunk_of_another_shape_fails_its_request_alone(chunk: Any) -> None:
     record = answer([chunk, END])
     assert record.outcome is Outcome.FAILED
     assert record.error
+
+
+def test_what_is_no_text_of_its_encoding_is_shown_all_the_same() -> None:
+    """What a path holds, and why one is not read, or a request refused."""
+    body = b"a\xff"
+    assert asyncio.run(_of_server(200, body, lambda client: client.get_text("/x"))) == "a\ufffd"
+    assert asyncio.run(_of_server(500, body, lambda client: client.fault("/x"))) == "500: a\ufffd"
+    record = asyncio.run(_of_server(500, body, lambda client: client.ask("a", "text")))
+    assert record.error == "500: a\ufffd"
 
 
 @pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content", "reasoning")], ids=str)
