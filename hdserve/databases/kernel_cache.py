@@ -25,7 +25,12 @@ from numba.core import caching
 logger = logging.getLogger(__name__)
 
 _COMPILED_TOGETHER = ("databases", "drafting")
-COMPILED_INTO_ALL: Final = (Path(__file__).parents[1] / "noise.py",)
+COMPILED_INTO_ALL: Final = (
+    Path(__file__).parents[1] / "noise.py",
+    Path(__file__).with_name("cache_lines.py"),
+)
+"""Modules of other folders that kernels are compiled with."""
+
 _MAX_WAIT_S = 300.0
 """How long to wait for another process that compiles the same function; then this one compiles it,
 too."""

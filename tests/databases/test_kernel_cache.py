@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from hdserve.databases.kernel_cache import (
 from hdserve.drafting import growth, observing
 from hdserve.engine.kernels import attention
 from hdserve.engine.kernels.registers import HAS_AVX512
+
+PACKAGE = Path(ngram.__file__).parents[1]
+COMPILERS = {"hdserve.databases.compiled", "hdserve.databases.kernel_cache"}
+"""What compiles is in nothing that is compiled."""
 
 LOADED = """
 import numpy as np
@@ -93,11 +98,38 @@ def make_sources(root: Path, text: str) -> Path:
     return root
 
 
-def test_what_is_compiled_into_all_is_part_of_each_digest() -> None:
-    """Modules whose functions Python calls as they are, and kernels of any folder compile."""
-    package = Path(ngram.__file__).parents[1]
-    found = [path for path in package.rglob("*.py") if "@register_jitable" in path.read_text()]
-    assert found == list(COMPILED_INTO_ALL)
+def imports(path: Path) -> set[str]:
+    """The modules that a module imports from."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def with_kernels(folder: Path) -> Iterator[Path]:
+    """The modules of ``folder`` that have parts of kernels."""
+    for path in sorted(folder.glob("*.py")):
+        if any(name.split(".")[0] == "numba" or name in COMPILERS for name in imports(path)):
+            yield path
+
+
+@pytest.mark.parametrize("folders", [("databases", "drafting"), ("engine/kernels",)], ids=str)
+def test_what_kernels_import_is_part_of_their_digest(folders: Sequence[str]) -> None:
+    """Constants of modules of other folders, too, are in what is compiled."""
+    own = tuple(f"hdserve.{folder.replace('/', '.')}." for folder in folders)
+    found = {
+        name
+        for folder in folders
+        for path in with_kernels(PACKAGE / folder)
+        for name in imports(path)
+        if name.startswith("hdserve.") and not name.startswith(own) and name not in COMPILERS
+    }
+    elsewhere = {f"{name.replace('.', '/')}.py" for name in found}
+    assert elsewhere <= {str(path.relative_to(PACKAGE.parent)) for path in COMPILED_INTO_ALL}
+
+
+def test_what_python_calls_as_it_is_is_part_of_each_digest() -> None:
+    """Kernels of any folder compile it."""
+    found = {path for path in PACKAGE.rglob("*.py") if "@register_jitable" in path.read_text()}
+    assert found <= set(COMPILED_INTO_ALL)
 
 
 def test_any_change_changes_the_digest(tmp_path: Path) -> None:
