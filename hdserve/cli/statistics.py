@@ -95,8 +95,8 @@ def build(options: BuildOptions) -> None:
             checkpoint_tokens=options.checkpoint_tokens,
             on_progress=bar.report,
         )
-        if job.num_resumed_segments:
-            bar.print(f"resumed after {job.num_resumed_segments:,} segments")
+        if job.num_resumed:
+            bar.print(f"resumed after {job.num_resumed:,} segments")
         info = job.run()
     if found.has_text:
         _print(info, options.output)

@@ -10,10 +10,8 @@ from typing import Protocol
 from hdserve.config import StrictModel
 from hdserve.databases.corpus import CorpusSegment, read_segments
 from hdserve.databases.statistics import ends_crc32
-from hdserve.databases.statistics_builder import StatisticsBuilder, check_writable
-from hdserve.databases.statistics_checkpoint import Checkpoint
-from hdserve.databases.statistics_info import StatisticsInfo
-from hdserve.databases.target_lock import TargetLock
+from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_job import StatisticsJob
 from hdserve.errors import DatabaseError
 
 BATCH_SEGMENTS = 256
@@ -49,12 +47,11 @@ class BuildProgress(StrictModel):
     num_segments: int
 
 
-class StatisticsBuild:
-    """One build of a directory, which no other job may write until it has run.
+class StatisticsBuild(StatisticsJob[BuildProgress]):
+    """A database of corpora.
 
     Args:
-        directory: where the database is written; the unfinished state lies in ``unfinished/``
-            below it.
+        directory: where it is written.
         paths: corpora, see :mod:`hdserve.databases.corpus`; counted in order.
         turn_end: token ids that end a message of the assistant.
         excluded_sources: beginnings of the sources of rows that are left out.
@@ -62,13 +59,13 @@ class StatisticsBuild:
         on_progress: called with (path, bytes read of it, tokens so far).
 
     Attributes:
-        num_resumed_segments: segments that an interrupted build had read already.
         num_excluded: segments left out, by source.
 
     Raises:
-        DatabaseError: a file is missing or empty, the unfinished build in ``directory`` is of
-            other files or settings, or another job writes there.
+        DatabaseError: a file is missing or empty, or as :class:`StatisticsJob` has it.
     """
+
+    kind, counted = "build", "num_segments"
 
     def __init__(
         self,
@@ -83,80 +80,42 @@ class StatisticsBuild:
         checkpoint_tokens: int = 50_000_000,
         on_progress: Callable[[Path, int, int], None] | None = None,
     ) -> None:
-        self._directory = directory
         self._paths = tuple(paths)
         self._tokenizer = tokenizer
         self._turn_end = list(turn_end)
         self._excluded_sources = tuple(excluded_sources)
-        self._max_bytes = max_bytes
         self._checkpoint_tokens = checkpoint_tokens
         self._on_progress = on_progress
-        self._checkpoint = Checkpoint(directory, BuildProgress)
-        self._builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
+        self.num_excluded: Counter[str] = Counter()
+        builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
         try:
-            self._files = tuple((str(path), *_size_and_checksum(path)) for path in paths)
+            files = tuple((str(path), *_size_and_checksum(path)) for path in paths)
         except OSError as error:
             raise DatabaseError(f"cannot be read: {error}") from error
-        self.num_excluded: Counter[str] = Counter()
-        self._lock = TargetLock(directory)
-        try:
-            self.num_resumed_segments = self._resume()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _progress(self, num_segments: int) -> BuildProgress:
-        return BuildProgress(
-            files=self._files,
-            turn_end=tuple(self._turn_end),
+        begun = BuildProgress(
+            files=files,
+            turn_end=tuple(turn_end),
             excluded_sources=self._excluded_sources,
-            max_bytes=self._max_bytes,
-            num_segments=num_segments,
+            max_bytes=max_bytes,
+            num_segments=0,
         )
+        super().__init__(directory, builder, begun)
 
-    def _resume(self) -> int:
-        saved = self._checkpoint.load()
-        if saved is None:
-            return 0
-        progress, database = saved
-        if progress != self._progress(progress.num_segments):
-            raise DatabaseError(
-                f"{self._checkpoint.directory}: an unfinished build of other files or settings; "
-                "finish or delete it"
-            )
-        self._builder.restore(database)
-        return progress.num_segments
-
-    def run(self) -> StatisticsInfo:
-        """Count everything and write the database.
-
-        Raises:
-            DatabaseError: a corpus cannot be read, or nothing can be written.
-        """
-        try:
-            return self._run()
-        finally:
-            self._lock.release()
-
-    def _run(self) -> StatisticsInfo:
-        check_writable(self._directory)
+    def _count_all(self) -> None:
         num_segments = 0
         next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
         for path in self._paths:
             for batch in _batches(read_segments(path)):
                 num_segments += len(batch)
                 kept = self._without_excluded(batch)
-                is_new = num_segments > self.num_resumed_segments
+                is_new = num_segments > self.num_resumed
                 if is_new:
                     self._count(path.name, kept)
                 if self._on_progress:
                     self._on_progress(path, batch[-1].position, self._builder.num_tokens)
                 if is_new and self._builder.num_tokens >= next_checkpoint:
                     next_checkpoint = self._builder.num_tokens + self._checkpoint_tokens
-                    self._checkpoint.save(self._builder, self._progress(num_segments))
-        info = self._builder.write(self._directory)
-        self._checkpoint.remove()
-        return info
+                    self._save(num_segments)
 
     def _without_excluded(self, batch: Sequence[CorpusSegment]) -> list[CorpusSegment]:
         kept = []

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -244,20 +243,6 @@ class StatisticsBuilder:
     def finish(self) -> StatisticsDatabase:
         """The counts as a database in memory, without a file."""
         return StatisticsDatabase(self.table.rows, self._info(None))
-
-
-def check_writable(directory: Path) -> None:
-    """Check before a long job that a database can be written to a directory, which is made.
-
-    Raises:
-        DatabaseError: it cannot.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise DatabaseError(f"{directory}: cannot be written: {error}") from error
 
 
 def _free_table(directory: Path) -> str:

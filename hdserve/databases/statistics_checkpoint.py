@@ -49,7 +49,7 @@ class Checkpoint(Generic[ProgressT]):
             database.verify()
         except (ValidationError, OSError, SnapshotError) as error:
             raise DatabaseError(
-                f"{self.directory}: an unfinished build cannot be resumed; delete it: {error}"
+                f"{self.directory}: an unfinished job cannot be resumed; delete it: {error}"
             ) from error
         return progress, database
 

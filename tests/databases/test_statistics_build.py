@@ -88,7 +88,7 @@ def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
         _run(directory, corpus, on_progress=interrupt, checkpoint_tokens=5000)
     assert not (directory / INFO_NAME).exists()
     build = StatisticsBuild(directory, (corpus,), Bytes(), 300, turn_end=(256,), max_bytes=1 << 22)
-    assert build.num_resumed_segments > 0
+    assert build.num_resumed > 0
     info = build.run()
     assert info == whole.info
     assert (directory / TABLE_NAME).read_bytes() == (tmp_path / "whole" / TABLE_NAME).read_bytes()
@@ -111,7 +111,7 @@ def test_unfinished_build_does_not_go_on_in_another_order(tmp_path: Path) -> Non
     rows = [{"text": "a" * 50}] * 1000
     paths = [_write_rows(tmp_path / name, rows) for name in ("a.jsonl", "b.jsonl")]
     _interrupted(tmp_path / "s", *paths)
-    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+    with pytest.raises(DatabaseError, match="unfinished build of other inputs or settings"):
         _run(tmp_path / "s", *reversed(paths))
     _run(tmp_path / "s", *paths)
 
@@ -120,7 +120,7 @@ def test_unfinished_build_of_other_files_is_not_mixed(tmp_path: Path) -> None:
     corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
     other = _write_rows(tmp_path / "other.jsonl", [{"text": "b"}])
     _interrupted(tmp_path / "s", corpus)
-    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+    with pytest.raises(DatabaseError, match="unfinished build of other inputs or settings"):
         _run(tmp_path / "s", other)
     with pytest.raises(DatabaseError, match="other settings"):
         StatisticsBuild(tmp_path / "s", (corpus,), Bytes(), 301, turn_end=(256,), max_bytes=1 << 22)
@@ -137,7 +137,7 @@ def test_unfinished_build_with_other_settings_is_not_mixed(
 ) -> None:
     corpus = _write_rows(tmp_path / "rows.jsonl", [_sourced("y", "a" * 50)] * 1000)
     _interrupted(tmp_path / "s", corpus)
-    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+    with pytest.raises(DatabaseError, match="unfinished build of other inputs or settings"):
         _run(tmp_path / "s", corpus, **others)
 
 
@@ -146,7 +146,7 @@ def test_unfinished_build_of_a_rewritten_file_is_not_mixed(tmp_path: Path) -> No
     corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
     _interrupted(tmp_path / "s", corpus)
     _write_rows(corpus, [{"text": "b" * 50}] * 1000)
-    with pytest.raises(DatabaseError, match="unfinished build of other files or settings"):
+    with pytest.raises(DatabaseError, match="unfinished build of other inputs or settings"):
         _run(tmp_path / "s", corpus)
     _write_rows(corpus, [{"text": "a" * 50}] * 1000)
     _run(tmp_path / "s", corpus)

@@ -118,12 +118,12 @@ def test_another_unfinished_merge_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         StatisticsMerge(target, sources, checkpoint_s=0.0, on_progress=stop).run()
     for others in (sources[::-1], sources[:2]):
-        with pytest.raises(DatabaseError, match="other sources or settings"):
+        with pytest.raises(DatabaseError, match="other inputs or settings"):
             StatisticsMerge(target, others)
-    with pytest.raises(DatabaseError, match="other sources or settings"):
+    with pytest.raises(DatabaseError, match="other inputs or settings"):
         StatisticsMerge(target, sources, max_bytes=1 << 20)
     (target / CHECKPOINT_NAME / TABLE_NAME).write_bytes(b"")
-    with pytest.raises(DatabaseError, match="delete it"):
+    with pytest.raises(DatabaseError, match="unfinished job cannot be resumed; delete it"):
         StatisticsMerge(target, sources)
     shutil.rmtree(target / CHECKPOINT_NAME)
     assert StatisticsMerge(target, sources).num_resumed == 0

@@ -73,7 +73,7 @@ def test_a_job_that_fails_is_in_nobodys_way(tmp_path: Path, corpus: Path, source
 
     with pytest.raises(KeyboardInterrupt):
         StatisticsMerge(target, [source, source], checkpoint_s=0.0, on_progress=stop).run()
-    with pytest.raises(DatabaseError, match="other sources"):
+    with pytest.raises(DatabaseError, match="other inputs"):
         StatisticsMerge(target, [source])
     StatisticsMerge(target, [source, source]).run()
     assert (target / INFO_NAME).exists()
