@@ -14,14 +14,16 @@ from pydantic import ValidationError
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.config.mistakes import describe_errors
 from hdserve.drafting.base import Drafter, DraftResources
-from hdserve.drafting.context import ContextDrafter
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
-from hdserve.drafting.model import ModelDrafter
 from hdserve.drafting.prompt_lookup import PromptLookup
-from hdserve.drafting.recycled import RecycledDrafter
+from hdserve.drafting.single_databases import (
+    ContextDrafter,
+    ModelDrafter,
+    RecycledDrafter,
+    StatisticsDrafter,
+)
 from hdserve.drafting.states import fit_states, fitting_states, pack_states, unpack_states
-from hdserve.drafting.statistics import StatisticsDrafter
 from hdserve.errors import ConfigError, HdserveError, SnapshotError
 
 logger = logging.getLogger(__name__)

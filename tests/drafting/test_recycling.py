@@ -14,7 +14,7 @@ from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import BUCKET_ROWS
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
-from hdserve.drafting.recycled import RecycledDrafter
+from hdserve.drafting.single_databases import RecycledDrafter
 from hdserve.tree import DraftTree
 from tests.drafting.helpers import VOCAB_SIZE, check_tree, make_sequence, propose
 

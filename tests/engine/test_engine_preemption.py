@@ -10,7 +10,7 @@ import torch
 from hdserve import core
 from hdserve.core import FinishReason, PromptScores, Source, SpeculationParams
 from hdserve.drafting.base import Drafter, DraftResources
-from hdserve.drafting.context import ContextDrafter
+from hdserve.drafting.single_databases import ContextDrafter
 from hdserve.engine.engine import Engine
 from hdserve.engine.scheduler import GROWTH_TOKENS
 from tests.drafters import OracleDrafter
