@@ -214,7 +214,7 @@ def learn_from_model(
     engine = host.make_engine()
     begun = prior.for_vocabulary(host.model.vocab_size)
     begun.num_tokens = 1  # what has learned from nothing is not adopted
-    engine.adopt_drafter_states(DEFAULT_NAMESPACE, pack_states({Hierarchy.name: begun.to_bytes()}))
+    engine.drafters.adopt(DEFAULT_NAMESPACE, pack_states({Hierarchy.name: begun.to_bytes()}))
     num_tokens = num_steps = 0
     for index, row in enumerate(prompts):
         prompt = encode_prompt(row, host.tokenizer, host.model.max_model_len - MAX_ANSWER_TOKENS)
@@ -226,7 +226,7 @@ def learn_from_model(
         num_tokens += seq.num_output_tokens
         num_steps += seq.counts.num_steps
     print(f"{model}, temperature {temperature}: {num_tokens / num_steps:.3f}")
-    states = engine.drafter_states(DEFAULT_NAMESPACE)
+    states = engine.drafters.states(DEFAULT_NAMESPACE)
     assert states is not None, "too few prompts"
     return Calibration.from_bytes(unpack_states(states)[Hierarchy.name])
 

@@ -119,7 +119,7 @@ class ReplicaMetrics:
         databases = [*self._host.databases.values()]
         own, *others = databases
         found = [
-            ("context", *engine.held_by_drafters()),
+            ("context", *engine.drafters.held()),
             ("model", own.num_entries, own.num_text_bytes),
             ("recycled", own.num_recycled_entries, own.num_recycled_bytes),
         ]

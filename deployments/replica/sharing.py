@@ -82,7 +82,7 @@ class ClusterSharing:
     def _publish_states(self, engine: Engine, namespace: str, standing: Standing) -> None:
         if self._mirror.has_calibration(namespace):
             return
-        states = engine.drafter_states(namespace)
+        states = engine.drafters.states(namespace)
         if states is not None:
             self._mirror.publish_calibration(namespace, states, standing)
 
@@ -107,7 +107,7 @@ class ClusterSharing:
     def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
         """Take what all replicas together have learned of drafting."""
         if model == self._host.config.name:
-            self._engine.call(lambda engine: engine.adopt_drafter_states(namespace, calibration))
+            self._engine.call(lambda engine: engine.drafters.adopt(namespace, calibration))
 
     def forget(self, model: str, namespace: str) -> None:
         """Forget the namespace, which an operator flushed."""

@@ -185,7 +185,7 @@ class EngineContender(Contender):
         if self.is_drafting and namespace not in self._ready:
             self._ready.add(namespace)
             self._host.apply(self._host.config.name, namespace, self._filled)
-            self._engine.forget_drafter_states(namespace)
+            self._engine.drafters.forget(namespace)
 
     def _begin(
         self, task: Task, decoding: Decoding, number: int, share: float = 1.0

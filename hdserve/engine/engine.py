@@ -13,8 +13,7 @@ from typing import Any
 from hdserve import core
 from hdserve.core import FinishReason, StepOutput
 from hdserve.databases.recycled import NUM_TOP
-from hdserve.databases.statistics import StatisticsDatabase
-from hdserve.drafting.base import Held, Verified
+from hdserve.drafting.base import Verified
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batched_choices import Nodes, choose_together
@@ -68,7 +67,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
-        self._drafters = drafters
+        self.drafters = drafters
         self._budget = budget
         self._drafts = StepDrafts(
             drafters,
@@ -99,22 +98,6 @@ class Engine:
         """Whether there is something to hand out that is known already."""
         return bool(self._outputs)
 
-    def drafter_states(self, namespace: str) -> bytes | None:
-        """What the drafters have learned of a namespace, if it is worth sharing."""
-        return self._drafters.states(namespace)
-
-    def adopt_drafter_states(self, namespace: str, states: bytes) -> None:
-        """Take over what all replicas together have learned."""
-        self._drafters.adopt(namespace, states)
-
-    def forget_drafter_states(self, namespace: str) -> None:
-        """Let drafters begin anew with a namespace."""
-        self._drafters.forget(namespace)
-
-    def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
-        """Draft from another corpus, or none, from now on."""
-        self._drafters.use_statistics(statistics)
-
     def forget_prefixes(self) -> None:
         """Let no request reuse what those that ended or run left in the KV cache."""
         self._scheduler.begin_anew()
@@ -144,24 +127,20 @@ class Engine:
         stats.kv_cache_usage = self._scheduler.usage
         stats.num_drafter_failures = {
             f"{name}.{method}": count
-            for (name, method), count in self._drafters.num_failures.items()
+            for (name, method), count in self.drafters.num_failures.items()
         }
-        stats.num_drafter_sequences = self._drafters.num_sequences
-        stats.drafter_times_s = dict(self._drafters.times_s)
+        stats.num_drafter_sequences = self.drafters.num_sequences
+        stats.drafter_times_s = dict(self.drafters.times_s)
         if self._budget is not None:
             stats.num_proposed_tokens = self._budget.num_proposed_tokens
             stats.num_kept_tokens = self._budget.num_kept_tokens
         return stats
 
-    def held_by_drafters(self) -> Held:
-        """Contexts and bytes that drafters hold for running sequences."""
-        return self._drafters.held()
-
     def lookup_times_s(self) -> dict[core.Source, float]:
         """How long a draft for one of the running sequences takes from each source alone."""
         for slot in self._scheduler.running:
-            if self._drafters.has_started(slot.seq):
-                return self._drafters.lookup_times_s(slot.seq)
+            if self.drafters.has_started(slot.seq):
+                return self.drafters.lookup_times_s(slot.seq)
         return {}
 
     def add(self, seq: core.Sequence) -> None:
@@ -427,14 +406,14 @@ class Engine:
         self._finish(slot.seq)
 
     def _finish(self, seq: core.Sequence) -> None:
-        if self._drafters.has_started(seq):
-            self._drafters.finish(seq)
+        if self.drafters.has_started(seq):
+            self.drafters.finish(seq)
         del self._decoders[seq.request_id]
         assert seq.finish_reason is not None
         counts = self._stats.num_finished
         counts[seq.finish_reason] = counts.get(seq.finish_reason, 0) + 1
         if self._on_finish is not None:
-            self._drafters.run("engine", "on_finish", self._on_finish, seq)
+            self.drafters.run("engine", "on_finish", self._on_finish, seq)
 
     def _count_admitted(self, seq: core.Sequence) -> None:
         seq.admitted_s = time.monotonic()

@@ -183,7 +183,7 @@ class ModelHost:
         thread."""
         self.databases[model].clear(namespace)
         if model == self.config.name:
-            engine.forget_drafter_states(namespace)
+            engine.drafters.forget(namespace)
             engine.forget_prefixes()
 
     def find_statistics(self) -> StatisticsDatabase | None:
@@ -194,7 +194,7 @@ class ModelHost:
     def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:
         """Draft from another corpus, or none, from now on; in the engine's thread."""
         self.statistics = statistics
-        engine.use_statistics(statistics)
+        engine.drafters.use_statistics(statistics)
 
     def params(self, chosen: Mapping[str, Any]) -> SamplingParams:
         """The parameters a client chose, over the model's own defaults; a missing seed is drawn.

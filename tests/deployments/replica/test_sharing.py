@@ -60,7 +60,7 @@ class Replica:
 
         async def ask() -> int:
             return await self.engine.ask(
-                lambda engine: engine._drafters._drafters[0].calibration(NAMESPACE).num_tokens  # type: ignore[attr-defined]
+                lambda engine: engine.drafters._drafters[0].calibration(NAMESPACE).num_tokens  # type: ignore[attr-defined]
             )
 
         return asyncio.run(ask())
