@@ -112,3 +112,14 @@ def test_compiled_code_finds_the_same(key: int, position: int, token_id: int) ->
     store_uniforms(found.data_ptr(), token_id, key_there)
     words = [noise_word(key_there, token_id + lane) for lane in range(NUM_LANES)]
     np.testing.assert_allclose(-found.numpy(), np.array(words) / 2**32, rtol=1e-6)
+
+
+@given(key=KEYS, position=st.integers(0, 2**31), first=st.integers(0, 2**20))
+def test_tensors_are_as_good_as_integers(key: int, position: int, first: int) -> None:
+    """The words of many tokens and keys at once are those of each; what they are made of stays."""
+    keys = [position_key(key, position), 2**63 - 1]
+    rows, columns = torch.tensor(keys)[:, None], torch.arange(first, first + 3)
+    word: Any = noise_word
+    wanted = [[noise_word(each, first + n) for n in range(3)] for each in keys]
+    assert word(rows, columns).tolist() == wanted
+    assert (rows[:, 0].tolist(), columns.tolist()) == (keys, [first, first + 1, first + 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, isfinite
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from hdserve.core import SamplingParams
 from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.draw import BLOCK, NO_TOKEN, NUM_BINS, draw_token
 from hdserve.engine.top import argmax, can_be_read
-from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING, WORD
+from hdserve.noise import noise_word
 
 _NUM_TOP_CANDIDATES = 256
 _NUM_SORTED = 1 << 21
@@ -19,6 +20,9 @@ _NUM_SORTED = 1 << 21
 
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
 _BYTES_OF_DOUBLE = 8
+
+_noise_words: Any = noise_word
+"""Tensors of integers are integers to it."""
 
 
 def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> torch.Tensor:
@@ -64,17 +68,8 @@ def _inverse_temperature(params: SamplingParams) -> float:
 def _exponentials(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """``[rows, vocab_size]`` float64: the noise of all tokens, as :mod:`hdserve.noise` has it."""
     token_ids = torch.arange(vocab_size, device=keys.device)
-    words = _scrambled((token_ids * SPACING + keys[:, None]) & WORD)
-    words = _scrambled(words ^ (keys[:, None] >> 32))
+    words: torch.Tensor = _noise_words(keys[:, None], token_ids)
     return -torch.log1p((words.double() + 0.5) * -(2.0**-32))
-
-
-def _scrambled(words: torch.Tensor) -> torch.Tensor:
-    words = words ^ (words >> 16)
-    words = (words * FIRST_FACTOR) & WORD
-    words = words ^ (words >> 13)
-    words = (words * SECOND_FACTOR) & WORD
-    return words ^ (words >> 16)
 
 
 def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
