@@ -22,6 +22,7 @@ from hdserve.errors import ConfigError, Unauthorized
 
 MIN_KEY_CHARACTERS = 16
 NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAMESPACE_RULE = "a namespace consists of 1 to 64 letters, digits, '_', '.' and '-'"
 """The names that a namespace of an API key may have."""
 
 _ADMIN_KEY = "access.admin_key or HDSERVE_ADMIN_KEY"
@@ -177,7 +178,7 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
         raise ConfigError(f"{where}: a key and its namespace are expected")
     _check_key(key, where)
     if not NAMESPACE.fullmatch(namespace):
-        raise ConfigError(f"{where}: a namespace consists of letters, digits, '_', '.' and '-'")
+        raise ConfigError(f"{where}: {NAMESPACE_RULE}")
     return ApiKey(_digest(key), namespace)
 
 

@@ -68,6 +68,7 @@ def test_without_keys_everybody_may_generate_and_nobody_administer() -> None:
         (f"{KEY}é", "line 1: a key consists of ASCII"),
         (f"{KEY} a b", "line 1: a key and its namespace"),
         (f"# x\n{KEY} ../etc", "line 2: a namespace consists of"),
+        (f"{KEY} {'a' * 65}", "line 1: a namespace consists of 1 to 64 letters"),
         (f"{KEY}\n{KEY} b", "twice"),
         (ADMIN, "administrator is among"),
         ("# nothing\n", "holds no API key"),

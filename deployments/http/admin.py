@@ -21,7 +21,7 @@ from deployments.openai.body import ClosedBody
 from deployments.openai.objects import error_body
 from deployments.openai.request_body import parse_body
 from deployments.replica.statistics_state import choice_key
-from hdserve.access import NAMESPACE
+from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import (
     EngineStopped,
@@ -118,8 +118,7 @@ async def _check_kept(database: ClusterDatabase, namespace: str) -> None:
         InvalidRequest: no key could have such a name, and nothing is kept under it.
     """
     if namespace not in (await database.info())["namespaces"]:
-        reason = "a namespace consists of up to 64 letters, digits, '_', '.' and '-'"
-        raise InvalidRequest(reason, "namespace")
+        raise InvalidRequest(NAMESPACE_RULE, "namespace")
 
 
 def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:

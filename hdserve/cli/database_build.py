@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from hdserve.access import NAMESPACE
+from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import Limit, Model, Prompts, Temperature, takes
@@ -24,11 +24,9 @@ from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.databases.stored import check_unsharded
+from hdserve.databases.stored import UNBOUNDED, check_unsharded
 from hdserve.errors import ConfigError, DatabaseError
 from hdserve.prompts import PromptRow, read_prompts
-
-_UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +56,7 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if not NAMESPACE.fullmatch(self.namespace):
-            reason = "a namespace consists of 1 to 64 letters, digits, '_', '.' and '-'"
-            raise ConfigError(f"--namespace {self.namespace[:64]!r}: {reason}")
+            raise ConfigError(f"--namespace {self.namespace[:64]!r}: {NAMESPACE_RULE}")
 
 
 @takes(BuildOptions)
@@ -100,7 +97,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
     from hdserve.llm import LLM
 
     origin = _origin(options)
-    log = OutputLog(_UNBOUNDED, _UNBOUNDED, first_version=store.first_version)
+    log = OutputLog(UNBOUNDED, UNBOUNDED, first_version=store.first_version)
     store.restore(log)
     missing = _missing(log, options.namespace, origin, len(rows))
     if not missing:

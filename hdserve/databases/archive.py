@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from hdserve.access import NAMESPACE
+from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
 from hdserve.databases.messages import Publish
@@ -213,10 +213,7 @@ def check_message(message: Publish) -> None:
     """
     for name in message.namespaces:
         if not NAMESPACE.fullmatch(name):
-            raise SnapshotError(
-                f"it has a namespace {name[:100]!r}; one consists of 1 to 64 letters, digits, '_', "
-                "'.' and '-'"
-            )
+            raise SnapshotError(f"it has a namespace {name[:100]!r}; {NAMESPACE_RULE}")
     largest = max(map(len, message.calibrations.values()), default=0)
     if largest > MAX_CALIBRATION_BYTES:
         raise SnapshotError(
