@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hdserve.engine.python_operator import define_operator
+from hdserve.engine.python_operator import define_operator, like_products
 from hdserve.engine.shared_linear import SharedLinear, is_plain, linear_layers_of, replace_modules
 from hdserve.engine.step_context import current_plan
 
@@ -47,22 +47,17 @@ def multiply_together_by_plan(
     return plan.multiply_rows(rows, weights, biases)
 
 
-def _like_products(rows: torch.Tensor, weight: torch.Tensor, _bias: Any) -> torch.Tensor:
-    """Shape and dtype of what the operator gives."""
-    return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
-
-
 def _like_products_together(
     rows: torch.Tensor, weights: Sequence[torch.Tensor], biases: Any
 ) -> list[torch.Tensor]:
-    return [_like_products(rows, weight, biases) for weight in weights]
+    return [like_products(rows, weight, biases) for weight in weights]
 
 
 define_operator(
     "few_rows_linear",
     "(Tensor rows, Tensor weight, Tensor? bias) -> Tensor",
     multiply_by_plan,
-    _like_products,
+    like_products,
 )
 define_operator(
     "few_rows_linears",

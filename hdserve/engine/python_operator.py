@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,3 +27,8 @@ def define_operator(
         torch.library.define(each, signature)
         torch.library.impl(each, "default", function)
         torch.library.register_fake(each, like)
+
+
+def like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+    """What an operator gives that multiplies ``rows`` by ``weight [num_outputs, num_inputs]``."""
+    return rows.new_empty((*rows.shape[:-1], weight.shape[0]))

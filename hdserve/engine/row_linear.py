@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
-from hdserve.engine.python_operator import define_operator
+from hdserve.engine.python_operator import define_operator, like_products
 from hdserve.engine.shared_linear import SharedLinear, is_plain
 from hdserve.engine.step_context import current_plan
 from hdserve.engine.workers import Workers
@@ -193,14 +193,9 @@ def multiply_rows_by_plan(
     return multiply_rows(rows, weight, plan.workers, bias)
 
 
-def _like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Shape and dtype of what the operator gives."""
-    return rows.new_empty((*rows.shape[:-1], weight.shape[0]))
-
-
 define_operator(
     "row_linear",
     "(Tensor rows, Tensor weight, Tensor others, Tensor? bias, Tensor max_rows) -> Tensor",
     multiply_rows_by_plan,
-    _like_products,
+    like_products,
 )
