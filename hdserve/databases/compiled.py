@@ -23,12 +23,12 @@ def jit(function: _F) -> _F:
     return cast("_F", compiled)
 
 
-def inlined(function: _F) -> _F:
+def fast_inlined(function: _F) -> _F:
     """Compile a part of entry points, as :func:`jit` compiles these."""
     return cast("_F", numba.njit(**_OPTIONS, fastmath=True, forceinline=True)(function))
 
 
 def strictly_inlined(function: _F) -> _F:
-    """Compile a part as :func:`inlined` does, but without ``fastmath``: for arithmetic with what
-    need not be numbers."""
+    """Compile a part as :func:`fast_inlined` does, but without ``fastmath``: for arithmetic with
+    what need not be numbers."""
     return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from hdserve.databases.cache_lines import new_lines, prefetch_line
-from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.compiled import fast_inlined, jit
 from hdserve.databases.ngram import HASH_SEED, PREFETCH_DISTANCE, Ints, Tokens, extend_hash
 
 MATCH_TOKENS = 5
@@ -50,7 +50,7 @@ def new_places(num_tokens: int) -> Ints:
     return new_lines(num_buckets).view(np.int64).reshape(-1)
 
 
-@inlined
+@fast_inlined
 def match_key(log: Tokens, end: int) -> np.uint64:
     """The hash of the ``MATCH_TOKENS`` tokens before ``end`` in a ring log."""
     mask = log.shape[0] - 1
@@ -60,19 +60,19 @@ def match_key(log: Tokens, end: int) -> np.uint64:
     return value
 
 
-@inlined
+@fast_inlined
 def _bucket(places: Ints, key: np.uint64) -> int:
     """The first place of the bucket of a key."""
     return np.int64(key >> _KEY_SHIFT) * PLACES_PER_BUCKET & (places.shape[0] - 1)
 
 
-@inlined
+@fast_inlined
 def _tag(key: np.uint64) -> int:
     """The bits of a key that an entry holds, to tell it from the other keys of its bucket."""
     return np.int64(key & _TAG_MASK) << _TAG_SHIFT
 
 
-@inlined
+@fast_inlined
 def note_place(places: Ints, key: np.uint64, position: int) -> None:
     """Note that a key stands before ``position``.  The last ``PLACES_PER_KEY`` positions of a key
     are kept, and the last positions of a bucket that fit."""
@@ -95,7 +95,7 @@ def note_place(places: Ints, key: np.uint64, position: int) -> None:
         places[chosen] = tag | position
 
 
-@inlined
+@fast_inlined
 def _index(log: Tokens, places: Ints, begin: int, end: int) -> None:
     for position in range(begin + 1, end + 1):
         ahead = min(position + PREFETCH_DISTANCE, end)
@@ -122,13 +122,13 @@ def append_tokens(log: Tokens, places: Ints, state: Ints, tokens: Tokens, first:
     _index(log, places, max(begin, MATCH_TOKENS), end)
 
 
-@inlined
+@fast_inlined
 def prefetch_places(places: Ints, key: np.uint64) -> None:
     """Begin to load what :func:`find_longest` will read."""
     prefetch_line(places, _bucket(places, key))
 
 
-@inlined
+@fast_inlined
 def match_length(log: Tokens, position: int, oldest: int, suffix: Tokens, num_suffix: int) -> int:
     """How many tokens before ``position`` of the log equal the suffix, newest first."""
     mask = log.shape[0] - 1
@@ -139,7 +139,7 @@ def match_length(log: Tokens, position: int, oldest: int, suffix: Tokens, num_su
     return length
 
 
-@inlined
+@fast_inlined
 def find_longest(
     log: Tokens, places: Ints, key: np.uint64, oldest: int, suffix: Tokens, num_suffix: int
 ) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.compiled import fast_inlined, jit
 from hdserve.databases.ngram import Tokens
 
 ENTRIES_PER_TOKEN = 8
@@ -21,13 +21,13 @@ def new_last_positions(num_tokens: int) -> Tokens:
     return np.zeros(min(MAX_ENTRIES, num_tokens * ENTRIES_PER_TOKEN), np.int32)
 
 
-@inlined
+@fast_inlined
 def note_position(last_positions: Tokens, token: int, position: int) -> None:
     """Note that ``token`` stands at ``position``."""
     last_positions[np.uint64(token & (last_positions.shape[0] - 1))] = position + 1
 
 
-@inlined
+@fast_inlined
 def distance_to(last_positions: Tokens, token: int, end: int) -> int:
     """How far before ``end`` the token stands last, at least 1; 0 if nowhere."""
     after = np.int64(last_positions[np.uint64(token & (last_positions.shape[0] - 1))])

@@ -164,20 +164,20 @@ class ModelDatabase:
         self._recycled.note(namespace)
         return found
 
-    def insert(self, namespace: str, token_ids: TokenIds) -> None:
-        """Add one finished output of the model.
-
-        Ids that no token can have (negative, or above 1,048,575) end the text before them.
-        """
-        self._insert(namespace, token_ids)
-
-    def _insert(
+    def insert(
         self,
         namespace: str,
         token_ids: TokenIds,
         num_counted: int = 0,
         prompt: int | None = None,
     ) -> None:
+        """Add one finished output of the model.
+
+        Ids that no token can have (negative, or above 1,048,575) end the text before them.
+
+        Args:
+            num_counted, prompt: see :meth:`NamespaceTables.insert`.
+        """
         tokens = _text(token_ids)
         if len(tokens) > 1:
             with self._fed(namespace) as partition:
@@ -222,7 +222,7 @@ class ModelDatabase:
             if put_off.prompt:
                 self.insert_prompt(put_off.namespace, put_off.prompt)
             num_counted = self._num_still_counted(put_off.namespace, put_off.counted)
-            self._insert(put_off.namespace, put_off.output, num_counted, put_off.prompt_hash)
+            self.insert(put_off.namespace, put_off.output, num_counted, put_off.prompt_hash)
 
     def record_running(self, sequences: Iterable[RequestSequence]) -> None:
         """Count what running sequences have said since the last time, so that others can draft it.
@@ -326,4 +326,4 @@ def _text(token_ids: TokenIds) -> Tokens:
         tokens[1:] = np.array(token_ids, np.int32)
     except OverflowError:  # of numbers that no int32 holds
         tokens[1:] = [each if 0 <= each <= MAX_TOKEN_ID else START for each in token_ids]
-    return tokens[: 1 + num_valid(tokens, 1)]
+    return tokens[: 1 + num_valid(tokens)]

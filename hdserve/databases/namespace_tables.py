@@ -174,7 +174,7 @@ class NamespaceTables:
             self.version += 1
             self.table.reserve_more()
         rows, size, stamp = self.table.rows, self.table.size, self.table.stamp
-        insert_parts(rows, size, tokens, np.array(parts, np.int64), self._orders, stamp, 0)
+        insert_parts(rows, size, tokens, np.array(parts, np.int64), self._orders, stamp)
         self.table.advance_stamp()
         self.num_tokens += num_new
 

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.databases.cache_lines import LINE_BYTES, LINE_WORDS, new_lines, prefetch_line
-from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.compiled import fast_inlined, jit
 
 Rows = npt.NDArray[np.uint32]
 Tokens = npt.NDArray[np.int32]
@@ -95,14 +95,14 @@ def new_size(num_buckets: int) -> Ints:
     return np.array([num_buckets, 0], np.int64)
 
 
-@inlined
+@fast_inlined
 def extend_hash(context_hash: np.uint64, token: int) -> np.uint64:
     """The hash of a context with one older ``token`` in front."""
     value = (context_hash ^ (np.uint64(token) + _HASH_ADD)) * _HASH_MULTIPLY
     return value ^ (value >> _SHIFT_32)
 
 
-@inlined
+@fast_inlined
 def linear_bucket(bits: int, num_buckets: int) -> int:
     """The bucket of a hash under linear hashing; ``num_buckets < 2 ** 32``."""
     mask = num_buckets - 1
@@ -115,7 +115,7 @@ def linear_bucket(bits: int, num_buckets: int) -> int:
     return bucket & (mask >> 1) if bucket >= num_buckets else bucket
 
 
-@inlined
+@fast_inlined
 def highest_bit(value: int) -> int:
     """The largest power of two that is not above ``value``."""
     highest = 1
@@ -124,19 +124,19 @@ def highest_bit(value: int) -> int:
     return highest
 
 
-@inlined
+@fast_inlined
 def total_of(rows: Rows, row: int) -> int:
     """How often a context was counted."""
     return np.int64(rows[row, 2] & _TOTAL_MASK)
 
 
-@inlined
+@fast_inlined
 def stamp_of(rows: Rows, row: int) -> int:
     """The age mark of a row."""
     return np.int64(rows[row, 2] >> _STAMP_SHIFT)
 
 
-@inlined
+@fast_inlined
 def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
     """Begin to load what :func:`find_row` will most likely read."""
     bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
@@ -144,7 +144,7 @@ def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
         prefetch_line(rows, bucket * BUCKET_ROWS + row)
 
 
-@inlined
+@fast_inlined
 def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: int) -> int:
     """The index of the context's row, or -1; rows stamped before ``min_stamp`` are empty."""
     low = np.uint32(context_hash & _LOW_32) | _ODD
@@ -159,7 +159,7 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
     return -1
 
 
-@inlined
+@fast_inlined
 def row_value(rows: Rows, row: int, stamp: int) -> int:
     """What a row is worth when rows are stamped ``stamp``: its total, halved as it ages."""
     row_stamp = stamp_of(rows, row)
@@ -168,7 +168,7 @@ def row_value(rows: Rows, row: int, stamp: int) -> int:
     return (((total << 16) >> min(age >> AGE_SHIFT, 40)) << 16) + row_stamp
 
 
-@inlined
+@fast_inlined
 def least_valuable(rows: Rows, start: int, stamp: int) -> int:
     """The row to give up in the full bucket that begins at ``start``."""
     victim = start
@@ -181,7 +181,7 @@ def least_valuable(rows: Rows, start: int, stamp: int) -> int:
     return victim
 
 
-@inlined
+@fast_inlined
 def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
     """The row of a context: its own, else a cleared one that carries its hash from now on."""
     low = np.uint32(context_hash & _LOW_32) | _ODD
@@ -205,13 +205,13 @@ def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_s
     return victim
 
 
-@inlined
+@fast_inlined
 def set_total(rows: Rows, row: int, total: int, stamp: int) -> None:
     """Write a row's total and age mark."""
     rows[row, 2] = np.uint32(total) | (np.uint32(stamp) << _STAMP_SHIFT)
 
 
-@inlined
+@fast_inlined
 def slot_of(rows: Rows, row: int, token_word: np.uint32) -> int:
     """The slot that holds a token, else the first free one, else -1."""
     for slot in range(FIRST_SLOT, ROW_WORDS):
@@ -221,7 +221,7 @@ def slot_of(rows: Rows, row: int, token_word: np.uint32) -> int:
     return -1
 
 
-@inlined
+@fast_inlined
 def halve(rows: Rows, row: int, times: int) -> int:
     """Halve all counts of a row ``times`` times, so that what is recent weighs more; returns the
     new total."""
@@ -236,7 +236,7 @@ def halve(rows: Rows, row: int, times: int) -> int:
     return total_of(rows, row) >> times
 
 
-@inlined
+@fast_inlined
 def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> None:
     """Count ``token`` ``count`` times in the row of its context: at most ``MAX_COUNT // 2`` times,
     or what fits beside the counts that are there."""
@@ -265,13 +265,13 @@ def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> Non
     set_total(rows, row, total + count, stamp)
 
 
-@inlined
+@fast_inlined
 def _copy_within(rows: Rows, source: int, target: int) -> None:
     for word in range(ROW_WORDS):
         rows[target, word] = rows[source, word]
 
 
-@inlined
+@fast_inlined
 def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
     """Bring one more bucket into use and move to it the rows that belong there."""
     added = size[NUM_BUCKETS]
@@ -296,7 +296,7 @@ def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
             kept += 1
 
 
-@inlined
+@fast_inlined
 def remove_bucket(rows: Rows, size: Ints, stamp: int) -> int:
     """Take the last bucket out of use: its rows go back to the bucket they were divided from, as
     far as they are worth more than what stands there; returns how many rows were given up."""
@@ -332,7 +332,7 @@ def remove_buckets(rows: Rows, size: Ints, num_buckets: int, stamp: int) -> int:
     return num_given_up
 
 
-@inlined
+@fast_inlined
 def grow(rows: Rows, size: Ints, min_stamp: int) -> None:
     """Add buckets until the table is not crowded, as far as ``rows`` reach."""
     while (
@@ -342,7 +342,7 @@ def grow(rows: Rows, size: Ints, min_stamp: int) -> None:
         add_bucket(rows, size, min_stamp)
 
 
-@inlined
+@fast_inlined
 def put(
     rows: Rows, size: Ints, context_hash: np.uint64, token: int, stamp: int, min_stamp: int
 ) -> None:
@@ -351,7 +351,7 @@ def put(
     count_token(rows, row, token, 1, stamp)
 
 
-@inlined
+@fast_inlined
 def prefetch_contexts(
     rows: Rows, num_buckets: int, tokens: Tokens, position: int, orders: Ints
 ) -> None:
@@ -411,7 +411,6 @@ def insert_parts(
     parts: Ints,
     orders: Ints,
     stamp: int,
-    min_stamp: int,
 ) -> None:
     """Count what is new of several texts, as :func:`insert_tokens` does.
 
@@ -424,20 +423,20 @@ def insert_parts(
     for part in range(len(parts)):
         length, begin = parts[part, 0], parts[part, 1]
         text = tokens[first : first + length]
-        insert_tokens(rows, size, text, begin, length, orders, stamp, min_stamp)
+        insert_tokens(rows, size, text, begin, length, orders, stamp, 0)
         first += length
 
 
 @jit
-def num_valid(tokens: Tokens, first: int) -> int:
-    """How many tokens from ``first`` on are before the first id that no token can have."""
-    position = first
+def num_valid(tokens: Tokens) -> int:
+    """How many tokens behind the first one are before the first id that no token can have."""
+    position = 1
     while position < tokens.shape[0] and 0 <= tokens[position] <= MAX_TOKEN_ID:
         position += 1
-    return position - first
+    return position - 1
 
 
-@inlined
+@fast_inlined
 def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int) -> int:
     """How often two rows must be halved to be added without an overflow."""
     total = total_of(source, source_row)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.databases.namespace_tables import MIN_RESERVE_BYTES
 from hdserve.databases.ngram import (
     BUCKET_ROWS,
@@ -41,7 +41,7 @@ SHARE_UNITS = MAX_COUNT
 _ZERO = np.uint32(0)
 
 
-@inlined
+@fast_inlined
 def write_top(
     rows: Rows,
     size: Ints,

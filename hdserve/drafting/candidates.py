@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.databases.ngram import TOKEN_MASK
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
@@ -58,7 +58,7 @@ from hdserve.drafting.vectors import add_scaled, copy_row, gather_row, lowest_bi
 from hdserve.drafting.votes import held_slots, likely_slots, note_cells
 
 
-@inlined
+@fast_inlined
 def find_slot(scratch: Scratch, token: int, generation: int) -> int:
     """The slot of the candidate of ``token``; a free one, for it, if there is none."""
     slots = scratch.slots
@@ -71,14 +71,14 @@ def find_slot(scratch: Scratch, token: int, generation: int) -> int:
     return slot
 
 
-@inlined
+@fast_inlined
 def find_candidate(scratch: Scratch, token: int, generation: int) -> int:
     """The candidate of ``token``; -1 if there is none."""
     slot = find_slot(scratch, token, generation)
     return scratch.slots[slot, 1] if scratch.slots[slot, 0] == generation else -1
 
 
-@inlined
+@fast_inlined
 def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: int) -> int:
     """The candidate of ``token``, made from the template if there is none; -1 if full.
 
@@ -100,7 +100,7 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
     return num
 
 
-@inlined
+@fast_inlined
 def note_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
     """Note what one kind of evidence says for a candidate, which is labelled with the level that
     speaks for it most strongly."""
@@ -111,7 +111,7 @@ def note_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: f
     scratch.candidates[candidate, CANDIDATE_LEVEL] = level if is_stronger else label
 
 
-@inlined
+@fast_inlined
 def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
     """Note what a row says for a candidate, as :func:`note_vote` does; the pattern keeps the
     longest context of each level that knows the candidate."""
@@ -124,7 +124,7 @@ def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logi
     )
 
 
-@inlined
+@fast_inlined
 def note_event(scratch: Scratch, num_events: int, candidate: int, which: int, cell: int) -> int:
     """Note for learning that a cell spoke for a candidate; returns the number of events."""
     scratch.events[num_events, EVENT_CANDIDATE] = candidate
@@ -133,7 +133,7 @@ def note_event(scratch: Scratch, num_events: int, candidate: int, which: int, ce
     return num_events + 1
 
 
-@inlined
+@fast_inlined
 def take_vote(
     scratch: Scratch,
     candidate: int,
@@ -151,7 +151,7 @@ def take_vote(
     return num_events
 
 
-@inlined
+@fast_inlined
 def collect(
     databases: Databases,
     learned: Learned,
@@ -200,7 +200,7 @@ def collect(
     return num, num_events
 
 
-@inlined
+@fast_inlined
 def add_pointers(
     databases: Databases,
     learned: Learned,
@@ -222,7 +222,7 @@ def add_pointers(
             cell = pointer_cell(which, 0, pointers[base + 1], pointers[base + 2])
             scratch.template[0, POINTER_INPUT + which] = learned.cells[CELL_LOGIT, cell]
             scratch.absent_cells[POINTER_INPUT + which] = cell
-            state += scale * pointer_state(0, pointers[base + 1])
+            state += scale * pointer_state(pointers[base + 1])
         scale *= POINTER_STATES
     scratch.slots[MAP_SIZE, 1] = state
     num, num_events = 0, 0
@@ -243,7 +243,7 @@ def add_pointers(
     return num, num_events
 
 
-@inlined
+@fast_inlined
 def expand(
     databases: Databases,
     learned: Learned,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.drafting.arrays import (
     ABSENT_CELLS,
     NUM_LENGTHS,
@@ -18,13 +18,13 @@ from hdserve.drafting.arrays import (
 )
 
 
-@inlined
+@fast_inlined
 def share_bucket(share: float) -> int:
     """0 to 7 by the share of a row's count; a damaged row may say that it is above 1."""
     return SHARE_BUCKETS[np.uint64(min(share, np.float32(1.0)) * np.float32(SHARE_STEPS))]
 
 
-@inlined
+@fast_inlined
 def total_bucket(total: int) -> int:
     """0 to 5 by the count of a row."""
     if total <= 2:
@@ -34,7 +34,7 @@ def total_bucket(total: int) -> int:
     return 4 if total <= 128 else 5
 
 
-@inlined
+@fast_inlined
 def row_kind(level: int, order: int, total: int, place: int) -> int:
     """The kind of evidence of a row: its cells are ``CELLS_PER_ROW`` from ``kind *
     CELLS_PER_ROW`` on, those for what it lacks ``NUM_SHARES`` from ``PRESENT_CELLS + kind *
@@ -42,7 +42,7 @@ def row_kind(level: int, order: int, total: int, place: int) -> int:
     return ((level * NUM_ORDERS + order) * NUM_TOTALS + total) * ROWS_PER_LEVEL + place
 
 
-@inlined
+@fast_inlined
 def pointer_cell(which: int, is_agreeing: int, length: int, misses: int) -> int:
     """The cell of what a pointer says for the token it stands at, or against another one."""
     bucket = length if length < 8 else min(NUM_LENGTHS - 1, 8 + ((length - 8) >> 2))
@@ -51,7 +51,7 @@ def pointer_cell(which: int, is_agreeing: int, length: int, misses: int) -> int:
     return base + kind * NUM_MISSES + min(misses, NUM_MISSES - 1)
 
 
-@inlined
-def pointer_state(is_agreeing: int, length: int) -> int:
-    """1 to 6 by agreement and length; 0 is kept for no pointer."""
-    return 1 + (0 if length < 8 else (1 if length < 16 else 2)) + 3 * is_agreeing
+@fast_inlined
+def pointer_state(length: int) -> int:
+    """1 to 3 by the length of a pointer that does not agree; 0 is kept for none."""
+    return 1 + (0 if length < 8 else (1 if length < 16 else 2))

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.drafting.arrays import (
     CANDIDATE_TOKEN,
     CHANCE_SET,
@@ -38,13 +38,13 @@ of a sampled choice.  A share is one of all candidates: what it is worth is lear
 _PROBABILITY, _NOISE, _SHARE, _ONE = range(4)
 
 
-@inlined
+@fast_inlined
 def needed_probability(databases: Databases, need: float) -> float:
     """How likely a candidate must be to be looked at, if its chance is to reach ``need``."""
     return LEARNING_NEED if databases.state[STATE_IS_SAMPLED] else need
 
 
-@inlined
+@fast_inlined
 def fill_chances(
     databases: Databases, learned: Learned, scratch: Scratch, num: int, depth: int
 ) -> None:
@@ -73,7 +73,7 @@ def fill_chances(
             chances[index] = min(np.float32(MAX_PROBABILITY), chance)
 
 
-@inlined
+@fast_inlined
 def learn_chances(learned: Learned, scratch: Scratch, num: int, right: int, rate: float) -> None:
     """One step of the weights; ``right`` is the index of the candidate that came, or -1."""
     for index in range(num):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.compiled import fast_inlined, jit
 
 SIZE, START, TAKEN, KEPT = range(4)
 """The fields of a tree: the number of drafted nodes, where they begin among the nodes of all trees,
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@inlined
+@fast_inlined
 def _weigh(
     scores: Floats,
     sources: npt.NDArray[np.uint8],
@@ -38,7 +38,7 @@ def _weigh(
         start += trees[tree, SIZE]
 
 
-@inlined
+@fast_inlined
 def _likeliest(scores: Floats, trees: Ints) -> int:
     """The tree whose next node is the likeliest; the first of several."""
     found, most = 0, -1.0

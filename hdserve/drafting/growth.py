@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined, jit
+from hdserve.databases.compiled import fast_inlined, jit
 from hdserve.databases.ngram import MAX_TOKEN_ID, Ints
 from hdserve.drafting.arrays import (
     CANDIDATE_LEVEL,
@@ -44,7 +44,7 @@ _LEVEL_SHIFT, _CONFIDENCE_SHIFT, _PARENT_SHIFT = 20, 24, 32
 _LEVEL_MASK, _CONFIDENCE_MASK = 0xF, 0xFF
 
 
-@inlined
+@fast_inlined
 def enqueue(
     queue: Ints, scores: Ints, head: int, length: int, limit: int, score: float, entry: int
 ) -> int:
@@ -67,7 +67,7 @@ def enqueue(
     return length
 
 
-@inlined
+@fast_inlined
 def start_root(databases: Databases, scratch: Scratch) -> None:
     """Make node 0 of the last token of the sequence."""
     nodes, state = scratch.nodes, databases.state
@@ -80,7 +80,7 @@ def start_root(databases: Databases, scratch: Scratch) -> None:
     scratch.node_scores[0] = 1.0
 
 
-@inlined
+@fast_inlined
 def expand_node(
     databases: Databases,
     learned: Learned,
@@ -106,7 +106,7 @@ def expand_node(
     return num
 
 
-@inlined
+@fast_inlined
 def is_ending(databases: Databases, token: int) -> bool:
     """Whether nothing follows ``token``."""
     found = False
@@ -115,7 +115,7 @@ def is_ending(databases: Databases, token: int) -> bool:
     return found
 
 
-@inlined
+@fast_inlined
 def enqueue_candidates(
     databases: Databases,
     scratch: Scratch,
@@ -154,7 +154,7 @@ def enqueue_candidates(
     return length
 
 
-@inlined
+@fast_inlined
 def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, score: float) -> None:
     """Make ``node`` of a queue entry."""
     nodes = scratch.nodes
@@ -172,7 +172,7 @@ def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, scor
     scratch.node_scores[node] = score
 
 
-@inlined
+@fast_inlined
 def begin_chain(
     databases: Databases, scratch: Scratch, levels: int, num_certain: int, score: float
 ) -> None:
@@ -192,7 +192,7 @@ def begin_chain(
         add_node(databases, scratch, node, entry, score)
 
 
-@inlined
+@fast_inlined
 def copy_drafted(scratch: Scratch, num_nodes: int, scale: float) -> None:
     """Write the nodes without the root column by column, and correct their scores."""
     drafted, nodes = scratch.drafted, scratch.nodes
@@ -205,7 +205,7 @@ def copy_drafted(scratch: Scratch, num_nodes: int, scale: float) -> None:
         scratch.node_scores[node] = min(score, np.float32(MAX_PROBABILITY))
 
 
-@inlined
+@fast_inlined
 def is_worth_expanding(
     databases: Databases, scratch: Scratch, node: int, max_depth: int, threshold: float
 ) -> bool:

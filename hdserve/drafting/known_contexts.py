@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.databases.history import MATCH_TOKENS, prefetch_places
 from hdserve.databases.ngram import (
     COUNT_SHIFT,
@@ -76,7 +76,7 @@ class Table(NamedTuple):
     level: int
 
 
-@inlined
+@fast_inlined
 def fill_hashes(scratch: Scratch, which: int, num_suffix: int) -> None:
     """The hash of each context length up to ``MAX_ORDER`` of one suffix."""
     value = HASH_SEED
@@ -86,7 +86,7 @@ def fill_hashes(scratch: Scratch, which: int, num_suffix: int) -> None:
         scratch.hashes[which, length + 1] = value
 
 
-@inlined
+@fast_inlined
 def prefetch_level(databases: Databases, scratch: Scratch, table: Table, num_shared: int) -> None:
     """Begin to load what :func:`find_level` will look at."""
     for which in range(NUM_ORDERS):
@@ -96,7 +96,7 @@ def prefetch_level(databases: Databases, scratch: Scratch, table: Table, num_sha
         prefetch_row(table.rows, table.size[NUM_BUCKETS], scratch.hashes[1, order])
 
 
-@inlined
+@fast_inlined
 def find_level(
     databases: Databases,
     learned: Learned,
@@ -150,7 +150,7 @@ def find_level(
     return num_hits
 
 
-@inlined
+@fast_inlined
 def table_of(databases: Databases, level: int) -> Table:
     """The table of a level.  Where the level is a constant this costs nothing."""
     if level == CONTEXT:
@@ -164,7 +164,7 @@ def table_of(databases: Databases, level: int) -> Table:
     return Table(databases.recycled, databases.recycled_size, level)
 
 
-@inlined
+@fast_inlined
 def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_shared: int) -> None:
     """Begin to load the rows of the large tables."""
     if levels & (1 << STATISTICS):
@@ -177,7 +177,7 @@ def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_sha
         prefetch_level(databases, scratch, table_of(databases, RECYCLED), num_shared)
 
 
-@inlined
+@fast_inlined
 def arrive(
     databases: Databases,
     scratch: Scratch,
@@ -207,7 +207,7 @@ def arrive(
     return Place(levels, num_suffix, num_shared, pointers, predicted, region)
 
 
-@inlined
+@fast_inlined
 def find_all(databases: Databases, learned: Learned, scratch: Scratch, place: Place) -> int:
     """The rows of all levels that are asked; returns the number of hits."""
     for index in range(NUM_INPUTS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.databases.history import MATCH_TOKENS, match_key, note_place
 from hdserve.databases.last_positions import note_position
 from hdserve.databases.ngram import Ints, insert_tokens
@@ -66,7 +66,7 @@ LONG_COPY = 8
 tried."""
 
 
-@inlined
+@fast_inlined
 def update_cell(learned: Learned, cell: int, num: int, num_right: int) -> None:
     """Note that evidence of one kind was given ``num`` times and right ``num_right`` times."""
     cells = learned.cells
@@ -78,7 +78,7 @@ def update_cell(learned: Learned, cell: int, num: int, num_right: int) -> None:
     cells[CELL_LOGIT, cell] = logit_of(p)
 
 
-@inlined
+@fast_inlined
 def learn_cells(learned: Learned, scratch: Scratch, num: int, num_events: int, right: int) -> None:
     """Update the cells of the evidence for and against ``num`` candidates; ``right`` is the
     index of the one that came, or -1."""
@@ -98,7 +98,7 @@ def learn_cells(learned: Learned, scratch: Scratch, num: int, num_events: int, r
             update_cell(learned, cell, num_absent, 1 if is_right else 0)
 
 
-@inlined
+@fast_inlined
 def learn_weights(
     databases: Databases,
     learned: Learned,
@@ -145,7 +145,7 @@ def learn_weights(
     return right
 
 
-@inlined
+@fast_inlined
 def step_size(rate: float, levels: int, pointers: Ints) -> float:
     """Half the rate where there are statistics, which bring more candidates and so more steps for
     every token; but all of it along a copy, whose worth is to be learned within a few tokens."""
@@ -153,7 +153,7 @@ def step_size(rate: float, levels: int, pointers: Ints) -> float:
     return rate if is_copy or not levels >> STATISTICS & 1 else 0.5 * rate
 
 
-@inlined
+@fast_inlined
 def append_token(databases: Databases, token: int) -> None:
     """Append a token to the request's own text, what is known of its places, and its table."""
     state = databases.state
@@ -175,7 +175,7 @@ def append_token(databases: Databases, token: int) -> None:
     )
 
 
-@inlined
+@fast_inlined
 def commit(
     databases: Databases,
     learned: Learned,

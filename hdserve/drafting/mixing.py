@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.databases.last_positions import distance_to
 from hdserve.databases.ngram import HASH_SEED, extend_hash
 from hdserve.drafting.arrays import (
@@ -42,7 +42,7 @@ from hdserve.drafting.arrays import (
 from hdserve.drafting.vectors import dot, dot_of_sum
 
 
-@inlined
+@fast_inlined
 def confidence_after(confidence: int, probability: float) -> int:
     """Note how likely the last token was thought to be; keeps the last two such notes."""
     if probability < 0.3:
@@ -54,7 +54,7 @@ def confidence_after(confidence: int, probability: float) -> int:
     return bucket * NUM_CONFIDENCES + confidence // NUM_CONFIDENCES
 
 
-@inlined
+@fast_inlined
 def region_set(depth: int, confidence: int) -> int:
     """The weight set of a place: how deep in the tree it is, and how predictable the text before it
     is."""
@@ -62,7 +62,7 @@ def region_set(depth: int, confidence: int) -> int:
     return REGION_SETS + level * NUM_CONFIDENCES**2 + confidence
 
 
-@inlined
+@fast_inlined
 def reach_set(scratch: Scratch) -> int:
     """The weight set of the lengths of the known contexts of context, model and statistics."""
     reach = scratch.reach
@@ -70,7 +70,7 @@ def reach_set(scratch: Scratch) -> int:
     return REACH_SETS + index
 
 
-@inlined
+@fast_inlined
 def distance_set(databases: Databases, token: int) -> int:
     """The weight set of the distance to the last occurrence of the token in the text, guesses not
     counted."""
@@ -81,13 +81,13 @@ def distance_set(databases: Databases, token: int) -> int:
     return DISTANCE_SETS + which
 
 
-@inlined
+@fast_inlined
 def token_set(kind: int, token: int) -> int:
     """Which of the weights by token of one kind, ``*_SETS``, are those of ``token``."""
     return kind + (token & (NUM_TOKEN_SETS - 1))
 
 
-@inlined
+@fast_inlined
 def strongest_token(scratch: Scratch, num: int) -> int:
     """Which of ``num`` candidates has the strongest evidence; 0 if there are none."""
     token, strongest = 0, np.float32(-100.0)
@@ -98,26 +98,26 @@ def strongest_token(scratch: Scratch, num: int) -> int:
     return token
 
 
-@inlined
+@fast_inlined
 def last_set(scratch: Scratch) -> int:
     """The weights by the last token of the output."""
     return token_set(LAST_SETS, np.int64(scratch.suffix[1, 0]))
 
 
-@inlined
+@fast_inlined
 def pair_after(scratch: Scratch, token: int) -> int:
     """Which bias is that of ``token`` after the last token of the output."""
     return np.int64(extend_hash(scratch.hashes[1, 1], token) & np.uint64(NUM_PAIRS - 1))
 
 
-@inlined
+@fast_inlined
 def pair_beside(strongest: int, token: int) -> int:
     """Which bias is that of ``token`` where ``strongest`` has the strongest evidence."""
     pair = extend_hash(extend_hash(HASH_SEED, strongest), token)
     return NUM_PAIRS + np.int64(pair & np.uint64(NUM_PAIRS - 1))
 
 
-@inlined
+@fast_inlined
 def mix(
     databases: Databases,
     learned: Learned,
@@ -149,14 +149,14 @@ def mix(
     return logit + learned.pair_bias[pair_beside(strongest, token)]
 
 
-@inlined
+@fast_inlined
 def squash(logit: float) -> float:
     """The logistic function: the probability of a logit."""
     one = np.float32(1.0)
     return one / (one + math.exp(-np.float32(logit)))
 
 
-@inlined
+@fast_inlined
 def logit_of(probability: float) -> float:
     """The inverse of :func:`squash`, between -8 and 8."""
     p = min(max(np.float32(probability), np.float32(0.0003)), np.float32(0.9997))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.compiled import inlined
+from hdserve.databases.compiled import fast_inlined
 from hdserve.databases.history import (
     LOG_END,
     LOG_OLDEST,
@@ -42,7 +42,7 @@ from hdserve.drafting.arrays import (
 MAX_MISSES = 8
 
 
-@inlined
+@fast_inlined
 def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int, int]:
     """Write the last tokens up to ``node``, newest first, to ``scratch.suffix``.
 
@@ -74,7 +74,7 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
     return full, shared
 
 
-@inlined
+@fast_inlined
 def refresh(
     databases: Databases,
     scratch: Scratch,
@@ -112,7 +112,7 @@ def refresh(
             pointers[base], pointers[base + 1], pointers[base + 2] = position, length, 0
 
 
-@inlined
+@fast_inlined
 def _own_token(databases: Databases, position: int) -> int:
     """The token at a position of the request's text; -1 for none."""
     if 0 < position < databases.state[STATE_NUM_TOKENS]:
@@ -120,7 +120,7 @@ def _own_token(databases: Databases, position: int) -> int:
     return -1
 
 
-@inlined
+@fast_inlined
 def _logged_token(databases: Databases, position: int) -> int:
     """The token at a position of the model's log; -1 for none."""
     if databases.model_state[LOG_OLDEST] < position < databases.model_state[LOG_END]:
@@ -128,12 +128,12 @@ def _logged_token(databases: Databases, position: int) -> int:
     return -1
 
 
-@inlined
+@fast_inlined
 def _token_at(databases: Databases, which: int, position: int) -> int:
     return _own_token(databases, position) if which == 0 else _logged_token(databases, position)
 
 
-@inlined
+@fast_inlined
 def predictions(
     databases: Databases, scratch: Scratch, pointers: Ints, depth: int, num_suffix: int
 ) -> tuple[int, int]:
@@ -151,7 +151,7 @@ def predictions(
     return context, _logged_token(databases, pointers[POINTER_SIZE])
 
 
-@inlined
+@fast_inlined
 def advance(databases: Databases, pointers: Ints, predicted: tuple[int, int], token: int) -> None:
     """Move both pointers over ``token``."""
     for which in range(2):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from hdserve.databases.compiled import inlined, strictly_inlined
+from hdserve.databases.compiled import fast_inlined, strictly_inlined
 from hdserve.databases.ngram import HASH_SEED, START, Ints, extend_hash
 from hdserve.databases.recycled import write_top
 from hdserve.drafting.arrays import (
@@ -33,7 +33,7 @@ def _share_out(logits: Logits, node: int, shares: Logits) -> None:
         shares[index] /= total
 
 
-@inlined
+@fast_inlined
 def recycle(
     databases: Databases,
     scratch: Scratch,
