@@ -94,7 +94,7 @@ async def run_load(
     plan: LoadPlan,
     *,
     stop: asyncio.Event,
-    progress: Callable[[RequestRecord], None] = lambda _: None,
+    progress: Callable[[RequestRecord], None],
 ) -> Load:
     """Carry out ``plan`` until its end, or until ``stop`` is set.
 

@@ -44,7 +44,7 @@ class _Running:
     row: ReplayRow
     unit: str
     start_s: float
-    kept_steps: list[ReplayStep] | None
+    kept_steps: list[ReplayStep] | None = None
     steps: list[ReplayStep] = field(default_factory=list)
 
 
@@ -131,7 +131,7 @@ class Replay:
         seq = _sequence(row)
         begin = time.perf_counter()
         self._drafters.start(seq)
-        request = _Running(seq, row, unit, time.perf_counter() - begin, None)
+        request = _Running(seq, row, unit, time.perf_counter() - begin)
         if unit in journal:
             kept = journal.once(unit, dict)
             request.start_s = kept["start_s"]

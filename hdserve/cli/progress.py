@@ -60,8 +60,8 @@ def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
 
 
 @contextmanager
-def bytes_progress(doing: str, total: int) -> Iterator[Bar]:
-    """Show how many of ``total`` bytes are done, until the job ends."""
+def bytes_progress(total: int) -> Iterator[Bar]:
+    """Show how many of ``total`` bytes are read, until the job ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with shown_bars(*columns) as shown:
-        yield Bar(shown, shown.add_task(doing, total=total))
+        yield Bar(shown, shown.add_task("reading", total=total))

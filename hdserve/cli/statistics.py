@@ -37,7 +37,7 @@ def statistics() -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuildOptions:
+class CountOptions:
     """What is counted, how it is tokenized, and where the counts go."""
 
     tokenizer: Model
@@ -67,9 +67,9 @@ class BuildOptions:
 
 
 @app.command(cls=JsonCommand)
-@takes(BuildOptions)
+@takes(CountOptions)
 @interruptible(_GO_ON)
-def build(options: BuildOptions) -> None:
+def build(options: CountOptions) -> None:
     """Count corpora into a database.
 
     Rows that name a `source` and a `licence` are listed by source, with their licences.  Memory
@@ -114,7 +114,7 @@ def info(
     output = JsonOutput(json_path)
     database = StatisticsDatabase.open(directory)
     if verify:
-        with interruptible(""), bytes_progress("reading", database.rows.nbytes) as bar:
+        with interruptible(""), bytes_progress(database.rows.nbytes) as bar:
             database.verify(bar.advance)
     _report(database.info, directory, output)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from hdserve.config.reserved import CustomResources, Reserved
-from hdserve.config.strict_model import StrictModel, at_home, check_is_once
+from hdserve.config.strict_model import StrictModel, at_home
 from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
@@ -81,7 +81,10 @@ class DraftingConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        check_is_once("drafters names", [drafter.name for drafter in self.drafters])
+        names = [drafter.name for drafter in self.drafters]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"drafters names {name!r} twice")
         return self
 
 

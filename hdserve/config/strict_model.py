@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -52,14 +51,3 @@ def _checked_path(path: str) -> str:
 def at_home(path: str) -> str:
     """Return ``path``, with its ``~/`` replaced, which nobody who opens files knows."""
     return os.path.expanduser(path) if path.startswith("~/") else path
-
-
-def check_is_once(what: str, names: Sequence[str]) -> None:
-    """Check that each name is there once.
-
-    Raises:
-        ValueError: one of ``names`` is there twice; it begins with ``what``.
-    """
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{what} {name!r} twice")

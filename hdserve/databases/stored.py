@@ -108,12 +108,8 @@ def check_unsharded(root: Path) -> None:
         DatabaseError: the databases below ``root`` are those of shards: nobody would read what is
             put beside them.
     """
-    for path in shard_directories(root)[:1]:
-        raise DatabaseError(
-            f"{root} holds databases of shards ({path.name}), beside which a server reads nothing: "
-            "have it import an archive (POST /v1/speculation/databases/MODEL/import), or move them "
-            "away if model_database.num_shards is 1 now"
-        )
+    advice = "have it import an archive (POST /v1/speculation/databases/MODEL/import)"
+    _check_no_shards(root, "reads nothing", advice)
 
 
 def check_current(root: Path) -> None:
@@ -122,12 +118,18 @@ def check_current(root: Path) -> None:
         DatabaseError: the databases below ``root`` are those of shards: what stands beside them is
             from before, and no longer grows.
     """
+    advice = (
+        "export from these directories, or have the server do so "
+        "(GET /v1/speculation/databases/MODEL/export)"
+    )
+    _check_no_shards(root, "writes nothing more", advice)
+
+
+def _check_no_shards(root: Path, does: str, advice: str) -> None:
     for path in shard_directories(root)[:1]:
         raise DatabaseError(
-            f"{root} holds databases of shards ({path.name}), beside which a server writes nothing "
-            "more: export from these directories, or have the server do so (GET "
-            "/v1/speculation/databases/MODEL/export), or move them away if "
-            "model_database.num_shards is 1 now"
+            f"{root} holds databases of shards ({path.name}), beside which a server {does}: "
+            f"{advice}, or move them away if model_database.num_shards is 1 now"
         )
 
 

@@ -22,7 +22,7 @@ from hdserve.doctor.machine import (
 from hdserve.doctor.model import check_compiler, check_device, check_model, check_settings
 
 
-def diagnose(config: ServeConfig, port: int, ray_address: str = "") -> Iterator[Finding]:
+def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Finding]:
     """Look at everything that ``serve run deployments:app`` needs, in the order in which it needs
     it.
 

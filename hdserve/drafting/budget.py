@@ -15,10 +15,10 @@ from hdserve.drafting.draft_price import DraftPrice
 from hdserve.drafting.patience import Patience
 from hdserve.tree import Acceptance, DraftTree
 
-_PRIOR_WEIGHT = 20.0
+PRIOR_WEIGHT = 20.0
 """Every source begins as if it had drafted this many tokens exactly as well as its scores said."""
 
-_MEMORY = 0.998
+MEMORY = 0.998
 """The share of what is known of a source that is left after each further draft."""
 
 _AFFORDABLE_READING = 0.06
@@ -105,8 +105,8 @@ class DraftBudget:
         self._experiences: dict[int, _Experience] = {}
         """One for each number of binary digits that the number of sequences may have."""
         self._last: _Step | None = None
-        self._expected = [_PRIOR_WEIGHT] * len(Source)
-        self._accepted = [_PRIOR_WEIGHT] * len(Source)
+        self._expected = [PRIOR_WEIGHT] * len(Source)
+        self._accepted = [PRIOR_WEIGHT] * len(Source)
 
     def warm_up(self) -> None:
         """Compile, or load what an earlier run of this machine compiled."""
@@ -313,4 +313,4 @@ class DraftBudget:
     def _fade(self, sources: Iterable[int]) -> None:
         for source in sources:
             for sums in (self._expected, self._accepted):
-                sums[source] = _PRIOR_WEIGHT + (sums[source] - _PRIOR_WEIGHT) * _MEMORY
+                sums[source] = PRIOR_WEIGHT + (sums[source] - PRIOR_WEIGHT) * MEMORY

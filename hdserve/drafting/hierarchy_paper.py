@@ -99,8 +99,8 @@ class _Followed:
     """The n-grams of a partition of the model database, read up to ``position`` of its log."""
 
     partition: NamespaceTables
-    position: int
     ngrams: _Ngrams
+    position: int = 0
 
 
 class HierarchyPaper(Drafter):
@@ -134,7 +134,7 @@ class HierarchyPaper(Drafter):
         if partition is None:
             return
         if known is None or known.partition is not partition:
-            known = _Followed(partition, 0, self._new_ngrams())
+            known = _Followed(partition, self._new_ngrams())
         for text in partition.texts_since(known.position):
             known.ngrams.add(text, 0)
         known.position = partition.log_end

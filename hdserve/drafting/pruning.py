@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 from hdserve.core import Source
 from hdserve.drafting.arrays import MAX_PROBABILITY
+from hdserve.drafting.budget import MEMORY, PRIOR_WEIGHT
 from hdserve.tree import Acceptance, DraftTree
 
 _LEAST_LEFT = 1e-6
-_PRIOR_WEIGHT = 20.0
-_MEMORY = 0.998
-"""As the budget has them: of how many tokens the worth of scores begins, and what is left of what
-is known of it after each further tree."""
 
 
 class Pruner:
@@ -30,7 +27,7 @@ class Pruner:
     """
 
     def __init__(self) -> None:
-        self._expected = self._accepted = _PRIOR_WEIGHT
+        self._expected = self._accepted = PRIOR_WEIGHT
 
     @property
     def worth(self) -> float:
@@ -66,7 +63,7 @@ class Pruner:
 
 
 def _faded(known: float) -> float:
-    return _PRIOR_WEIGHT + (known - _PRIOR_WEIGHT) * _MEMORY
+    return PRIOR_WEIGHT + (known - PRIOR_WEIGHT) * MEMORY
 
 
 def _conditional_scores(tree: DraftTree, may_come: Sequence[bool], worth: float) -> list[float]:

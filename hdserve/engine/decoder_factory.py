@@ -29,8 +29,8 @@ class DecoderFactory:
         self,
         model: LoadedModel,
         max_total_tokens: int,
-        backend: Any = None,
-        grammars: Grammars | None = None,
+        backend: Any,
+        grammars: Grammars | None,
     ) -> None:
         self._model = model
         self._max_total_tokens = max_total_tokens

@@ -108,12 +108,12 @@ class FixedBatches:
             for chunk in chunks
         )
 
-    def build(self, chunks: Sequence[Chunk], shapes: Shapes = FIXED_SHAPES) -> ForwardBatch:
+    def build(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         """Pack ``chunks``, which fit, into one forward.
 
         The batch before it of as many rows is another one then.
         """
-        packed = pack_rows(chunks, shapes, self._cache.scratch_row)
+        packed = pack_rows(chunks, FIXED_SHAPES, self._cache.scratch_row)
         return self._build(packed, _num_logits(packed), by_parts=self._takes_parts(packed))
 
     def empty(self, num_rows: int) -> Iterator[ForwardBatch]:

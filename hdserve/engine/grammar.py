@@ -110,8 +110,11 @@ class Grammars:
 
     def renewed(self, grammar: str, failed: _Compiled) -> _Compiled | None:
         """What can be followed instead of ``failed``, whose lexer is full; ``None`` where nothing
-        is at hand and it takes long to compile."""
-        self.give_up(grammar, failed)
+        is at hand and it takes long to compile.
+
+        Args:
+            failed: was given up.
+        """
         found = self._known(grammar)
         if found is None and failed.cpu_s <= _MAX_RENEWAL_S:
             found = self._keep(grammar, self._begun(failed.form, failed.guide))
