@@ -159,15 +159,8 @@ def fuses_rows(num_rows: int) -> Any:
     return intrinsic(build)
 
 
-def in_turns(builder: Any, first: Any, second: Any) -> Any:
-    """The lanes of one vector and of another, by turns, for the code of intrinsics."""
-    turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(NUM_PAIRED)]
-    mask = ir.Constant(ir.VectorType(_WORD, NUM_PAIRED), turns)
-    return builder.shuffle_vector(first, second, mask)
-
-
 def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
-    """Pairs of one bfloat16 of ``array`` from ``first`` on and one from ``second`` on."""
+    """Pairs of one bfloat16 of ``array`` from ``first`` on and one from ``second`` on, by turns."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = ir.VectorType(_HALF, NUM_LANES)
@@ -176,7 +169,9 @@ def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
             pointer = pointer_to(context, builder, signature.args[0], args[0], indices)
             return builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
 
-        return in_turns(builder, load(args[1]), load(args[2]))
+        turns = [lane // 2 + lane % 2 * NUM_LANES for lane in range(NUM_PAIRED)]
+        mask = ir.Constant(ir.VectorType(_WORD, NUM_PAIRED), turns)
+        return builder.shuffle_vector(load(args[1]), load(args[2]), mask)
 
     return _pairs(array, first, second), codegen
 

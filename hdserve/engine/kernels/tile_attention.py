@@ -34,7 +34,7 @@ from hdserve.engine.kernels.memory import (
     word_matrices_at,
     words_at,
 )
-from hdserve.engine.kernels.pairs import store_halves
+from hdserve.engine.kernels.pairs import load_in_turns, store_halves, store_pairs
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.softmax import sink_of, softmax
 from hdserve.engine.kernels.tiles import NUM_SUMS, PAIRED, ROW_BYTES, TILE_ROWS
@@ -224,13 +224,10 @@ def _add_block(
                 prefetch(call.values, (tile.kv_head, key + 2 * pair + _ROWS_AHEAD + 1, number))
         for n in range(NUM_SUMS):
             number = first + n * NUM_LANES
-            tiles.store_paired(
-                room.paired,
-                (n * TILE_ROWS + pair, 0),
-                call.values,
-                (tile.kv_head, key + 2 * pair, number),
-                (tile.kv_head, key + 2 * pair + 1, number),
-            )
+            one = (tile.kv_head, key + 2 * pair, number)
+            other = (tile.kv_head, key + 2 * pair + 1, number)
+            in_turns = load_in_turns(call.values, one, other)
+            store_pairs(room.paired, (n * TILE_ROWS + pair, 0), in_turns)
     if block + PAIRED > num_weighed:
         _blank(room, num_weighed - block)
     tiles.load_left(room.weights, (0, 0), ROW_BYTES)

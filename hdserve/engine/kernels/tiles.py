@@ -16,8 +16,6 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hdserve.engine.kernels.pairs import in_turns
-from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import pointer_to
 
 TILE_ROWS: Final = 16
@@ -31,7 +29,7 @@ NUM_SUMS: Final = 4
 
 _LEFT, _RIGHT, _SCORES, _SUMS = 0, 1, 2, 4
 _NUM_TILES: Final = 8
-_BYTE, _INT64, _HALF, _WORD = (ir.IntType(bits) for bits in (8, 64, 16, 32))
+_BYTE: Final = ir.IntType(8)
 
 
 def _instruction(builder: Any, name: str, *args: Any) -> None:
@@ -102,27 +100,3 @@ store_scores: Any = _on_memory("tilestored64", _SCORES)
 clear_sums: Any = tuple(_on_tiles("tilezero", _SUMS + n) for n in range(NUM_SUMS))
 add_to_sums: Any = tuple(_on_tiles("tdpbf16ps", _SUMS + n, _LEFT, _RIGHT) for n in range(NUM_SUMS))
 store_sums: Any = tuple(_on_memory("tilestored64", _SUMS + n) for n in range(NUM_SUMS))
-
-
-def _store_paired(
-    _context: Any, array: Any, indices: Any, source: Any, first: Any, second: Any
-) -> Any:
-    """``array[indices : + 32] =`` sixteen items of uint16 ``source`` from ``first`` and from
-    ``second``, in turns."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        halves = ir.VectorType(_HALF, NUM_LANES)
-
-        def load(indices: Any) -> Any:
-            pointer = pointer_to(context, builder, signature.args[2], args[2], indices)
-            return builder.load(builder.bitcast(pointer, halves.as_pointer()), align=2)
-
-        paired = in_turns(builder, load(args[3]), load(args[4]))
-        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        builder.store(paired, builder.bitcast(pointer, paired.type.as_pointer()), align=2)
-        return context.get_dummy_value()
-
-    return types.void(array, indices, source, first, second), codegen
-
-
-store_paired: Any = intrinsic(_store_paired)
