@@ -91,7 +91,7 @@ def tile_attender(numbers: Numbers) -> Any:
         for place in range(tile.num_queries):
             query = query_at(tile, place)
             for d in range(0, size, NUM_LANES):
-                first = tile.shared if d < num_shared_numbers else tile.origin
+                first = tile.stop if d < num_shared_numbers else tile.origin
                 values_of_own(call, tile, query, first, d, scores[place, shares])
 
     return attend_tile

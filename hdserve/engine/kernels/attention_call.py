@@ -55,8 +55,8 @@ class Call(NamedTuple):
 class Tile(NamedTuple):
     """``num_queries`` queries from ``first_query`` of one sequence and one head of keys.
 
-    All of them see the columns from ``origin``, a multiple of the lanes, to ``shared``, but for
-    their windows.
+    Columns are read for all of them at once from ``origin``, a multiple of the lanes, to ``stop``:
+    those that each sees, but for its window; or in tiles of the processor those that any sees.
     """
 
     first_row: int
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
     kv_head: int
     first_key: int
     origin: int
-    shared: int
+    stop: int
 
 
 class Query(NamedTuple):

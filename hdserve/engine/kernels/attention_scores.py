@@ -83,8 +83,8 @@ def scores_of(numbers: Numbers) -> Scores:
 
     @inlined
     def of_shared(call: Call, tile: Tile) -> None:
-        for block in range(score_together(call, tile), tile.shared, _KEYS_PER_BLOCK):
-            stop = min(block + _KEYS_PER_BLOCK, tile.shared)
+        for block in range(score_together(call, tile), tile.stop, _KEYS_PER_BLOCK):
+            stop = min(block + _KEYS_PER_BLOCK, tile.stop)
             for place in range(0, tile.num_queries, NUM_ROWS):
                 queries = _queries_from((tile, place))
                 is_alone = place + 1 == tile.num_queries
@@ -98,7 +98,7 @@ def scores_of(numbers: Numbers) -> Scores:
 
     @inlined
     def of_own(call: Call, tile: Tile, query: Query) -> None:
-        for position in range(tile.shared, call.rows[query.row, 2], KEYS_AT_ONCE):
+        for position in range(tile.stop, call.rows[query.row, 2], KEYS_AT_ONCE):
             kv_rows = (
                 kv_row_of(call, tile, query.row, position),
                 kv_row_of(call, tile, query.row, position + 1),

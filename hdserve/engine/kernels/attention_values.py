@@ -97,8 +97,8 @@ def values_of(numbers: Numbers) -> Values:
 
     @inlined
     def of_shared(call: Call, tile: Tile, num_shared_numbers: int) -> None:
-        for block in range(add_together(call, tile), tile.shared, _VALUES_PER_BLOCK):
-            stop = min(block + _VALUES_PER_BLOCK, tile.shared)
+        for block in range(add_together(call, tile), tile.stop, _VALUES_PER_BLOCK):
+            stop = min(block + _VALUES_PER_BLOCK, tile.stop)
             for place in range(0, tile.num_queries, NUM_ROWS):
                 queries = _queries_from((tile, place))
                 for d in range(0, num_shared_numbers, NUMBERS_AT_ONCE):

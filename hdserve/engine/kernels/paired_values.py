@@ -76,9 +76,9 @@ def add_paired_values(call: Call, tile: Tile) -> int:
     """
     num_numbers = call.values.shape[2] // NUMBERS_AT_ONCE * NUMBERS_AT_ONCE
     paired = _room()
-    for first in range(tile.origin, tile.shared, _POSITIONS_AT_ONCE):
-        stop = min(first + _POSITIONS_AT_ONCE, tile.shared)
+    for first in range(tile.origin, tile.stop, _POSITIONS_AT_ONCE):
+        stop = min(first + _POSITIONS_AT_ONCE, tile.stop)
         for d in range(0, num_numbers, NUMBERS_AT_ONCE):
             _lay_out(call, tile, first, stop, d, paired)
             _add_block(call, tile, first, stop, d, paired)
-    return tile.shared
+    return tile.stop

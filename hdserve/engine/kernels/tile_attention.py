@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels import tiles
-from hdserve.engine.kernels.attention_call import Call, lists_at, terms_of
+from hdserve.engine.kernels.attention_call import Call, Tile, lists_at, query_at, terms_of
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
@@ -98,51 +98,27 @@ class _Room(NamedTuple):
     last: npt.NDArray[np.float32]
 
 
-class _Tile(NamedTuple):
-    """Sixteen queries, or fewer, from ``first_query`` of one sequence and one head of keys, that
-    see columns from ``origin``, a multiple of 32, to before ``end``."""
-
-    first_row: int
-    first_query: int
-    num_queries: int
-    num_groups: int
-    kv_head: int
-    first_key: int
-    origin: int
-    end: int
-
-
 @inlined
-def _row(tile: _Tile, place: int) -> int:
-    return tile.first_row + (tile.first_query + place) // tile.num_groups
-
-
-@inlined
-def _head(tile: _Tile, place: int) -> int:
-    return tile.kv_head * tile.num_groups + (tile.first_query + place) % tile.num_groups
-
-
-@inlined
-def _bound(call: Call, tile: _Tile, place: int) -> int:
+def _bound(call: Call, tile: Tile, place: int) -> int:
     """From where on, counted from the origin, values are added one by one."""
-    row = _row(tile, place)
+    row = query_at(tile, place).row
     bound: int = min(call.rows[row, 0], call.rows[row, 2] - TAIL)
     return max(0, bound - tile.origin)
 
 
 @inlined
-def _ask(call: Call, room: _Room, tile: _Tile) -> None:
+def _ask(call: Call, room: _Room, tile: Tile) -> None:
     for place in range(tile.num_queries):
-        row, head = _row(tile, place), _head(tile, place)
+        query = query_at(tile, place)
         for word in range(call.queries.shape[2]):
-            room.asked[word, place] = call.queries[row, head, word]
+            room.asked[word, place] = call.queries[query.row, query.head, word]
 
 
 @inlined
-def _score(call: Call, room: _Room, tile: _Tile) -> None:
+def _score(call: Call, room: _Room, tile: Tile) -> None:
     """The scores of all columns, of the queries of the tile and whatever fills it."""
     stride = call.keys.shape[2] * 2
-    for column in range(tile.origin, tile.end, TILE_ROWS):
+    for column in range(tile.origin, tile.stop, TILE_ROWS):
         tiles.clear_scores()
         for number in range(0, call.keys.shape[2], PAIRED):
             row = tile.first_key + column
@@ -161,20 +137,20 @@ def _score(call: Call, room: _Room, tile: _Tile) -> None:
 
 
 @inlined
-def _weigh(call: Call, room: _Room, tile: _Tile) -> None:
+def _weigh(call: Call, room: _Room, tile: Tile) -> None:
     """Scores to weights by position; those of the last positions go to ``last``, each divided by
     the sum, which is kept behind the others, and leave zeros."""
     scores, shares = call.scores, call.scores.shape[1] - 1
     stop = -(-_most(call, tile) // PAIRED) * PAIRED
     for place in range(tile.num_queries):
-        row = _row(tile, place)
+        _, row, head = query_at(tile, place)
         prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
         for index in range(visible - prefix):  # the column of a position is never before it
             column = call.tails[first_tail + index] - tile.origin
             scores[place, prefix - tile.origin + index] = scores[place, column]
         high = visible - tile.origin
         low = max(0, high - call.window)
-        sink = sink_of(call.sinks, _head(tile, place))
+        sink = sink_of(call.sinks, head)
         scores[place, shares] = softmax(scores, place, low, high, call.scale, call.softcap, sink)
         bound = _bound(call, tile, place)
         for index in range(high - bound):
@@ -184,7 +160,7 @@ def _weigh(call: Call, room: _Room, tile: _Tile) -> None:
 
 
 @inlined
-def _most(call: Call, tile: _Tile) -> int:
+def _most(call: Call, tile: Tile) -> int:
     """The last of the bounds."""
     found = 0
     for place in range(tile.num_queries):
@@ -208,7 +184,7 @@ def _blank(room: _Room, num_positions: int) -> None:
 
 @inlined
 def _add_block(
-    call: Call, room: _Room, tile: _Tile, block: int, num_weighed: int, first: int
+    call: Call, room: _Room, tile: Tile, block: int, num_weighed: int, first: int
 ) -> None:
     """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``, but for those
     behind ``num_weighed`` positions."""
@@ -242,7 +218,7 @@ def _add_block(
 
 
 @inlined
-def _add_blocks(call: Call, room: _Room, tile: _Tile, first: int) -> None:
+def _add_blocks(call: Call, room: _Room, tile: Tile, first: int) -> None:
     stride = NUMBERS_AT_ONCE * 4
     _clear_0()
     _clear_1()
@@ -258,9 +234,10 @@ def _add_blocks(call: Call, room: _Room, tile: _Tile, first: int) -> None:
 
 
 @inlined
-def _add_last(call: Call, room: _Room, tile: _Tile, place: int, first: int) -> None:
+def _add_last(call: Call, room: _Room, tile: Tile, place: int, first: int) -> None:
     """Add the values of the last positions one by one, and divide by the sum of the weights."""
-    row, head, kv_head = _row(tile, place), _head(tile, place), tile.kv_head
+    _, row, head = query_at(tile, place)
+    kv_head = tile.kv_head
     n0, n1, n2, n3 = 0, NUM_LANES, 2 * NUM_LANES, 3 * NUM_LANES
     a, b = load(room.sums, (place, n0)), load(room.sums, (place, n1))
     c, d = load(room.sums, (place, n2)), load(room.sums, (place, n3))
@@ -284,7 +261,7 @@ def _add_last(call: Call, room: _Room, tile: _Tile, place: int, first: int) -> N
 
 
 @inlined
-def _tile(call: Call, span: int, kv_head: int, first_query: int) -> _Tile:
+def _tile(call: Call, span: int, kv_head: int, first_query: int) -> Tile:
     first_row, num_rows, first_key = call.spans[span, 0], call.spans[span, 1], call.spans[span, 2]
     num_groups = call.queries.shape[1] // call.keys.shape[0]
     num_queries = min(TILE_ROWS, num_rows * num_groups - first_query)
@@ -298,7 +275,7 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int) -> _Tile:
         if visible > prefix:
             end = max(end, call.tails[first_tail + visible - prefix - 1] + 1)
     origin = max(0, low - max(call.window, TAIL)) // PAIRED * PAIRED
-    return _Tile(first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, end)
+    return Tile(first_row, first_query, num_queries, num_groups, kv_head, first_key, origin, end)
 
 
 @inlined

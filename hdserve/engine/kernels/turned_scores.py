@@ -106,7 +106,7 @@ def score_by_turned_keys(call: Call, tile: Tile) -> int:
     if call.keys.shape[2] > _MAX_KEY_SIZE:
         return tile.origin
     turned = _room()
-    stop = tile.origin + (tile.shared - tile.origin) // _KEYS_AT_ONCE * _KEYS_AT_ONCE
+    stop = tile.origin + (tile.stop - tile.origin) // _KEYS_AT_ONCE * _KEYS_AT_ONCE
     quarter = 4 * _PAIR
     for column in range(tile.origin, stop, _KEYS_AT_ONCE):
         _turn_keys(call, tile, column, turned)
