@@ -23,25 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from hdserve.engine.kernels.attention_call import (
-    QUERIES_PER_TILE,
-    Call,
-    Tile,
-    lists_at,
-    query_at,
-    terms_of,
-)
+from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE, Call, Tile, calls_of, query_at
 from hdserve.engine.kernels.attention_numbers import SINGLE, Numbers
 from hdserve.engine.kernels.attention_scores import KEYS_AT_ONCE, scores_of
 from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, values_of
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.memory import (
-    bfloat_matrices_at,
-    float_matrices_at,
-    floats_at,
-    integers_at,
-    words_at,
-)
+from hdserve.engine.kernels.memory import bfloat_matrices_at, float_matrices_at
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.softmax import sink_of, softmax
 from hdserve.engine.kernels.vectors import spread, store
@@ -118,6 +105,8 @@ def attender(attend_tile: Any) -> Any:
 
 
 _attend = attender(inlined(tile_attender(SINGLE)))
+_float_call_at = calls_of(float_matrices_at, float_matrices_at)
+_bfloat_call_at = calls_of(float_matrices_at, bfloat_matrices_at)
 
 
 @entry_point
@@ -156,23 +145,9 @@ def attend(
         sinks_at: float32 ``[num_heads]``, a score for each head that takes its share of attention
             and gives nothing (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"); 0 for none.
     """
-    stored = integers_at(stored_at, 1, 6)[0]
-    num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
-    spans, rows, tails = lists_at(listed_at)
-    num_rows = rows.shape[0]
-    queries = float_matrices_at(queries_at, num_rows, num_heads, key_size)
-    attended = float_matrices_at(attended_at, num_rows, num_heads, value_size)
-    scores = floats_at(scores_at, QUERIES_PER_TILE, scores_size)
-    words = words_at(scores_at, QUERIES_PER_TILE, scores_size)
-    arrays = attended, spans, rows, tails, scores, words
-    terms = terms_of(scale, softcap, window, sinks_at, num_heads)
+    places = stored_at, listed_at, queries_at, attended_at
+    scores, terms = (scores_at, scores_size), (scale, softcap, window, sinks_at)
     if is_bfloat16:
-        keys = bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
-        values = bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)
-        call = Call(queries, keys, values, *arrays, *terms)
-        _attend(call, first_item, stop_item)
+        _attend(_bfloat_call_at(places, num_heads, scores, terms), first_item, stop_item)
     else:
-        keys32 = float_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size)
-        values32 = float_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size)
-        call32 = Call(queries, keys32, values32, *arrays, *terms)
-        _attend(call32, first_item, stop_item)
+        _attend(_float_call_at(places, num_heads, scores, terms), first_item, stop_item)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels.compiled import inlined
-from hdserve.engine.kernels.memory import floats_at, integers_at
+from hdserve.engine.kernels.memory import float_matrices_at, floats_at, integers_at, words_at
 
 QUERIES_PER_TILE = 32
 """Queries whose scores are kept at a time."""
@@ -78,18 +78,51 @@ class Query(NamedTuple):
 
 
 @inlined
-def lists_at(address: int) -> Any:
+def _lists_at(address: int) -> Any:
     """Spans, rows and tails, of whose addresses and numbers there are six int64 at ``address``."""
     listed = integers_at(address, 1, 6)[0]
     spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], listed[3], 3)
     return spans, rows, integers_at(listed[4], 1, listed[5])[0]
 
 
-@inlined
-def terms_of(scale: float, softcap: float, window: int, sinks_at: int, num_heads: int) -> Any:
-    """The terms of a call, as an entry point is told them."""
-    sinks = floats_at(sinks_at, min(sinks_at, 1), num_heads)
-    return np.float32(scale), np.float32(softcap), window, sinks
+def calls_of(
+    queries_of: Any, stored_of: Any, num_queries: int = QUERIES_PER_TILE, numbers_per_item: int = 1
+) -> Any:
+    """A function for compiled code that gives the call an entry point is told of, see
+    :func:`~hdserve.engine.kernels.attention.attend`.
+
+    Args:
+        queries_of, stored_of: give the matrices at an address: queries, and keys or values.
+        num_queries: whose scores are kept.
+        numbers_per_item: how many numbers of a query are seen as one.
+    """
+
+    @inlined
+    def call_at(places: Any, num_heads: int, scores: Any, terms: Any) -> Call:
+        stored_at, listed_at, queries_at, attended_at = places
+        scores_at, scores_size = scores
+        scale, softcap, window, sinks_at = terms
+        stored = integers_at(stored_at, 1, 6)[0]
+        num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
+        spans, rows, tails = _lists_at(listed_at)
+        num_rows = rows.shape[0]
+        return Call(
+            queries_of(queries_at, num_rows, num_heads, key_size // numbers_per_item),
+            stored_of(stored[0], num_kv_heads, num_kv_rows, key_size),
+            stored_of(stored[1], num_kv_heads, num_kv_rows, value_size),
+            float_matrices_at(attended_at, num_rows, num_heads, value_size),
+            spans,
+            rows,
+            tails,
+            floats_at(scores_at, num_queries, scores_size),
+            words_at(scores_at, num_queries, scores_size),
+            np.float32(scale),
+            np.float32(softcap),
+            window,
+            floats_at(sinks_at, min(sinks_at, 1), num_heads),
+        )
+
+    return call_at
 
 
 @inlined

@@ -9,23 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from hdserve.engine.kernels.attention import attender, tile_attender
-from hdserve.engine.kernels.attention_call import (
-    MANY_QUERIES,
-    QUERIES_PER_TILE,
-    Call,
-    Tile,
-    lists_at,
-    terms_of,
-)
+from hdserve.engine.kernels.attention_call import MANY_QUERIES, Call, Tile, calls_of
 from hdserve.engine.kernels.attention_numbers import Numbers
 from hdserve.engine.kernels.compiled import apart, entry_point, inlined
-from hdserve.engine.kernels.memory import (
-    bfloat_matrices_at,
-    float_matrices_at,
-    floats_at,
-    integers_at,
-    words_at,
-)
+from hdserve.engine.kernels.memory import bfloat_matrices_at
 from hdserve.engine.kernels.paired_values import add_paired_values
 from hdserve.engine.kernels.pairs import (
     NUM_PAIRED,
@@ -72,6 +59,7 @@ def _attend_tile(call: Call, tile: Tile) -> None:
 
 
 _attend = attender(_attend_tile)
+_call_at = calls_of(bfloat_matrices_at, bfloat_matrices_at)
 
 
 @entry_point
@@ -95,20 +83,6 @@ def attend_in_pairs(
     Args:
         queries_at: of bfloat16, keys a multiple of ``NUM_PAIRED``.
     """
-    stored = integers_at(stored_at, 1, 6)[0]
-    num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
-    spans, rows, tails = lists_at(listed_at)
-    num_rows = rows.shape[0]
-    call = Call(
-        bfloat_matrices_at(queries_at, num_rows, num_heads, key_size),
-        bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
-        bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
-        float_matrices_at(attended_at, num_rows, num_heads, value_size),
-        spans,
-        rows,
-        tails,
-        floats_at(scores_at, QUERIES_PER_TILE, scores_size),
-        words_at(scores_at, QUERIES_PER_TILE, scores_size),
-        *terms_of(scale, softcap, window, sinks_at, num_heads),
-    )
-    _attend(call, first_item, stop_item)
+    places = stored_at, listed_at, queries_at, attended_at
+    scores, terms = (scores_at, scores_size), (scale, softcap, window, sinks_at)
+    _attend(_call_at(places, num_heads, scores, terms), first_item, stop_item)

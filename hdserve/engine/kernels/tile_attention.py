@@ -23,14 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hdserve.engine.kernels import tiles
-from hdserve.engine.kernels.attention_call import Call, Tile, lists_at, query_at, terms_of
+from hdserve.engine.kernels.attention_call import Call, Tile, calls_of, query_at
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import (
     bfloat_matrices_at,
     bfloats_at,
-    float_matrices_at,
     floats_at,
-    integers_at,
     word_matrices_at,
     words_at,
 )
@@ -295,6 +293,9 @@ def _attend(call: Call, room: _Room, first_item: int, stop_item: int) -> None:
                     _add_last(call, room, tile, place, first)
 
 
+_call_at = calls_of(word_matrices_at, bfloat_matrices_at, TILE_ROWS, 2)
+
+
 @entry_point
 def attend_by_tiles(
     stored_at: int,
@@ -318,27 +319,15 @@ def attend_by_tiles(
         scores_at: room for :data:`TILE_ROWS` times ``scores_size`` scores and for
             :func:`room_floats`; from the beginning of a cache line it is faster.
     """
-    stored = integers_at(stored_at, 1, 6)[0]
-    num_kv_heads, num_kv_rows, key_size, value_size = stored[2], stored[3], stored[4], stored[5]
-    spans, rows, tails = lists_at(listed_at)
-    num_rows = rows.shape[0]
+    places = stored_at, listed_at, queries_at, attended_at
+    scores, terms = (scores_at, scores_size), (scale, softcap, window, sinks_at)
+    call = _call_at(places, num_heads, scores, terms)
+    key_size = call.keys.shape[2]
     room_at = scores_at + TILE_ROWS * scores_size * 4
     turned_at = room_at + key_size // 2 * NUM_LANES * 4
     weights_at = turned_at + TILE_ROWS * NUM_LANES * 4
     paired_at = weights_at + _LEFT_BYTES
     sums_at = paired_at + NUM_SUMS * _LEFT_BYTES
-    call = Call(
-        word_matrices_at(queries_at, num_rows, num_heads, key_size // 2),
-        bfloat_matrices_at(stored[0], num_kv_heads, num_kv_rows, key_size),
-        bfloat_matrices_at(stored[1], num_kv_heads, num_kv_rows, value_size),
-        float_matrices_at(attended_at, num_rows, num_heads, value_size),
-        spans,
-        rows,
-        tails,
-        floats_at(scores_at, TILE_ROWS, scores_size),
-        words_at(scores_at, TILE_ROWS, scores_size),
-        *terms_of(scale, softcap, window, sinks_at, num_heads),
-    )
     room = _Room(
         words_at(room_at, key_size // 2, NUM_LANES),
         floats_at(turned_at, TILE_ROWS, NUM_LANES),
