@@ -39,12 +39,17 @@ async def no_parser(*_arguments: Any, **_options: Any) -> None:
     return None
 
 
+async def nothing(*_arguments: Any) -> frozenset[str]:
+    return frozenset()
+
+
 async def ask(path: str) -> None:
     api = FastAPI()
     gateway: Any = SimpleNamespace(
         off_loop=OffLoop(),
         deadline=Deadline,
         tool_parser=no_parser,
+        unread_by_template=nothing,
         config=SimpleNamespace(gateway=SimpleNamespace(strict_requests=False)),
         http_metrics=SimpleNamespace(ignored=lambda _number: None),
     )
