@@ -26,8 +26,8 @@ class AllowedTokens:
         self._num_tokens = int(self._is_allowed.sum())
 
     def are_among(self, token_ids: Collection[int]) -> bool:
-        """Whether ``token_ids``, each of which is there once, have all of them.  Those of a tokenizer
-        may be beyond the vocabulary of its model."""
+        """Whether ``token_ids``, each of which is there once, have all of them; they may be beyond
+        the vocabulary."""
         known = [token_id for token_id in token_ids if token_id < len(self._is_allowed)]
         others = torch.tensor(known, dtype=torch.int64)
         return int(self._is_allowed[others].sum()) == self._num_tokens
