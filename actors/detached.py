@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray.util import list_named_actors
 
+from actors.logs import log_to_stderr
+
 _NAMESPACE = "hdserve"
 
 
@@ -33,7 +35,7 @@ def get_or_create(
         RayError: the cluster cannot be reached.
     """
     remote: Any = ray.remote  # whose types lack the groups
-    options = remote(concurrency_groups=dict(concurrency_groups))(actor).options(
+    options = remote(concurrency_groups=dict(concurrency_groups))(_logging(actor)).options(
         name=name,
         namespace=_NAMESPACE,
         lifetime="detached",
@@ -44,6 +46,18 @@ def get_or_create(
         resources=dict(resources),
     )
     return options.remote(*args)
+
+
+def _logging(actor: type) -> type:
+    """Return ``actor`` with a log; by itself it is a plain class, which changes no process."""
+
+    class Logging(actor):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            log_to_stderr()
+            super().__init__(*args)
+
+    Logging.__name__ = Logging.__qualname__ = actor.__name__  # by which Ray shows it
+    return Logging
 
 
 def get(name: str) -> Any:

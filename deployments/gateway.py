@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve.config import BackpressureConfig
 from ray.serve.handle import DeploymentHandle
 
+from actors.logs import log_with_serve
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http.metrics import HttpMetrics
@@ -107,6 +108,7 @@ class Gateway:
         """Build the application; Ray Serve calls it once, in the replica."""
         from deployments.http.routes import build_api
 
+        log_with_serve()
         api = build_api(self)
         reporter = Reporter("gateway", {}, self.report, self.http_metrics.observations)
         self._closing.callback(reporter.close)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from actors.logs import log_with_serve
 from actors.mirror import CLOSING_S
 from deployments.generation import THINKING_VARIABLES, GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
@@ -78,6 +79,7 @@ class ModelServer:
         telemetry: TelemetryConfig,
         statistics_root: Path | None = None,
     ) -> None:
+        log_with_serve()
         self._closing = ExitStack()
         self._config = config
         self._tracing = Tracing(telemetry, "hdserve-model")
