@@ -23,9 +23,14 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve._private.common import DeploymentStatus
+from ray.serve._private.common import DeploymentStatus, ReplicaState
 from ray.serve.context import _get_global_client
-from ray.serve.schema import APIType, ApplicationStatus, ServeDeploySchema
+from ray.serve.schema import (
+    APIType,
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    ServeDeploySchema,
+)
 
 from hdserve.config.deployed import (
     APPLICATION,
@@ -149,7 +154,7 @@ def _wait_until_it_runs() -> None:
         ConfigError: one never will: Ray Serve has tried a few times to start it, and given up.
     """
     while True:
-        found = serve.status().applications.get(APPLICATION)
+        found = _application()
         if found is not None and found.status in _ANSWERING:
             return
         if found is not None and found.status == ApplicationStatus.DEPLOY_FAILED:
@@ -206,14 +211,27 @@ def _take_away(*, with_serve: bool) -> None:
 
 def _drain(timeout_s: float) -> None:
     """Have what was begun answered, take the application away, and wait until its processes have
-    ended."""
+    ended.  Where there is nobody to answer anything, nothing is waited for."""
     deadline_s = time.monotonic() + timeout_s
-    if _status() not in _ANSWERING:
+    found = _application()
+    if found is None or not _answers(found):
         return
     _close_gateways(deadline_s)
     serve.delete(APPLICATION, _blocking=False)
     while _status() is not None and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
+
+
+def _answers(application: ApplicationStatusOverview) -> bool:
+    """Whether there is a gateway, and a model that answers: others may still be loaded."""
+    if application.status in _ANSWERING:
+        return True
+    running = {
+        name
+        for name, deployment in application.deployments.items()
+        if deployment.replica_states.get(ReplicaState.RUNNING)
+    }
+    return GATEWAY_DEPLOYMENT in running and len(running) > 1
 
 
 def _close_gateways(deadline_s: float) -> None:
@@ -234,8 +252,12 @@ def _ask_all(handle: Any, method: str) -> list[Any]:
 
 
 def _status() -> ApplicationStatus | None:
-    found = serve.status().applications.get(APPLICATION)
+    found = _application()
     return None if found is None else found.status
+
+
+def _application() -> ApplicationStatusOverview | None:
+    return serve.status().applications.get(APPLICATION)
 
 
 def main() -> None:

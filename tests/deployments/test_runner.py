@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from benchmarks.server import START_TIMEOUT_S
-from deployments.runner import _client
-from hdserve.config.deployed import APPLICATION, IMPORT_PATH
+from deployments.runner import _client, _drain, _status
+from hdserve.config.deployed import APPLICATION, GATEWAY_DEPLOYMENT, IMPORT_PATH
 from tests.clusters import connected_cluster
 from tests.ports import free_port
+
+ANSWERING_S = 5.0
+WAIT_S = 60.0
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -32,6 +39,42 @@ class Other:
 
 
 other = Other.bind()  # type: ignore[attr-defined]
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Model:
+    """Takes a while to answer."""
+
+    async def __call__(self) -> str:
+        await asyncio.sleep(ANSWERING_S)
+        return "answered"
+
+
+@serve.deployment(name=GATEWAY_DEPLOYMENT, ray_actor_options={"num_cpus": 0})
+class Gateway:
+    """Asks the first of its models, as far as the runner looks at it."""
+
+    def __init__(self, *models: DeploymentHandle[Any]) -> None:
+        self._model, *_ = models
+        self._num_answering = 0
+
+    async def __call__(self) -> Any:
+        self._num_answering += 1
+        try:
+            return await self._model.remote()
+        finally:
+            self._num_answering -= 1
+
+    async def close(self) -> None:
+        """It takes what comes."""
+
+    async def num_answering(self) -> int:
+        return self._num_answering
+
+
+never = Model.options(name="never", ray_actor_options={"resources": {"nowhere": 1}}).bind()
+half_loaded = Gateway.bind(Model.bind(), never)
+unloaded = Gateway.bind(never)
 
 
 @pytest.fixture
@@ -88,3 +131,39 @@ def test_nothing_is_replaced(tmp_path: Path, cluster: Cluster) -> None:
     serve.run(other, name=APPLICATION)
     assert f"serves '{APPLICATION}' already" in run_unbuildable(tmp_path, cluster)
     assert serve.get_app_handle(APPLICATION).remote().result() == "here"
+
+
+def deploy_until_there(application: str, *there: str) -> DeploymentHandle[Any]:
+    """Deploy what will never be ready, until these of its deployments are."""
+    path = f"{__name__}:{application}"
+    deployed = {"name": APPLICATION, "import_path": path, "route_prefix": "/"}
+    _client().deploy_apps(ServeDeploySchema.model_validate({"applications": [deployed]}))
+    deadline_s = time.monotonic() + WAIT_S
+    found: set[str] = set()
+    while not found.issuperset(there):
+        assert time.monotonic() < deadline_s, serve.status()
+        time.sleep(0.1)
+        deployments = serve.status().applications[APPLICATION].deployments.items()
+        found = {name for name, each in deployments if each.replica_states.get("RUNNING")}
+    assert _status() == ApplicationStatus.DEPLOYING
+    return serve.get_deployment_handle(GATEWAY_DEPLOYMENT, APPLICATION)
+
+
+def test_what_a_model_answers_while_another_is_loaded_may_end(cluster: Cluster) -> None:
+    gateway = deploy_until_there("half_loaded", "Model", GATEWAY_DEPLOYMENT)
+    begun = gateway.remote()
+    time.sleep(1.0)
+    started_s = time.monotonic()
+    _drain(WAIT_S)
+    assert begun.result(timeout_s=0.1) == "answered"
+    assert time.monotonic() - started_s > ANSWERING_S / 2
+    assert _status() is None
+
+
+def test_nobody_waits_for_an_answer_of_which_no_model_is_loaded(cluster: Cluster) -> None:
+    gateway = deploy_until_there("unloaded", GATEWAY_DEPLOYMENT)
+    gateway.remote()
+    time.sleep(1.0)
+    started_s = time.monotonic()
+    _drain(WAIT_S)
+    assert time.monotonic() - started_s < WAIT_S / 4
