@@ -153,7 +153,7 @@ class ModelDatabaseActor:
             if is_reset:
                 idle = {name: min(cursor, 1) for name, cursor in idle.items()}
             flushes = self._log.flushes_since(idle)
-            reply = Reply(self._epoch, 0.0, is_reset, flushes, is_unwritten=self._is_unwritten)
+            reply = Reply(self._epoch, 0.0, is_reset, flushes, is_unwritten=self._has_unwritten)
             reply = replace(reply, refill=self._refill(poll, (_ROOM - reply.num_bytes) // 2))
             reply = replace(reply, lost=self._lost(poll, reply, (_ROOM - reply.num_bytes) // 4))
             room = _ROOM - reply.num_bytes
@@ -262,7 +262,7 @@ class ModelDatabaseActor:
                 "num_bytes": self._log.num_bytes,
                 "directory": str(self._store.directory) if self._store else None,
                 "is_writable": bool(self._store and self._store.is_writable),
-                "is_unwritten": self._is_unwritten,
+                "is_unwritten": self._has_unwritten,
                 "num_write_failures": self._store.num_failures if self._store else 0,
                 "num_refused_files": self._store.num_refused if self._store else 0,
                 "num_refused_calibrations": self._num_refused_calibrations,
@@ -284,6 +284,11 @@ class ModelDatabaseActor:
             if self._store:
                 self._store.sync(self._log)
                 self._store.close()
+
+    @property
+    def _has_unwritten(self) -> bool:
+        """Whether something is in memory alone that was to be written, as far as is known now."""
+        return self._is_unwritten or bool(self._store and self._store.is_failing)
 
     def _new_log(self, first_version: int) -> OutputLog:
         return OutputLog(

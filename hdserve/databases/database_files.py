@@ -44,6 +44,7 @@ class DatabaseFiles:
         incomplete: names of directories in which something is missing or was set aside.
         flushed_versions: what was flushed of each namespace on the disk, as it was read last.
         failure: why the last write failed; ``None`` where none did since somebody wrote.
+        is_failing: whether a write has failed since all was last known to be written.
         num_failures: writes that failed.
         num_refused: files that could not be used, or not be read.
     """
@@ -55,6 +56,7 @@ class DatabaseFiles:
         self.incomplete: set[str] = set()
         self.flushed_versions: dict[str, int] = {}
         self.failure: OSError | None = None
+        self.is_failing = False
         self.num_failures = 0
         self.num_refused = 0
         self._key = key
@@ -120,10 +122,16 @@ class DatabaseFiles:
 
     def count_failure(self, error: OSError) -> None:
         """Note that something could not be written."""
-        if not self.num_failures:
+        if not self.is_failing:
             logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
         self.num_failures += 1
-        self.failure = error
+        self.failure, self.is_failing = error, True
+
+    def note_written(self) -> None:
+        """Note that everything is written, what could not be before, too."""
+        if self.is_failing:
+            logger.info("%s is written again, with all that came meanwhile", self.directory)
+        self.is_failing = False
 
     def _restored_files(
         self, directory: Path, flushed_version: int

@@ -112,6 +112,11 @@ class OutputStore:
         return self._files.is_writable
 
     @property
+    def is_failing(self) -> bool:
+        """Whether something could not be written, and is not by now."""
+        return self._files.is_failing
+
+    @property
     def num_failures(self) -> int:
         """Writes that failed."""
         return self._files.num_failures
@@ -248,6 +253,7 @@ class OutputStore:
             if not self.is_writable and not self._take_over(log):
                 return False
             namespaces = list(self._files.namespaces)
+            num_failures = self.num_failures
         is_complete = True
         for namespace in namespaces:
             try:
@@ -256,6 +262,9 @@ class OutputStore:
                 is_complete = False
                 with lock:
                     self._files.count_failure(error)
+        with lock:
+            if self.num_failures == num_failures:
+                self._files.note_written()
         return is_complete
 
     def _begin_writing(self, lock_timeout_s: float) -> None:

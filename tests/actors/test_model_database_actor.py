@@ -20,7 +20,7 @@ from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
 from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
-from tests.databases.stored import unreadable
+from tests.databases.stored import no_room, unreadable
 
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
 OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
@@ -272,6 +272,18 @@ def test_a_directory_that_cannot_be_used_costs_only_the_snapshots(tmp_path, capl
     (tmp_path / "file").unlink()
     assert actor.snapshot_now()
     assert not Reader(actor, "r").poll().is_unwritten
+
+
+def test_what_the_disk_has_no_room_for_is_told_at_once(config):
+    """Not with the next snapshot alone."""
+    actor = ModelDatabaseActor(KEY, config)
+    assert not actor.info()["is_unwritten"]
+    with no_room():
+        actor.publish(message(0, 3))
+    assert actor.info()["is_unwritten"]
+    assert Reader(actor, "r").poll().is_unwritten
+    assert actor.snapshot_now()
+    assert not actor.info()["is_unwritten"]
 
 
 @pytest.mark.parametrize("name", ["state", "generation"])

@@ -1,6 +1,7 @@
 """A log with its store, in this process and in others."""
 
 import errno
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,17 @@ def unreadable(pattern: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "read_bytes", read_others)
         yield
+
+
+@contextmanager
+def no_room(_directory: Path | None = None) -> Iterator[None]:
+    """No byte can be written, wherever."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def run_program(program: str, *args: str) -> subprocess.Popen[str]:

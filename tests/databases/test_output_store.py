@@ -3,9 +3,9 @@
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import random
-import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from hdserve.databases import output_log, snapshot
+from hdserve.databases.append_log import AppendLog
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError, DatabaseInUse
-from tests.databases.stored import KEY, Database, run_program, unreadable
+from tests.databases.stored import KEY, Database, no_room, run_program, unreadable
 
 
 def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
@@ -458,17 +459,6 @@ def no_lock(directory: Path) -> Iterator[None]:
         lock.rmdir()
 
 
-@contextlib.contextmanager
-def no_room(directory: Path) -> Iterator[None]:
-    """No byte can be written."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("obstacle", [no_lock, no_room])
 def test_what_is_kept_is_read_where_nothing_can_be_written(tmp_path, obstacle):
     """When it can, all that came meanwhile is."""
@@ -488,6 +478,41 @@ def test_what_is_kept_is_read_where_nothing_can_be_written(tmp_path, obstacle):
     assert database.sync()
     database.append("n", 4)
     assert database.restart().numbers("n") == [1, 2, 3, 4]
+
+
+def test_each_outage_of_the_disk_is_logged_once_and_so_is_its_end(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    database = Database(tmp_path)
+    for number in (0, 10):
+        with no_room():
+            database.append("n", number, number + 1)
+            assert not database.sync()
+            assert not database.sync()
+        assert database.sync()
+        assert database.sync()
+    fails, ends = "cannot be written, going on in memory", "is written again"
+    told = [next(part for part in (fails, ends) if part in text) for text in caplog.messages]
+    assert told == [fails, ends] * 2
+    assert database.restart().numbers("n") == [0, 1, 10, 11]
+
+
+def test_what_could_not_be_written_during_a_sync_is_not_said_to_be(tmp_path, monkeypatch):
+    database = Database(tmp_path)
+    database.append("n", 1)
+    sync = AppendLog.sync
+
+    def interrupted(log: AppendLog) -> None:
+        sync(log)
+        with no_room():
+            database.append("other", 2)
+
+    monkeypatch.setattr(AppendLog, "sync", interrupted)
+    database.sync()
+    assert database.store.is_failing
+    monkeypatch.undo()
+    assert database.sync()
+    assert not database.store.is_failing
+    assert database.restart().numbers("other") == [2]
 
 
 @pytest.mark.parametrize("seed", range(3))
