@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
 from pathlib import Path
@@ -77,6 +77,13 @@ with until_interrupted():
     ray.get(never)
 print("ended")
 """
+
+
+@pytest.fixture
+def holding() -> Iterator[ExitStack]:
+    """What keeps ports from others during a test."""
+    with ExitStack() as found:
+        yield found
 
 
 @contextmanager
@@ -265,21 +272,31 @@ def test_it_asks_more_rarely_the_longer_a_start_takes() -> None:
     assert pauses[-1] <= 5
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
+def test_a_port_that_is_taken_is_told_before_anything_starts(holding: ExitStack) -> None:
     """Whoever starts a second server learns in a second what is wrong, with both names in it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
             ConfigError, match=rf"127\.0\.0\.1, port {port}: Address already in use; --port"
         ):
-            check_is_free("127.0.0.1", port)
-    check_is_free("127.0.0.1", port)
-    check_is_free("0.0.0.0", port)
+            check_is_free("127.0.0.1", port, holding)
+    check_is_free("127.0.0.1", port, holding)
+    check_is_free("0.0.0.0", port, holding)
     for host in ("192.0.2.77", "no.such.host.invalid"):  # no other port would do
         with pytest.raises(ConfigError, match=rf"{re.escape(host)}, port {port}: [\w ]+$"):
-            check_is_free(host, port)
+            check_is_free(host, port, holding)
     with pytest.raises(ConfigError, match="--host is empty"):  # to the system it is every interface
-        check_is_free("", port)
+        check_is_free("", port, holding)
+
+
+def test_a_port_at_which_another_server_is_about_to_listen(holding: ExitStack) -> None:
+    """It is told as one that is taken, until that has ended, not when both have started Ray."""
+    port = free_port()
+    with ExitStack() as of_another:
+        check_is_free("127.0.0.1", port, of_another)
+        with pytest.raises(ConfigError, match=f"port {port}: Address already in use; --port"):
+            check_is_free("127.0.0.1", port, holding)
+    check_is_free("127.0.0.1", port, holding)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,19 +41,26 @@ backend gateways
 """What Ray Serve's configuration says of requests that are under way."""
 
 
-def test_ray_serve_reads_all_of_them(tmp_path: Path) -> None:
+@pytest.fixture
+def holding() -> Iterator[ExitStack]:
+    """What keeps ports from others during a test."""
+    with ExitStack() as found:
+        yield found
+
+
+def test_ray_serve_reads_all_of_them(tmp_path: Path, holding: ExitStack) -> None:
     """A newer one may call them otherwise."""
     spec = find_spec("ray")
     assert spec is not None
     assert spec.origin is not None
     source = (Path(spec.origin).parent / "serve/_private/constants.py").read_text()
-    for name in proxy_variables("127.0.0.1", 8000, tmp_path, {}):
+    for name in proxy_variables("127.0.0.1", 8000, tmp_path, {}, holding):
         assert f'"{name}"' in source
 
 
-def test_haproxy_has_its_files_in_a_directory_of_its_own() -> None:
+def test_haproxy_has_its_files_in_a_directory_of_its_own(holding: ExitStack) -> None:
     """Nothing of it lies where Ray Serve would put it, whoever else may get there."""
-    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {})
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {}, holding)
     assert variables[CHOICE] == "1"
     paths = [value for value in variables.values() if value.startswith("/")]
     assert len(paths) == 6
@@ -62,39 +69,54 @@ def test_haproxy_has_its_files_in_a_directory_of_its_own() -> None:
 
 def test_its_ports_are_free() -> None:
     """Another server on this machine, and clients of this one, may have those it usually has."""
-    first = int(proxy_variables("127.0.0.1", 8000, DIRECTORY, {})[STATISTICS])
-    second = int(proxy_variables("127.0.0.1", first, DIRECTORY, {})[STATISTICS])
+
+    def statistics_port(port: int) -> int:
+        with ExitStack() as alone:
+            return int(proxy_variables("127.0.0.1", port, DIRECTORY, {}, alone)[STATISTICS])
+
+    first = statistics_port(8000)
+    second = statistics_port(first)
     assert second > first
     with socket.create_server(("127.0.0.1", first)):
-        third = int(proxy_variables("127.0.0.1", second, DIRECTORY, {})[STATISTICS])
+        third = statistics_port(second)
     assert third > second
 
 
+def test_its_ports_are_those_of_no_server_that_is_started(holding: ExitStack) -> None:
+    """At which nobody listens yet, for half a minute."""
+    with ExitStack() as of_another:
+        variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {}, of_another)
+        ports = {name: value for name, value in variables.items() if name.endswith("_PORT")}
+        others = proxy_variables("127.0.0.1", 8001, DIRECTORY, {}, holding)
+        assert len(ports) == 3
+        assert not ports.items() & others.items()
+
+
 @pytest.mark.parametrize("value", ["0", "", "no"])
-def test_the_environment_may_choose_the_other_one(value: str) -> None:
+def test_the_environment_may_choose_the_other_one(value: str, holding: ExitStack) -> None:
     environment = {CHOICE: value, "PATH": "/bin"}
-    assert proxy_variables("127.0.0.1", 8000, DIRECTORY, environment) == ALWAYS
+    assert proxy_variables("127.0.0.1", 8000, DIRECTORY, environment, holding) == ALWAYS
 
 
-def test_what_the_environment_says_holds() -> None:
+def test_what_the_environment_says_holds(holding: ExitStack) -> None:
     chosen = {CHOICE: "1", STATISTICS: "1234", **dict.fromkeys(ALWAYS, "7")}
-    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {**chosen, "PATH": "/bin"})
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {**chosen, "PATH": "/bin"}, holding)
     assert variables.items() >= chosen.items()
     assert "PATH" not in variables
 
 
 @pytest.mark.parametrize("host", ["::", "::1", "192.0.2.1", "gpu-box", "localhost"])
-def test_it_is_left_out_where_it_would_not_find_the_gateways(host: str) -> None:
+def test_it_is_left_out_where_it_would_not_find_the_gateways(host: str, holding: ExitStack) -> None:
     """They listen at the same address as it, and it asks at 127.0.0.1."""
-    assert proxy_variables(host, 8000, DIRECTORY, {}) == ALWAYS
+    assert proxy_variables(host, 8000, DIRECTORY, {}, holding) == ALWAYS
 
 
-def test_it_is_left_out_where_its_sockets_have_no_room() -> None:
+def test_it_is_left_out_where_its_sockets_have_no_room(holding: ExitStack) -> None:
     """Of a socket's path 107 bytes count, and Ray Serve puts a node's id into it."""
     longest = 107 - len("/") - 56 - len("/metrics.sock.1234567.tmp")
     room = Path("/" + (longest - 1) * "d")
-    assert CHOICE in proxy_variables("127.0.0.1", 8000, room, {})
-    assert CHOICE not in proxy_variables("127.0.0.1", 8000, Path(f"{room}d"), {})
+    assert CHOICE in proxy_variables("127.0.0.1", 8000, room, {}, holding)
+    assert CHOICE not in proxy_variables("127.0.0.1", 8000, Path(f"{room}d"), {}, holding)
 
 
 def test_ray_serve_copies_what_it_has_no_variable_for() -> None:
@@ -109,9 +131,9 @@ def test_ray_serve_copies_what_it_has_no_variable_for() -> None:
     assert "\n    retry-on {{ config.retry_on }}\n" in behind.partition("\nfrontend ")[0]
 
 
-def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path) -> None:
+def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path, holding: ExitStack) -> None:
     """Before it was answered, though the body of its request came after the head."""
-    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {})
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {}, holding)
     retry_on = variables.get("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure")
     with (
         socket.create_server(("127.0.0.1", 0)) as gateway,
@@ -129,9 +151,9 @@ def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path) -> None:
             request.recv(1)
 
 
-def test_the_documentation_has_what_is_set() -> None:
+def test_the_documentation_has_what_is_set(holding: ExitStack) -> None:
     """For those who start Ray Serve themselves."""
-    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {})
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {}, holding)
     if CHOICE not in variables:
         pytest.skip("HAProxy is not there")
     text = Path("docs/tuning.md").read_text()

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
 from hdserve.config.deployed import PROXY_VARIABLES
-from hdserve.ports import listening_error
+from hdserve.ports import reservation_error
 
 _CHOICE = "RAY_SERVE_ENABLE_HA_PROXY"
 """The variable that says whether HAProxy replaces Ray Serve's own proxy: 1, or 0."""
@@ -62,7 +63,7 @@ is answered."""
 
 
 def proxy_variables(
-    host: str, port: int, directory: Path, environment: Mapping[str, str]
+    host: str, port: int, directory: Path, environment: Mapping[str, str], holding: ExitStack
 ) -> dict[str, str]:
     """Return what the processes of Ray Serve are to find in their environment.
 
@@ -71,12 +72,13 @@ def proxy_variables(
         port: of it.
         directory: of this user alone, for HAProxy's files.
         environment: whose own choices hold.
+        holding: until it is closed, no other server takes the same ports.
     """
     variables = {**_HEALTH_CHECK, **PROXY_VARIABLES}
     if environment.get(_CHOICE, "1") == "1" and _is_possible(host, directory):
         variables |= {_CHOICE: "1", **_SETTINGS}
         variables |= {name: str(directory / file) for name, file in _PATHS.items()}
-        variables |= {name: str(_free_port(first, port)) for name, first in _PORTS.items()}
+        variables |= {name: str(_free_port(first, port, holding)) for name, first in _PORTS.items()}
     return {**variables, **{name: environment[name] for name in variables if name in environment}}
 
 
@@ -86,9 +88,11 @@ def _is_possible(host: str, directory: Path) -> bool:
     return is_there and host in _HOSTS and longest <= _MAX_SOCKET_PATH_BYTES
 
 
-def _free_port(first: int, taken: int) -> int:
-    """Return the first port from ``first`` on at which nobody listens; it is below those that the
-    system gives to whoever asks for any, as Ray's processes do at their start."""
+def _free_port(first: int, taken: int, holding: ExitStack) -> int:
+    """Return the first port from ``first`` on at which nobody listens, or is about to; it is below
+    those that the system gives to whoever asks for any, as Ray's processes do at their start."""
     return next(
-        port for port in count(first) if port != taken and listening_error("0.0.0.0", port) is None
+        port
+        for port in count(first)
+        if port != taken and reservation_error("0.0.0.0", port, holding) is None
     )

@@ -34,7 +34,7 @@ from hdserve.config.mistakes import nowhere
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
 from hdserve.errors import ConfigError
-from hdserve.ports import listening_error
+from hdserve.ports import reservation_error
 from hdserve.process_session import kill_session
 from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
@@ -70,13 +70,30 @@ def serve(
     loaded = load_config(config)  # a wrong one is told before all else
     check_is_importable(Path.cwd())
     address = _address()
-    if address == OWN_CLUSTER:
-        check_is_free(host, port)
-        check_can_start(loaded, config)
-    else:
-        check_is_known_there(access_variables(), address)
-        check_answers(address)
-    config = config or configured_path()
+    with contextlib.ExitStack() as holding:
+        if address == OWN_CLUSTER:
+            check_is_free(host, port, holding)
+            check_can_start(loaded, config)
+        else:
+            check_is_known_there(access_variables(), address)
+            check_answers(address)
+        status = _run(loaded, config or configured_path(), address, host, port, holding)
+    raise typer.Exit(status)
+
+
+def _run(
+    loaded: ServeConfig,
+    config: Path | None,
+    address: str,
+    host: str,
+    port: int,
+    holding: contextlib.ExitStack,
+) -> int:
+    """Serve ``loaded``, which ``config`` holds if anything does; return the status of the command.
+
+    Args:
+        holding: keeps the ports from other servers.
+    """
     application = {
         "name": APPLICATION,
         "route_prefix": "/",
@@ -92,9 +109,8 @@ def serve(
         runner = [sys.executable, "-c", _RUNNER, str(path), address, *limits]
         environment = {**os.environ, "RAY_ADDRESS": address}
         if address == OWN_CLUSTER:
-            environment |= proxy_variables(host, port, Path(directory), os.environ)
-        status = run_until_signal(runner, loaded.drain_timeout_s, environment)
-    raise typer.Exit(status)
+            environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
+        return run_until_signal(runner, loaded.drain_timeout_s, environment)
 
 
 def check_is_importable(directory: Path) -> None:
@@ -140,15 +156,19 @@ def check_answers(address: str) -> None:
         )
 
 
-def check_is_free(host: str, port: int) -> None:
+def check_is_free(host: str, port: int, holding: contextlib.ExitStack) -> None:
     """Check that Ray Serve can listen there; else it would start everything first.
 
+    Args:
+        holding: until it is closed, another server is refused that would.
+
     Raises:
-        ConfigError: another program listens there, or ``host`` is not one of this machine.
+        ConfigError: another program listens there, or is about to, or ``host`` is not one of this
+            machine.
     """
     if not host:
         raise ConfigError("--host is empty; 0.0.0.0 is every interface")
-    if error := listening_error(host, port):
+    if error := reservation_error(host, port, holding):
         reason = str(error.strerror)
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             reason += "; --port takes another one"

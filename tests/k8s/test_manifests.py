@@ -6,6 +6,7 @@ import copy
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import jsonschema
@@ -240,7 +241,9 @@ def test_keys_are_where_the_application_looks(overlay: str) -> None:
 def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
     """Of every pod: the controller on the head has to know, too.  It sees clients that hang up, as
     with ``hdserve serve``."""
-    unspliced = proxy_variables("127.0.0.1", 8000, ROOT, {}).get("RAY_SERVE_HAPROXY_RETRY_ON")
+    with ExitStack() as holding:
+        variables = proxy_variables("127.0.0.1", 8000, ROOT, {}, holding)
+    unspliced = variables.get("RAY_SERVE_HAPROXY_RETRY_ON")
     for group in groups(ray_service(overlay)):
         (container,) = group["template"]["spec"]["containers"]
         environment = {item["name"]: item.get("value") for item in container["env"]}
