@@ -14,19 +14,26 @@ from hdserve.databases.output_log import MergeCalibration
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
 
+METHODS_VERSION = 1
+"""Raised when replicas or gateways call the actor otherwise: another method, or another answer.  It
+is a part of the actor's name, because one that outlives an upgrade keeps the methods it was started
+with."""
+
 _NAME_BEGIN = "model-database-"
-_SHARD = re.compile(rf"{_NAME_BEGIN}v{FORMAT_VERSION}(?:-shard-(\d+)-of-(\d+))?")
+_VERSION = f"v{FORMAT_VERSION}.{METHODS_VERSION}"
+_SHARD = re.compile(rf"{_NAME_BEGIN}{re.escape(_VERSION)}(?:-shard-(\d+)-of-(\d+))?")
 
 
 def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
     """The actor's name in the Ray namespace ``hdserve``.
 
-    It carries the wire version, so that two released versions of the program run side by side
-    during an upgrade, each with an actor it understands: a release whose methods are others has to
-    raise it, too.
+    It carries the versions of the wire format and of the methods, so that two versions of the
+    program run side by side during an upgrade, each with an actor it understands.  With a directory
+    the later actor reads what the earlier one has there, and writes when that has ended; without
+    one it begins empty, and what the earlier one keeps has to be exported.
     """
     label = f"-{shard.label}" if shard.label else ""
-    return f"{_NAME_BEGIN}v{FORMAT_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"
+    return f"{_NAME_BEGIN}{_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"
 
 
 def model_of(name: str) -> str | None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import ray
 
-from actors import model_database
+from actors import detached, model_database
+from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE, Shard
 from actors.stop import stop_actors
 from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
+from tests.actors.readers import message
 
-pytestmark = pytest.mark.ray
+METHODS = {
+    1: {
+        *("publish", "changes_since", "flush", "flush_former", "export", "shards_on_disk"),
+        *("import_", "snapshot_now", "info", "close"),
+    }
+}
+"""What may be called, by the version that is in the actor's name."""
 
 
+@pytest.mark.ray
 def test_actors_of_the_former_number_of_shards_or_tokenizer(ray_cluster: None) -> None:
     """Are told from the current ones, and from those of a model that is called alike."""
     key = DatabaseKey(f"org/{uuid4().hex[:8]}:b", "f" * 32)
@@ -35,3 +46,28 @@ def test_actors_of_the_former_number_of_shards_or_tokenizer(ray_cluster: None) -
             stop_actors(model=model)
     expected = [(shard, handles[each, shard]._actor_id) for each, shard in started]
     assert found == {1: {expected[0], expected[2]}, 2: {expected[1], expected[2]}}
+
+
+def test_other_methods_are_another_version() -> None:
+    """One that is not called so any more may still run, and has not learned them."""
+    methods = {name for name in vars(ModelDatabaseActor) if not name.startswith("_")}
+    assert methods == METHODS[model_database.METHODS_VERSION]
+
+
+@pytest.mark.ray
+def test_what_an_actor_of_an_earlier_version_keeps(ray_cluster: None, tmp_path: Path) -> None:
+    """Is read from the disk by the one beside it, which writes when it has ended."""
+    key = DatabaseKey(f"org/{uuid4().hex[:8]}", "f" * 32)
+    config = ModelDatabaseConfig(num_cpus=0, snapshot_dir=tmp_path, snapshot_interval_s=3600)
+    name = f"model-database-v{FORMAT_VERSION}:{key.model}:{key.fingerprint[:16]}"
+    earlier = detached.get_or_create(ModelDatabaseActor, name, 0, {}, key, config)
+    try:
+        ray.get(earlier.publish.remote(message(0, 3, key=key)))
+        actor = model_database.get_or_create(key, config)
+        assert actor._actor_id != earlier._actor_id
+        assert not ray.get(actor.snapshot_now.remote())
+        assert set(ray.get(actor.info.remote())["namespaces"]) == {"n"}
+        ray.get(earlier.close.remote())
+        assert ray.get(actor.snapshot_now.remote())
+    finally:
+        assert name in stop_actors(model=key.model).names

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from actors.model_database import actor_name
+from actors.model_database import METHODS_VERSION, actor_name
 from actors.model_database_actor import ModelDatabaseActor
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish, Reply, Standing
@@ -489,7 +489,7 @@ def test_calibration_survives_a_restart(config):
 def test_names_tell_databases_and_wire_versions_apart():
     names = {actor_name(key) for key in (KEY, OTHER_MODEL, OTHER_TOKENIZER)}
     assert len(names) == 3
-    assert all("-v1:" in name for name in names)
+    assert all(f"-v1.{METHODS_VERSION}:" in name for name in names)
 
 
 def test_a_reply_stays_inline_when_every_output_has_another_origin_and_namespace(config):
