@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RequestRouter
 
+from deployments.watchful_router import WatchfulRouter
+
 if TYPE_CHECKING:
     from ray.serve.request_router import RunningReplica
 
@@ -40,5 +42,5 @@ def _remove(waiting: deque[PendingRequest], gone: PendingRequest) -> None:
             return
 
 
-class LoadRouter(ForgetfulRouter, PowerOfTwoChoicesRequestRouter):
+class LoadRouter(ForgetfulRouter, WatchfulRouter, PowerOfTwoChoicesRequestRouter):
     """Chooses the less busy of two replicas, as Ray Serve does by itself."""

@@ -2,7 +2,8 @@
 
 What a replica learned of a conversation, its context and its running output, is nowhere else, so
 later turns are drafted better where the earlier ones were.  It is a preference: a replica that is
-full, gone or a whole batch behind the others is passed over, and the answer is the same anywhere.
+full, gone, silent or a whole batch behind the others is passed over, and the answer is the same
+anywhere.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from deployments.forgetful_router import ForgetfulRouter
+from deployments.watchful_router import WatchfulRouter
 
 
-class SessionRouter(ForgetfulRouter, ConsistentHashRouter):
+class SessionRouter(ForgetfulRouter, WatchfulRouter, ConsistentHashRouter):
     """Ray Serve's consistent hashing of sessions, mindful of load.
 
     Replicas come and go without moving the sessions of the others, and every gateway finds the same

@@ -1,0 +1,54 @@
+"""Choosing replicas that still say something."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter
+
+if TYPE_CHECKING:
+    from ray.serve._private.common import ReplicaID
+    from ray.serve.request_router import RunningReplica
+
+_MAX_SILENCE_S = 1.0
+"""How long a replica may take to say that it has a request; it takes milliseconds."""
+
+
+class WatchfulRouter(RequestRouter):
+    """Asks a replica that is silent how it is before it gets another request.
+
+    Ray Serve's routers ask, for a tenth of a second, where they have not heard for ten seconds how
+    many requests a replica has.  But what they send counts as heard, so one that is frozen goes on
+    to get all requests of its sessions, until failed health checks have it replaced.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._silent_since_s: dict[ReplicaID, float] = {}
+        """When the first request was sent to a replica that has said nothing since."""
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, **options: Any
+    ) -> RunningReplica:
+        latest_s = time.monotonic() - _MAX_SILENCE_S
+        for replica, since_s in list(self._silent_since_s.items()):
+            if since_s < latest_s:
+                del self._silent_since_s[replica]
+                self.on_replica_actor_unavailable(replica)  # what is known of it counts no more
+        return await super()._choose_replica_for_request(pending_request, **options)
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """Begin to wait for an answer."""
+        super().on_send_request(replica_id)
+        self._silent_since_s.setdefault(replica_id, time.monotonic())
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """Note that the replica has said that it has a request, or takes none."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._silent_since_s.pop(replica_id, None)
+
+    def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
+        """Note that an answer of the replica has ended."""
+        super().decrement_queue_len_cache(replica_id)
+        self._silent_since_s.pop(replica_id, None)
