@@ -15,6 +15,7 @@ from hdserve.databases import snapshot
 from hdserve.databases.generation_file import VERSIONS_PER_GENERATION
 from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
+    NamespaceState,
     RestoredFile,
     UnbegunLog,
     directory_name,
@@ -79,19 +80,26 @@ class DatabaseFiles:
         paths = self.directory.iterdir() if self.directory.exists() else ()
         for directory in sorted(path for path in paths if path.is_dir()):
             self._remove_temporary_files(directory)
-            flushed_version = self._restore_state(directory / "state", log)
-            end_version = flushed_version
-            for version, restored in self._restored_files(directory, flushed_version):
-                is_gap = version % VERSIONS_PER_GENERATION and version != end_version
-                before = log.peek(restored.namespace)
-                if is_gap and (before.num_outputs or not before.evicted.ranges()):
-                    self.incomplete.add(directory.name)
-                log.restore(restored.namespace, version, restored.segment)
-                end_version = version + len(restored.segment)
-            if any(directory.glob("*.refused*")):
+            if not self._restore_namespace(directory, log) or any(directory.glob("*.refused*")):
                 self.incomplete.add(directory.name)
         if self.is_writable:
             self._sync_logs()
+
+    def _restore_namespace(self, directory: Path, log: OutputLog) -> bool:
+        """Take what stands in ``directory``; whether nothing is missing between the rest, or where
+        chunks ended."""
+        state = self._restore_state(directory / "state", log)
+        end_version, is_whole = state.flushed_version, True
+        places: list[tuple[int, int]] = []
+        for version, restored in self._restored_files(directory, state.flushed_version):
+            is_gap = version % VERSIONS_PER_GENERATION and version != end_version
+            before = log.peek(restored.namespace)
+            if is_gap and (before.num_outputs or not before.evicted.ranges()):
+                is_whole = False
+            log.restore(restored.namespace, version, restored.segment)
+            end_version = version + len(restored.segment)
+            places.append((version, end_version))
+        return is_whole and not state.misses(places)
 
     def flushes(self) -> Iterator[tuple[str, int]]:
         """What was flushed of each namespace, as the disk says now.
@@ -160,16 +168,17 @@ class DatabaseFiles:
             files.is_synced = files.is_synced and not is_log
             yield version, restored
 
-    def _restore_state(self, path: Path, log: OutputLog) -> int:
-        """Take what ``path`` says; return the flushed version."""
+    def _restore_state(self, path: Path, log: OutputLog) -> NamespaceState:
+        """Take what ``path`` says, and return it."""
+        nothing = NamespaceState(0, b"", {})
         if not path.exists():
-            return 0
+            return nothing
         try:
             namespace, state = read_state(path, self._key)
         except SnapshotError as error:
             raise_if_unreadable(error)
             self.set_aside(path, error)
-            return 0
+            return nothing
         self.of(namespace)
         self.flushed_versions[namespace] = state.flushed_version
         partition = log.partition(namespace)
@@ -177,7 +186,7 @@ class DatabaseFiles:
         partition.restore_evicted(state.evicted)
         if state.calibration:
             log.put_calibration(namespace, state.calibration)
-        return state.flushed_version
+        return state
 
     def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
         """The file that is there, if it is usable; the log counts only without a usable chunk.

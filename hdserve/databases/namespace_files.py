@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,9 +77,13 @@ class NamespaceFiles:
             partition.seal()
         segments = dict(partition.segments())
         ended = (self.logs | self.unsaved) - {partition.tail_version}
-        is_state_due = not self.is_state_saved or bool((self.chunks | ended) - segments.keys())
+        is_state_due = not self.is_state_saved or bool(ended or self.chunks - segments.keys())
+        kept = (self.chunks | ended) & segments.keys()
         state = NamespaceState(
-            partition.flushed_version, partition.calibration, partition.evicted.ranges()
+            partition.flushed_version,
+            partition.calibration,
+            partition.evicted.ranges(),
+            _ends({version: segments[version] for version in kept}),
         )
         work = SyncWork(
             files=self,
@@ -197,3 +201,9 @@ class SyncWork:
             if version >= self.state.flushed_version
         }
         return (path for path in paths if path not in {*newer, self.files.state_path})
+
+
+def _ends(chunks: Mapping[int, Segment]) -> tuple[int, ...]:
+    """Where chunks end that no other one goes on from."""
+    ends = {version + len(segment) for version, segment in chunks.items()}
+    return tuple(sorted(ends - chunks.keys()))

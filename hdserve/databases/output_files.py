@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,31 @@ def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceState:
-    """What is kept of a namespace beside its outputs; see :class:`Partition`."""
+    """What is kept of a namespace beside its outputs; see :class:`Partition`.
+
+    Attributes:
+        chunk_ends: where chunks ended that no other one went on from: nothing else says that one
+            was lost behind which another opening began to number.
+    """
 
     flushed_version: int
     calibration: bytes
     evicted: OriginRanges
+    chunk_ends: tuple[int, ...] = ()
+
+    def misses(self, places: Sequence[tuple[int, int]]) -> bool:
+        """Whether a chunk is lost that was there, though not evicted: what is evicted is the
+        oldest.
+
+        Args:
+            places: first version and end of what is there.
+        """
+        for end in self.chunk_ends:
+            older = [stop for start, stop in places if start < end]
+            is_there = max(older, default=self.flushed_version) >= end
+            if not is_there and (older or not self.evicted):
+                return True
+        return False
 
 
 def encode_state(namespace: str, state: NamespaceState, key: DatabaseKey) -> bytes:
@@ -142,6 +162,7 @@ def encode_state(namespace: str, state: NamespaceState, key: DatabaseKey) -> byt
         "flushed_version": state.flushed_version,
         "calibration": state.calibration,
         "evicted": state.evicted,
+        "chunk_ends": list(state.chunk_ends),
     }
     return snapshot.encode(payload, kind="state", key=key)
 
@@ -161,7 +182,10 @@ def read_state(path: Path, key: DatabaseKey) -> tuple[str, NamespaceState]:
         evicted = checked_ranges(payload.get("evicted"))
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error.message}") from error
-    return namespace, NamespaceState(flushed_version, calibration, evicted)
+    ends = payload.get("chunk_ends", [])
+    if not isinstance(ends, list) or not all(isinstance(end, int) for end in ends):
+        raise SnapshotError(f"{path}: corrupt: these are no ends of chunks")
+    return namespace, NamespaceState(flushed_version, calibration, evicted, tuple(ends))
 
 
 def _checked_namespace(head: Any, path: Path) -> str:

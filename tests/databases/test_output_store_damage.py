@@ -62,6 +62,42 @@ def test_a_damaged_snapshot_is_refused_and_set_aside(tmp_path, caplog, damage, r
     assert database.restart().numbers("n") == list(range(14, 41))
 
 
+@pytest.mark.parametrize("lost", range(4))
+def test_a_chunk_that_was_deleted_is_noticed_wherever_it_stood(tmp_path, lost):
+    """Also the last of a run, behind which the next one began to number anew."""
+    database = Database(tmp_path)
+    for first in (0, 100):
+        database.append("n", *range(first, first + 20))
+        database.sync()
+        database = database.restart()
+        database.sync()
+    database.append("n", 200)
+    database = database.restart()
+    assert not database.store.is_incomplete("n")
+    assert len(database.files(".chunk")) == 4
+    database.files(".chunk")[lost].unlink()
+    for _ in range(2):
+        database = database.restart()
+        assert database.store.is_incomplete("n")
+
+
+def test_what_was_evicted_or_flushed_is_not_missed(tmp_path):
+    """Though it was the last of a run."""
+    database = Database(tmp_path, max_bytes=2_000)
+    for first in range(0, 500, 10):
+        database.append("n", *range(first, first + 9))
+        database.append("flushed", *range(first, first + 9))
+        assert database.sync()
+        if first == 300:
+            database.log.flush("flushed")
+            database.store.flush("flushed", database.log)
+        database.store.close()
+        database = Database(tmp_path, max_bytes=2_000)
+        assert not database.store.is_incomplete("n")
+        assert not database.store.is_incomplete("flushed")
+    assert min(database.numbers("n")) > 300
+
+
 def test_a_damaged_chunk_whose_log_is_still_there_costs_nothing(tmp_path):
     """As a crash leaves them, between the writing of the one and the deletion of the other."""
     database = Database(tmp_path)
