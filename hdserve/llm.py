@@ -302,6 +302,8 @@ class LLM:
             params=params or self._host.params({}),
             speculation=speculation or SpeculationParams(),
         )
+        if seq.params.grammar is not None:
+            self._host.grammars.check(seq.params.grammar)  # for seconds, in which others go on
         with self._lock:
             self._engine.check(seq)
         return seq

@@ -22,7 +22,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import hdserve.llm as llm_module
 from hdserve import LLM, SamplingParams, SpeculationParams
 from hdserve.core import Source, StepOutput
+from hdserve.engine.grammar import Grammars
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
+from hdserve.grammar import choice
 from hdserve.tree import DraftTree
 from tests.waiting import eventually
 
@@ -395,6 +397,27 @@ def test_answers_that_are_waited_for_keep_no_drafts(llm: LLM) -> None:
     first, *others = numbers
     assert len(others) > 4
     assert max(others) - first <= 2 * len(prompts)
+
+
+def test_others_go_on_while_a_grammar_is_compiled(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compiling takes up to seconds."""
+    answers: list[Any] = []
+    compiled = Grammars.check
+
+    def check(self: Grammars, grammar: str) -> None:
+        if not self.is_known(grammar):
+            other = threading.Thread(
+                target=lambda: answers.extend(llm.generate([[5, 6]])), daemon=True
+            )
+            other.start()
+            other.join(timeout=60)
+        compiled(self, grammar)
+
+    monkeypatch.setattr(Grammars, "check", check)
+    llm.generate([[7]], SamplingParams(grammar=choice(["one of a kind"]), max_tokens=4))
+    assert len(answers) == 1
 
 
 def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:

@@ -81,8 +81,9 @@ class Scheduler:
     A sequence is admitted when there are a slot and rows for the tokens it has and some more; it
     grows as it is decoded.  When no rows are left the youngest is preempted: it waits, the first of
     those that do, and goes on later with the tokens it has, some of whose keys and values may still
-    be there then.  So memory never runs out, the oldest always goes on, and what a request might
-    generate but does not takes no room from others::
+    be there then; but one whose prompt is scored has its room from the beginning, and stays.  So
+    memory never runs out, some sequence always goes on, and what a request might generate but does
+    not takes no room from others::
 
         rows   |aaaaaaa++ |bbbb++    |ccccccc++ |    + room to grow
                |aaaaaaaaaaaaa++ |bbbbbb++       |    a has moved c out of the way
