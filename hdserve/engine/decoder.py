@@ -20,7 +20,7 @@ from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.logprobs import chosen_logprobs
 from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
-from hdserve.engine.sampler import choose_one, may_be_chosen
+from hdserve.engine.sampler import choose_checked
 from hdserve.engine.verifier import verify
 from hdserve.noise import position_key, sequence_key
 from hdserve.tree import Acceptance, DraftTree
@@ -134,12 +134,11 @@ class SequenceDecoder:
     def _chosen(self, logits: torch.Tensor, position: int) -> int:
         params = self.seq.params
         key = position_key(self._noise_key, position)
-        shaped = self._shaped(logits)
-        token_id = choose_one(shaped, params, key)
-        if not may_be_chosen(token_id, logits, shaped):
+        token_id, may_be_chosen = choose_checked(logits, self._shaped(logits), params, key)
+        if not may_be_chosen:
             shaped = self._shaped(logits, may_end=self.grammar is not None)
-            token_id = choose_one(shaped, params, key)
-            if not may_be_chosen(token_id, logits, shaped) and not self._has_failed_grammar:
+            token_id, may_be_chosen = choose_checked(logits, shaped, params, key)
+            if not may_be_chosen and not self._has_failed_grammar:
                 raise NoToken
         if self.history is not None:
             self.history.push(token_id)

@@ -70,7 +70,7 @@ def _score(
         values, tokens = np.split(found[2:], 2)
         if number > len(values):
             logprobs = _float64_logprobs(logits)
-            least = float(values[min(num_top, len(values)) - 1])
+            least = logprobs.topk(min(num_top, len(logprobs))).values[-1]
             candidates = (logprobs >= least).nonzero()[:, 0]
             both = torch.stack((logprobs[candidates], candidates.double())).cpu().numpy()
             values, tokens = both[0], both[1]

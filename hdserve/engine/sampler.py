@@ -79,17 +79,27 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
     return _drawn(logits, params, [key])[0]
 
 
-def may_be_chosen(token_id: int, logits: torch.Tensor, shaped: torch.Tensor) -> bool:
-    """Whether there is such a token, its raw logit, of one row, is a number, and what was made of
-    it forbids it not; a bias may make it infinite."""
-    if token_id == NO_TOKEN or not isfinite(_at(logits, token_id)):
-        return False
-    return shaped is logits or _at(shaped, token_id) > -inf
+def choose_checked(
+    logits: torch.Tensor, shaped: torch.Tensor, params: SamplingParams, key: int
+) -> tuple[int, bool]:
+    """Choose the token of a single row of ``shaped``, which was made of raw ``logits``, both
+    ``[1, vocab_size]``, as :func:`choose` does.
 
-
-def _at(logits: torch.Tensor, token_id: int) -> float:
-    row = logits[0] if logits.device.type != "cpu" else logits.numpy()[0]
-    return float(row[token_id])
+    Returns:
+        It, and whether it may be chosen: there is such a token, its raw logit is a number, and what
+        was made of it forbids it not; a bias may make it infinite.  Both come from the device in
+        one piece.
+    """
+    if can_be_read(logits) and can_be_read(shaped):
+        token_id = choose_one(shaped, params, key)
+        raw, made = (float(each.numpy()[0, token_id]) for each in (logits, shaped))
+    else:
+        token = choose(shaped, params, [key])
+        column = token.clamp(min=0)[:, None]
+        numbers = [each.gather(1, column)[0].double() for each in (logits, shaped)]
+        found, raw, made = torch.cat((token.double(), *numbers)).tolist()
+        token_id = int(found)
+    return token_id, token_id != NO_TOKEN and isfinite(raw) and made > -inf
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> list[int]:

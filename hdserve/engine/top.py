@@ -42,7 +42,8 @@ def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``k`` largest by PyTorch, whose ``topk`` begins with any of several largest ones, and
-    whose ``max`` with the first."""
+    whose ``max`` with the first.  To both nothing is larger than what is no number."""
+    rows = rows.masked_fill(rows.isnan(), -torch.inf)
     first = rows.max(dim=-1, keepdim=True)
     if k == 1:
         return first.values, first.indices

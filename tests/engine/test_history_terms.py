@@ -13,7 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from hdserve.core import SamplingParams
 from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.history_terms import HistoryTerms
-from hdserve.engine.sampler import choose_one, may_be_chosen
+from hdserve.engine.sampler import choose_checked
 from tests.engine.test_sampler import CPU, random_logits
 
 
@@ -24,11 +24,9 @@ def test_a_penalty_beyond_all_numbers_leaves_the_likeliest(temperature: float) -
     logits = random_logits(1, 61)
     seen = logits[0].topk(5).indices.tolist()
     shaped = HistoryTerms(params, seen, (), 61, CPU).apply(logits)
-    chosen = {choose_one(shaped, params, key) for key in range(50)}
-    assert chosen <= set(seen)
+    chosen = {choose_checked(logits, shaped, params, key) for key in range(50)}
+    assert chosen <= {(token, True) for token in seen}
     assert len(chosen) > 1 or temperature == 0.0
-    assert all(may_be_chosen(token, logits, shaped) for token in chosen)
-    assert not may_be_chosen(-1, logits, shaped)
 
 
 HISTORIES: dict[str, dict[str, Any]] = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hdserve.core import TokenLogprob
 from hdserve.engine.logprobs import chosen_logprobs, token_logprobs
+from tests.engine.reads import Reads
 
 
 def token_logprob(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
@@ -47,25 +46,24 @@ def test_rows_together_are_those_by_definition(vocab_size: int, dtype: torch.dty
         ]
 
 
-class Reads(TorchDispatchMode):
-    """Counts what waits for a device, if the numbers are on one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
-            self.number += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_numbers_are_not_read_one_by_one() -> None:
     """However many rows and alternatives there are: each would wait for a GPU."""
     logits = torch.randn((6, 5000), generator=torch.Generator().manual_seed(1))
     with Reads() as reads:
         chosen_logprobs(logits, range(6), 20)
     assert reads.number == 0
+
+
+def test_a_row_may_round_otherwise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; there are as many alternatives as were asked for."""
+
+    def rounded(logits: torch.Tensor) -> torch.Tensor:
+        found = logits.double().log_softmax(dim=-1)
+        return found if logits.ndim == 2 else torch.nextafter(found, torch.tensor(-math.inf))
+
+    monkeypatch.setattr("hdserve.engine.logprobs._float64_logprobs", rounded)
+    (found,) = chosen_logprobs(torch.zeros((1, 500)), [3], 20)
+    assert [token for token, _ in found.top] == [*range(20)]
 
 
 def test_nothing_to_score() -> None:

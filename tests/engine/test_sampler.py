@@ -17,11 +17,9 @@ from transformers import (
 )
 
 from hdserve.core import SamplingParams
-from hdserve.engine.sampler import (
-    choose,
-    filtered_probabilities,
-)
+from hdserve.engine.sampler import choose, choose_checked, filtered_probabilities
 from hdserve.noise import exponential, noise_word, position_key, sequence_key
+from tests.engine.reads import Reads
 from tests.goodness import chi_square_p_value
 
 CPU = torch.device("cpu")
@@ -234,3 +232,29 @@ def test_beside_a_logit_that_is_no_number_none_is_chosen_that_is_one(
         if value == math.inf:
             assert set(chosen) <= {-1, 40}
         assert -1 <= min(chosen) <= max(chosen) < 61
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams(top_k=3)])
+def test_a_choice_knows_whether_it_may_be(dtype: torch.dtype, params: SamplingParams) -> None:
+    """By the kernel or without it: of what is forbidden, or was no number, nothing may be."""
+    logits = random_logits(1, 61).to(dtype)
+    for key in range(20):
+        token, may_be_chosen = choose_checked(logits, logits, params, key)
+        assert may_be_chosen
+        assert [token] == choose(logits, params, [key]).tolist()
+    least = int(logits.argmin())
+    only = torch.full_like(logits, -torch.inf)
+    assert not choose_checked(logits, only, params, 7)[1]
+    only[0, least] = torch.inf if params.is_greedy else 5.0
+    assert choose_checked(logits, only, params, 7) == (least, True)
+    logits[0, least] = torch.nan
+    assert choose_checked(logits, only, params, 7) == (least, False)
+
+
+def test_a_choice_is_read_once() -> None:
+    """Each number that is read of its own would wait for a GPU."""
+    logits = random_logits(1, 61).double()
+    with Reads() as reads:
+        choose_checked(logits, logits * 2.0, SamplingParams(top_k=3), 5)
+    assert reads.number == 0

@@ -46,14 +46,15 @@ def test_bfloat16_is_read_where_it_is(shape: tuple[int, int], num_values: int) -
         assert torch.equal(indices, wanted_indices)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_is_no_number_hides_none(shape: tuple[int, int]) -> None:
-    """Wherever it stands beside the largest ones."""
+def test_what_is_no_number_hides_none(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Wherever it stands beside the largest ones, by the kernel or without it."""
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(shape, generator=generator)
     rows[torch.rand(shape, generator=generator) < 0.4] = torch.nan
     rows[:, -1] = 9.0
-    values, indices = topk(rows, 2)
+    values, indices = topk(rows.to(dtype), 2)
     wanted = rows.nan_to_num(-torch.inf).topk(2)
     assert torch.equal(values, wanted.values)
     assert torch.equal(indices, wanted.indices)
