@@ -9,6 +9,7 @@ from pathlib import Path
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.config import DrafterConfig, DraftingConfig, checked
 from hdserve.config.strict_yaml import read_yaml
+from hdserve.databases.halvings import find_halvings
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
@@ -77,8 +78,9 @@ def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase
     tokenizer = directories[0].info.tokenizer if directories else UNKNOWN_TOKENIZER
     vocab_size = max((d.info.vocab_size for d in directories), default=MAX_TOKEN_ID + 1)
     builder = StatisticsBuilder(tokenizer, vocab_size, max_bytes=max_bytes)
+    halvings = find_halvings(directories)
     for directory in directories:
-        builder.merge(directory)
+        builder.merge(directory, halvings)
     for path in files:
         for row in read_replay(path):
             builder.add(path.name, row.prompt)

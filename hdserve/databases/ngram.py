@@ -437,12 +437,25 @@ def num_valid(tokens: Tokens) -> int:
 
 
 @fast_inlined
-def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int) -> int:
-    """How often two rows must be halved to be added without an overflow."""
-    total = total_of(source, source_row)
-    total += total_of(target, target_row)
-    count = np.int64(source[source_row, FIRST_SLOT] >> COUNT_SHIFT)
-    count += np.int64(target[target_row, FIRST_SLOT] >> COUNT_SHIFT)
+def _times_of(context_hash: np.uint64, hashes: npt.NDArray[np.uint64], times: Ints) -> int:
+    """How often the counts of a context are to be halved: as ``times`` has it, for what ``hashes``,
+    which ascend, do not have never."""
+    first, end = 0, len(hashes)
+    while first < end:
+        middle = (first + end) // 2
+        if hashes[middle] < context_hash:
+            first = middle + 1
+        else:
+            end = middle
+    return times[first] if first < len(hashes) and hashes[first] == context_hash else 0
+
+
+@fast_inlined
+def _halvings_to_fit(total: int, count: int, target: Rows, row: int) -> int:
+    """How often a row and counts of its context, of which the likeliest is ``count``, must be
+    halved to be added without an overflow."""
+    total += total_of(target, row)
+    count += np.int64(target[row, FIRST_SLOT] >> COUNT_SHIFT)
     times = 0
     while count >> times > MAX_COUNT or total >> times > MAX_TOTAL:
         times += 1
@@ -451,23 +464,37 @@ def halvings_to_fit(source: Rows, source_row: int, target: Rows, target_row: int
 
 @jit
 def merge_tables(
-    source: Rows, num_buckets: int, target: Rows, target_size: Ints, stamp: int
+    source: Rows,
+    num_buckets: int,
+    hashes: npt.NDArray[np.uint64],
+    times: Ints,
+    target: Rows,
+    target_size: Ints,
+    stamp: int,
 ) -> None:
     """Add every row of ``source`` to ``target``, counts added.  Rows that would overflow are halved
-    first, both of them and their totals, so that all shares stay what they are."""
+    first, both of them and their totals, so that all shares stay what they are.
+
+    Args:
+        hashes, times: of the contexts whose counts are halved in any case, and how often; see
+            :mod:`hdserve.databases.halvings`.
+    """
     for index in range(num_buckets * BUCKET_ROWS):
         if source[index, 0] == _ZERO:
             continue
         context_hash = np.uint64(source[index, 0]) | (np.uint64(source[index, 1]) << _SHIFT_32)
         row = claim_row(target, target_size, context_hash, stamp, 0)
-        times = halvings_to_fit(source, index, target, row)
-        total = total_of(source, index) >> times
-        if times > 0:
-            set_total(target, row, halve(target, row, times), stamp)
+        shift = _times_of(context_hash, hashes, times)
+        total = total_of(source, index) >> shift
+        likeliest = np.int64(source[index, FIRST_SLOT] >> COUNT_SHIFT) >> shift
+        more = _halvings_to_fit(total, likeliest, target, row)
+        total >>= more
+        if more > 0:
+            set_total(target, row, halve(target, row, more), stamp)
         total += total_of(target, row)
         for back in range(NUM_SLOTS):  # the likeliest last, which puts it before its equals
             word = source[index, ROW_WORDS - 1 - back]
-            count = np.int64(word >> COUNT_SHIFT) >> times
+            count = np.int64(word >> COUNT_SHIFT) >> (shift + more)
             if count > 0:
                 count_token(target, row, np.int64(word & TOKEN_MASK), count, stamp)
         set_total(target, row, total, stamp)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hdserve.databases.halvings import NO_HALVINGS, Halvings
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -111,8 +112,11 @@ class StatisticsBuilder:
             before.plus(corpus) if before else corpus.model_copy(update={"name": name})
         )
 
-    def merge(self, database: StatisticsDatabase) -> None:
+    def merge(self, database: StatisticsDatabase, halvings: Halvings = NO_HALVINGS) -> None:
         """Add all counts of another database.
+
+        Args:
+            halvings: of all databases that are merged, if there are several.
 
         Raises:
             DatabaseError: it is of another tokenizer.
@@ -121,7 +125,12 @@ class StatisticsBuilder:
             raise DatabaseError(f"{database.directory}: cannot be merged, its tokenizer differs")
         self._make_room(database.info.num_contexts)
         merge_tables(
-            database.rows, database.info.num_buckets, self.table.rows, self.table.size, self._stamp
+            database.rows,
+            database.info.num_buckets,
+            *halvings,
+            self.table.rows,
+            self.table.size,
+            self._stamp,
         )
         self._rebase()
         for corpus in database.info.corpora:

@@ -51,6 +51,29 @@ def test_counts_and_corpora_are_added(tmp_path: Path) -> None:
     assert info.num_tokens == 15
 
 
+@pytest.mark.parametrize(
+    ("followers", "wanted"),
+    [
+        ((7, 7, 7, 8, 8), {7: 0.6, 8: 0.4}),
+        ((7, 8, 8, 7, 7), {7: 0.6, 8: 0.4}),
+        ((1, 2, 3, 4, 6, 7, 8, 9), dict.fromkeys((1, 2, 3, 4, 6, 7, 8, 9), 0.125)),
+    ],
+)
+def test_shares_are_those_of_all_texts_in_whatever_order(
+    tmp_path: Path, followers: tuple[int, ...], wanted: dict[int, float]
+) -> None:
+    """Also where no row can hold the counts of a context, of which others are rare."""
+    sources = [
+        _build(tmp_path / f"{number}", [5, follower] * 3000 + [5, 90])
+        for number, follower in enumerate(followers)
+    ]
+    StatisticsMerge(tmp_path / "m", sources).run()
+    merged = StatisticsDatabase.open(tmp_path / "m")
+    found = dict(most_frequent(merged.rows, merged.size, [5], 9))
+    shares = {token: count / sum(found.values()) for token, count in found.items() if token != 90}
+    assert shares == pytest.approx(wanted, abs=0.01)
+
+
 def test_a_source_that_is_not_what_was_written_is_refused(tmp_path: Path) -> None:
     """Opening looks at the ends of a table; what is merged is read whole before."""
     sources = _sources(tmp_path, 2)
