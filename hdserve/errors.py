@@ -19,6 +19,7 @@
         ├── Forbidden       403   the API key may not do this
         ├── ModelNotFound   404   no such model is served
         ├── NamespaceNotFound 404 the model's database has no such namespace
+        ├── BodyTooSlow     408   the request body does not come
         ├── BodyTooLarge    413   the request body is over the limit
         └── Overloaded      429   the queue is full; try again later
 
@@ -187,6 +188,13 @@ class NamespaceNotFound(RequestError):
 
     status = 404
     code = "namespace_not_found"
+
+
+class BodyTooSlow(RequestError):
+    """The client stopped sending the request body, or sends it too slowly to be waited for."""
+
+    status = 408
+    code = "body_too_slow"
 
 
 class BodyTooLarge(RequestError):

@@ -30,6 +30,7 @@ STATUSES = {
     "Forbidden": 403,
     "ModelNotFound": 404,
     "NamespaceNotFound": 404,
+    "BodyTooSlow": 408,
     "BodyTooLarge": 413,
     "Overloaded": 429,
 }

@@ -43,6 +43,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 _BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
+    408: {"description": "The body came too slowly"},
     413: {"description": "The body is too large"},
 }
 _CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {

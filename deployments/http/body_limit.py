@@ -1,10 +1,11 @@
-"""Refusing request bodies that are too large, however they are sent."""
+"""Refusing request bodies that are too large or come too slowly, however they are sent."""
 
 from __future__ import annotations
 
 from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.http.body_pace import paced
 from deployments.http.error_answer import error_answer
 from hdserve.access import Identity
 from hdserve.config import GatewayConfig
@@ -12,7 +13,8 @@ from hdserve.errors import BodyTooLarge
 
 
 class BodyLimit:
-    """ASGI middleware: a body of more than ``max_body_bytes`` is answered with 413.
+    """ASGI middleware: a body of more than ``max_body_bytes`` is answered with 413, and one that
+    :func:`~deployments.http.body_pace.paced` does not wait for with 408.
 
     The declared length is checked first, then what really arrives.  Archives of the administrator,
     which are read piece by piece, have a limit of their own.
@@ -30,7 +32,7 @@ class BodyLimit:
         max_bytes = max_bytes_of(scope, self._limits, identity)
         try:
             _check(self._declared_bytes(scope), max_bytes)
-            await self._app(scope, self._counting(receive, max_bytes), send)
+            await self._app(scope, self._counting(paced(receive), max_bytes), send)
         except BodyTooLarge as error:
             await error_answer(scope, error)(scope, receive, send)
 

@@ -12,7 +12,14 @@ from starlette.routing import Match
 
 from deployments.http.error_answer import error_answer
 from deployments.http.own_path import own_path, root_of, without_slashes
-from hdserve.errors import HdserveError, ModelNotFound, Overloaded, RequestError, RequestTimeout
+from hdserve.errors import (
+    BodyTooSlow,
+    HdserveError,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    RequestTimeout,
+)
 
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFIX = "/v1"
@@ -42,6 +49,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, RequestTimeout):  # which clients would let happen twice more
         headers["x-should-retry"] = "false"
+    if isinstance(error, BodyTooSlow):  # of which more may come, where a request is expected
+        headers["connection"] = "close"
     return error_answer(request.scope, error, headers=headers)
 
 

@@ -37,6 +37,7 @@ GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
     401: {"description": "The API key is missing or wrong"},
     404: {"description": "No such model"},
+    408: {"description": "The body came too slowly"},
     413: {"description": "The body is too large"},
     429: {"description": "Too many requests are waiting"},
     503: {"description": "No replica can answer"},
