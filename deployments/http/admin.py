@@ -165,7 +165,9 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
     )
     async def choose_statistics(model: str, request: Request) -> dict[str, str]:
         """Have all replicas draft from the database in a directory below ``statistics_root``."""
-        body = parse_body(StatisticsBody, await gateway.deadline().wait(read_json(request)))
+        body = parse_body(
+            StatisticsBody, await gateway.deadline().wait(read_json(request, gateway.off_loop))
+        )
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)
         key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)

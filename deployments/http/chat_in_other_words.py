@@ -49,7 +49,7 @@ async def answer_as_chat(
     """
     deadline = gateway.deadline()
     large_work = partial(off_loop_by_body, request, gateway.off_loop)
-    data = await deadline.wait(read_json(request))
+    data = await deadline.wait(read_json(request, gateway.off_loop))
     body = await deadline.wait(large_work(kind.parse, data))
     with params_named(param_names):
         chat = await deadline.wait(large_work(body.to_chat))

@@ -45,7 +45,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation."""
         deadline = gateway.deadline()
         large_work = partial(off_loop_by_body, request, gateway.off_loop)
-        data = await deadline.wait(read_json(request))
+        data = await deadline.wait(read_json(request, gateway.off_loop))
         body = await deadline.wait(large_work(ChatBody.parse, data))
         parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
         with params_named(body.param_names):
@@ -65,7 +65,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         """Continue a text."""
         deadline = gateway.deadline()
         large_work = partial(off_loop_by_body, request, gateway.off_loop)
-        data = await deadline.wait(read_json(request))
+        data = await deadline.wait(read_json(request, gateway.off_loop))
         body = await deadline.wait(large_work(CompletionBody.parse, data))
         own_id = request_id(request.scope)
         generation = await deadline.wait(large_work(body.to_generation, own_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,8 +20,11 @@ _ENCODING_HEADER = "content-encoding"
 _UPGRADE_HEADER = "upgrade"
 
 
-async def read_json(request: Request) -> Any:
+async def read_json(request: Request, off_loop: OffLoop) -> Any:
     """Return the value that the body of a request spells.
+
+    Args:
+        off_loop: by which long bodies are read.
 
     Raises:
         Unsupported: it is compressed.
@@ -39,9 +41,7 @@ async def read_json(request: Request) -> Any:
             f"the body is lost with {_UPGRADE_HEADER} {upgrade[:20]!r}; use HTTP/1.1 without it"
         )
         raise InvalidRequest(reason, _UPGRADE_HEADER)
-    if len(body) <= _MAX_INLINE_BYTES:
-        return parse_json(body)
-    return await asyncio.to_thread(parse_json, body)
+    return await off_loop_by_body(request, off_loop, parse_json, body)
 
 
 async def off_loop_by_body(

@@ -50,7 +50,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         """The number of tokens of a conversation, as it would be answered."""
         deadline = gateway.deadline()
         large_work = partial(off_loop_by_body, request, gateway.off_loop)
-        data = await deadline.wait(read_json(request))
+        data = await deadline.wait(read_json(request, gateway.off_loop))
         body = await deadline.wait(large_work(CountTokensBody.parse, data))
         with params_named(PARAM_NAMES):
             chat = await deadline.wait(large_work(body.to_chat))

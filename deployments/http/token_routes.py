@@ -40,7 +40,7 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
 
 async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> Response:
     large_work = partial(off_loop_by_body, request, gateway.off_loop)
-    body = await large_work(TokenizeBody.parse, await read_json(request))
+    body = await large_work(TokenizeBody.parse, await read_json(request, gateway.off_loop))
     headers = await ignored_header(gateway, body, deadline)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
@@ -66,7 +66,7 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
 async def _detokenize(
     gateway: Gateway, request: Request, response: Response, deadline: Deadline
 ) -> dict[str, Any]:
-    data = await read_json(request)
+    data = await read_json(request, gateway.off_loop)
     body = await off_loop_by_body(request, gateway.off_loop, DetokenizeBody.parse, data)
     response.headers.update(await ignored_header(gateway, body, deadline))
     return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}

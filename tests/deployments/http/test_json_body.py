@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
+from deployments.http import json_body
 from deployments.http.json_body import off_loop_by_body, read_json
-from deployments.off_loop import OffLoop
+from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
 from hdserve.errors import InvalidRequest, Unsupported
 
 
@@ -26,7 +28,7 @@ def request_of(body: bytes, encoding: str | None = None, upgrade: bytes = b"") -
 
 def read(body: bytes) -> Any:
     """What a request with this body is read as."""
-    return asyncio.run(read_json(request_of(body)))
+    return asyncio.run(read_json(request_of(body), OffLoop()))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +64,10 @@ def test_work_on_long_bodies_is_done_in_a_thread(size: int, is_same: bool) -> No
 def test_compressed_bodies_are_refused_as_such(encoding: str) -> None:
     """Not as broken JSON; a body that is sent as it is may say so."""
     with pytest.raises(Unsupported, match="is not supported") as caught:
-        asyncio.run(read_json(request_of(b"{}", encoding)))
+        asyncio.run(read_json(request_of(b"{}", encoding), OffLoop()))
     assert caught.value.param == "content-encoding"
     assert len(caught.value.message) < 100
-    assert asyncio.run(read_json(request_of(b"{}", "Identity"))) == {}
+    assert asyncio.run(read_json(request_of(b"{}", "Identity"), OffLoop())) == {}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +118,9 @@ def test_a_body_that_an_upgrade_took_away_is_missed_as_such() -> None:
     """Java's HTTP client asks for HTTP/2 with every request, and the body behind that is lost in
     the HTTP server."""
     with pytest.raises(InvalidRequest, match=r"upgrade 'h2c'.*HTTP/1\.1") as caught:
-        asyncio.run(read_json(request_of(b"", upgrade=b"h2c")))
+        asyncio.run(read_json(request_of(b"", upgrade=b"h2c"), OffLoop()))
     assert caught.value.param == "upgrade"
-    assert asyncio.run(read_json(request_of(b"{}", upgrade=b"h2c"))) == {}
+    assert asyncio.run(read_json(request_of(b"{}", upgrade=b"h2c"), OffLoop())) == {}
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
@@ -126,6 +128,26 @@ def test_numbers_that_no_answer_could_repeat_are_refused(number: str) -> None:
     """They are no JSON, or none that can be written."""
     with pytest.raises(InvalidRequest, match="not finite"):
         read(f'{{"metadata": [{number}]}}'.encode())
+
+
+def test_the_longest_bodies_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they would leave the event loop no turn."""
+    reading: list[bytes] = []
+    counts: list[int] = []
+
+    def noted(body: bytes) -> None:
+        reading.append(body)
+        time.sleep(0.02)
+        counts.append(len(reading))
+        reading.pop()
+
+    async def test() -> None:
+        off_loop, bodies = OffLoop(), [b" " * (MAX_SHARED_SIZE + 1)] * 4
+        await asyncio.gather(*(read_json(request_of(body), off_loop) for body in bodies))
+
+    monkeypatch.setattr(json_body, "parse_json", noted)
+    asyncio.run(test())
+    assert counts == [1] * 4
 
 
 def test_many_objects_are_refused() -> None:
@@ -148,7 +170,7 @@ def test_a_long_body_is_read_beside_others() -> None:
 
     async def test() -> None:
         task = asyncio.create_task(others())
-        assert await read_json(request_of(b'"' + b"a" * 2**17 + b'"')) == "a" * 2**17
+        assert await read_json(request_of(b'"' + b"a" * 2**17 + b'"'), OffLoop()) == "a" * 2**17
         task.cancel()
 
     num_turns: list[int] = []
