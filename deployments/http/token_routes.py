@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ from hdserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
+
+_MAX_TOKEN_TEXTS = 1 << 14
+"""The most texts of tokens in one message of a replica, which takes milliseconds to read; no stream
+goes on meanwhile."""
 
 
 def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -58,9 +63,33 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
         "max_model_len": info.max_model_len,
         "tokens": tokens,
     }
-    if body.return_token_strs:
-        found["token_strs"] = await gateway.token_texts(body.model, tokens)
-    return await json_answer(gateway.off_loop, len(tokens), lambda: found, headers)
+    if not body.return_token_strs:
+        return await json_answer(gateway.off_loop, len(tokens), lambda: found, headers)
+    texts = await _token_texts(gateway, body.model, tokens)
+
+    def with_texts() -> dict[str, Any]:
+        return {**found, "token_strs": [texts[token_id] for token_id in tokens]}
+
+    return await json_answer(gateway.off_loop, 2 * len(tokens), with_texts, headers)
+
+
+async def _token_texts(gateway: Gateway, model: str, token_ids: Sequence[int]) -> dict[int, str]:
+    """Return what the vocabulary writes for each of the tokens, which is there once however often
+    the token is."""
+    distinct = await gateway.off_loop(len(token_ids), _distinct, token_ids)
+    found: dict[int, str] = {}
+    for start in range(0, len(distinct), _MAX_TOKEN_TEXTS):
+        part = distinct[start : start + _MAX_TOKEN_TEXTS]
+        found.update(zip(part, await gateway.token_texts(model, part), strict=True))
+    return found
+
+
+def _distinct(token_ids: Sequence[int]) -> list[int]:
+    """Return each of the tokens once; after every few of them another thread may go on."""
+    found: set[int] = set()
+    for start in range(0, len(token_ids), _MAX_TOKEN_TEXTS):
+        found.update(token_ids[start : start + _MAX_TOKEN_TEXTS])
+    return list(found)
 
 
 async def _detokenize(

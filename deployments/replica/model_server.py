@@ -210,8 +210,13 @@ class ModelServer:
 
     @tells_faults
     async def token_texts(self, token_ids: list[int]) -> list[str]:
-        """Return tokens as the vocabulary writes them."""
-        return await self._off_loop(len(token_ids), self._tokenizer.written, token_ids)
+        """Return tokens as the vocabulary writes them.
+
+        Raises:
+            Overloaded: too many large texts wait already.
+        """
+        with self._text(len(token_ids)):
+            return await self._off_loop(len(token_ids), self._tokenizer.written, token_ids)
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from deployments.http.metrics import HttpMetrics
 from deployments.http.token_routes import add_token_routes
 from deployments.off_loop import OffLoop
 
+VOCABULARY = 40_000
+
 
 class Tokenizing:
     """A gateway to a model that makes ``num_tokens`` of every text."""
@@ -25,7 +28,8 @@ class Tokenizing:
         self.http_metrics = HttpMetrics()
         self.config = SimpleNamespace(gateway=SimpleNamespace(strict_requests=False))
         self.off_loop = OffLoop()
-        self._num_tokens = num_tokens
+        self._tokens = [number % VOCABULARY for number in range(num_tokens)]
+        self.asked: list[list[int]] = []
 
     def deadline(self) -> Deadline:
         return Deadline(None)
@@ -34,18 +38,22 @@ class Tokenizing:
         return frozenset()
 
     async def tokenize(self, *_arguments: Any) -> list[int]:
-        return [*range(self._num_tokens)]
+        return self._tokens
 
-    async def token_texts(self, *_arguments: Any) -> list[str]:
-        return ["\u00e9"] * self._num_tokens
+    async def token_texts(self, _model: str, token_ids: list[int]) -> list[str]:
+        self.asked.append(token_ids)
+        return [f"\u00e9{token_id}" for token_id in token_ids]
 
     async def describe(self, _model: str) -> Any:
         return SimpleNamespace(max_model_len=1024)
 
 
 async def asked(num_tokens: int, **fields: Any) -> httpx.Response:
+    return await answer_of(Tokenizing(num_tokens), **fields)
+
+
+async def answer_of(gateway: Any, **fields: Any) -> httpx.Response:
     api = FastAPI()
-    gateway: Any = Tokenizing(num_tokens)
     add_token_routes(api, gateway)
     transport = httpx.ASGITransport(api)
     async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
@@ -82,15 +90,32 @@ def test_tokens_of_a_text(num_tokens: int) -> None:
         "count": num_tokens,
         "max_model_len": 1024,
         "tokens": [*range(num_tokens)],
-        "token_strs": ["\u00e9"] * num_tokens,
+        "token_strs": [f"\u00e9{number}" for number in range(num_tokens)],
     }
 
 
-def test_many_tokens_hold_up_nobody() -> None:
+def test_texts_of_many_tokens_come_in_pieces() -> None:
+    """Each once: all of them in one message would hold up every stream, and take half a
+    gigabyte."""
+    gateway = Tokenizing(100_000)
+    found = asyncio.run(answer_of(gateway, return_token_strs=True)).json()
+    assert found["token_strs"] == [f"\u00e9{token_id}" for token_id in found["tokens"]]
+    assert max(map(len, gateway.asked)) == 16_384
+    assert sorted(chain.from_iterable(gateway.asked)) == [*range(VOCABULARY)]
+
+
+@pytest.mark.parametrize("has_texts", [False, True])
+def test_many_tokens_hold_up_nobody(has_texts: bool) -> None:
     """While they are written other answers go on; a busy machine is given three tries."""
+
+    gateway = Tokenizing(2_000_000)
+
+    def ask() -> Any:
+        return answer_of(gateway, return_token_strs=has_texts)
+
     shares = []
     for _ in range(3):
-        halt_s, took_s = asyncio.run(longest_halt_s(lambda: asked(2_000_000)))
+        halt_s, took_s = asyncio.run(longest_halt_s(ask))
         shares.append(halt_s / took_s)
         if shares[-1] < 0.5:
             break

@@ -9,6 +9,7 @@ import pytest
 from ray import serve
 
 from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.off_loop import MAX_SHARED_SIZE
 from deployments.request_faults import RequestFault
 from hdserve.config.deployed import deployment_name
 from hdserve.errors import Overloaded, PromptTooLong
@@ -88,4 +89,10 @@ def test_few_large_texts_wait_and_the_replica_still_answers(handle: Any) -> None
     refused = [answer.error for answer in found if isinstance(answer, RequestFault)]
     assert {type(error) for error in refused} == {Overloaded}
     assert len(found) - len(refused) >= 16
-    assert len(unary.tokenize.remote(large, True).result()) > 60_000
+    token_ids = unary.tokenize.remote(large, True).result()
+    assert len(token_ids) > 60_000
+    many = token_ids * (1 + MAX_SHARED_SIZE // len(token_ids))
+    waiting = [unary.token_texts.remote(many) for _ in range(24)]
+    texts = [each.result() for each in waiting]
+    assert {len(each) for each in texts if isinstance(each, list)} == {len(many)}
+    assert any(isinstance(each, RequestFault) for each in texts)
