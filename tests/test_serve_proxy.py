@@ -128,7 +128,10 @@ def test_ray_serve_copies_what_it_has_no_variable_for() -> None:
     _, _, defaults = template.partition("\ndefaults\n")
     _, is_there, behind = defaults.partition("    option splice-request\n")
     assert is_there
-    assert "\n    retry-on {{ config.retry_on }}\n" in behind.partition("\nfrontend ")[0]
+    before, is_there, _ = behind.partition("\n    retry-on {{ config.retry_on }}\n")
+    assert is_there
+    assert "\nfrontend " not in before
+    assert "timeout http-request {{ " in defaults.partition("\n    retry-on ")[0]
 
 
 def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path, holding: ExitStack) -> None:
@@ -149,6 +152,54 @@ def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path, holding: Exit
             assert request.recv(4096) == b"body"
         with request, pytest.raises(ConnectionResetError):
             request.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"), [(b"", b""), (b"POST / HTTP/1.1\r\n", b"HTTP/1.1 408")]
+)
+def test_a_head_that_does_not_come_is_not_waited_for(
+    sent: bytes, answer: bytes, tmp_path: Path, holding: ExitStack
+) -> None:
+    """Some thousand connections would take the port."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+        haproxy(tmp_path / "cfg", impatient(holding), gateway.getsockname()[1]) as port,
+        connected(port) as client,
+    ):
+        client.sendall(sent)
+        assert client.recv(4096)[: len(b"HTTP/1.1 408")] == answer
+
+
+def test_a_body_may_come_later_than_a_head_must(tmp_path: Path, holding: ExitStack) -> None:
+    """And the answer later still."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+        haproxy(tmp_path / "cfg", impatient(holding), gateway.getsockname()[1]) as port,
+        connected(port) as client,
+    ):
+        gateway.settimeout(END_S)
+        client.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\nbo")
+        request, _ = gateway.accept()
+        with request:
+            request.settimeout(END_S)
+            time.sleep(0.5)
+            client.sendall(b"dy")
+            received = b""
+            while not received.endswith(b"\r\n\r\nbody"):
+                received += request.recv(4096)
+            time.sleep(0.5)
+            request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def impatient(holding: ExitStack) -> str:
+    """What HAProxy is told, with less time for heads."""
+    variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {}, holding)
+    found = variables.get("RAY_SERVE_HAPROXY_RETRY_ON", "")
+    if not found:
+        pytest.skip("HAProxy is not there")
+    assert "timeout http-request 10s" in found
+    return found.replace("10s", "200ms")
 
 
 def test_the_documentation_has_what_is_set(holding: ExitStack) -> None:

@@ -39,15 +39,28 @@ _PORTS = {
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
 }
 
-_UNSPLICED = "conn-failure\n    no option splice-request"
-"""Ray Serve's own answer to when a request is sent again, and one line more in the same section of
-HAProxy's configuration, for which Ray Serve has no variable.  Of a request whose short body comes
-after its head, as with OpenAI's client for Python, HAProxy would splice the body and then read no
-more from the client until there is an answer, so that a client that hangs up meanwhile would keep
-its slot."""
+_DEFAULTS = "\n    ".join(
+    (
+        "conn-failure",
+        "no option splice-request",
+        "timeout http-request 10s",
+        "option http-ignore-probes",
+    )
+)
+"""Ray Serve's own answer to when a request is sent again, and more lines in the same section of
+HAProxy's configuration, for which Ray Serve has no variables.
+
+Of a request whose short body comes after its head, as with OpenAI's client for Python, HAProxy
+would splice the body and then read no more from the client until there is an answer, so that a
+client that hangs up meanwhile would keep its slot.
+
+For the head of a first request it would wait as long as for an answer, an hour, so that some
+thousand silent connections would take the port; bodies may take longer.  A connection that never
+sent anything, as of browsers that expect to ask soon, is closed without an answer.
+"""
 
 _SETTINGS = {
-    "RAY_SERVE_HAPROXY_RETRY_ON": _UNSPLICED,
+    "RAY_SERVE_HAPROXY_RETRY_ON": _DEFAULTS,
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # HAProxy hears of it within 0.1
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # for answers under way when a gateway changes
 }

@@ -243,14 +243,14 @@ def test_haproxy_is_in_front_of_gpus(overlay: str) -> None:
     with ``hdserve serve``."""
     with ExitStack() as holding:
         variables = proxy_variables("127.0.0.1", 8000, ROOT, {}, holding)
-    unspliced = variables.get("RAY_SERVE_HAPROXY_RETRY_ON")
+    defaults = variables.get("RAY_SERVE_HAPROXY_RETRY_ON")
     for group in groups(ray_service(overlay)):
         (container,) = group["template"]["spec"]["containers"]
         environment = {item["name"]: item.get("value") for item in container["env"]}
         wanted = {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-            "RAY_SERVE_HAPROXY_RETRY_ON": unspliced,
+            "RAY_SERVE_HAPROXY_RETRY_ON": defaults,
         }
         found = {name: environment[name] for name in wanted if name in environment}
         assert found == ({} if overlay == "cpu-dev" else wanted)
