@@ -13,9 +13,10 @@ from pathlib import Path
 from statistics import fmean, median
 
 from hdserve.bench.contenders import EngineContender
-from hdserve.bench.engine import ALL_TASKS, run_rounds
+from hdserve.bench.engine import run_rounds
 from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.task import Decoding, Task
+from hdserve.bench.task_names import ALL_TASKS
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.prompts import read_prompts

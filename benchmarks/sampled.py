@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hdserve.bench.contenders import EngineContender
-from hdserve.bench.engine import ALL_TASKS, run_rounds, summarise
+from hdserve.bench.engine import run_rounds, summarise
 from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.task import Decoding, Task
+from hdserve.bench.task_names import ALL_TASKS
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
 from hdserve.prompts import PromptRow, read_prompts

@@ -14,12 +14,12 @@ from pydantic import TypeAdapter
 
 from hdserve.bench.contenders import Contender, Measurement, Run
 from hdserve.bench.task import Decoding, Task
+from hdserve.bench.task_names import ALL_TASKS
 from hdserve.core import DraftCounts
 from hdserve.engine.stats import StepTimes, add_counts
 from hdserve.journal import Journal
 
 BASELINE = "autoregressive"
-ALL_TASKS = "all"
 
 
 @dataclass(frozen=True, slots=True)

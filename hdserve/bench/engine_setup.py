@@ -10,12 +10,12 @@ from typing import Any
 
 from hdserve.arguments import naming
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
-from hdserve.bench.engine import ALL_TASKS
 from hdserve.bench.prompts import EncodedPrompt, encode_prompts, longest_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import open_statistics
 from hdserve.bench.task import Task
+from hdserve.bench.task_names import name_among
 from hdserve.config import ModelConfig, checked
 from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
@@ -118,9 +118,8 @@ def replay_tasks(
 
 def _apart(tasks: Sequence[Task]) -> list[Task]:
     """Keep what names no task apart from all tasks together, where others name one."""
-    if len(tasks) == 1:
-        return list(tasks)
-    return [replace(task, name="no task") if task.name == ALL_TASKS else task for task in tasks]
+    names = {task.name for task in tasks}
+    return [replace(task, name=name_among(task.name, names)) for task in tasks]
 
 
 def encoded_prompts(

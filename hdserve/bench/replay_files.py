@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.task_names import ALL_TASKS
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.errors import DatabaseError
 
@@ -61,5 +62,5 @@ def _row(line: str, where: str) -> ReplayRow:
         raise DatabaseError(f"{where}: {_WANTED}") from error
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in prompt + response):
         raise DatabaseError(f"{where}: a token id is no number from 0 to {MAX_TOKEN_ID}")
-    name, task = str(data.get("id", "")), str(data.get("task") or "all")
+    name, task = str(data.get("id", "")), str(data.get("task") or ALL_TASKS)
     return ReplayRow(name, task, prompt, response)

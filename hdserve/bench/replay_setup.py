@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.task_names import name_among
 from hdserve.config import DrafterConfig, DraftingConfig, checked
 from hdserve.config.strict_yaml import read_yaml
 from hdserve.databases.halvings import find_halvings
@@ -44,6 +46,20 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
         for drafter in config.drafters
     )
     return config.model_copy(update={"drafters": drafters})
+
+
+def read_tasks(path: Path, limit: int | None) -> list[ReplayRow]:
+    """Return the first ``limit`` rows of a file, those without a task apart from all together.
+
+    Raises:
+        ConfigError: there is none.
+        DatabaseError: see :func:`read_replay`.
+    """
+    rows = list(read_replay(path, limit))
+    if not rows:
+        raise ConfigError(f"{path}: there is no recorded request in it")
+    tasks = {row.task for row in rows}
+    return [replace(row, task=name_among(row.task, tasks)) for row in rows]
 
 
 def largest_id(rows: Sequence[ReplayRow]) -> int:

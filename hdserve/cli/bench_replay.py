@@ -21,9 +21,11 @@ from hdserve.bench.replay_setup import (
     largest_id,
     load_drafting,
     open_statistics,
+    read_tasks,
     source_digest,
     with_min_score,
 )
+from hdserve.bench.task_names import ALL_TASKS
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.options import takes
@@ -188,9 +190,7 @@ def _fill_files(options: ReplayOptions) -> list[Path]:
 
 def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> ReplayResult:
     """Fill the model database and replay, behind progress bars."""
-    rows = list(read_replay(options.evaluate, options.limit))
-    if not rows:
-        raise ConfigError(f"{options.evaluate}: there is no recorded request in it")
+    rows = read_tasks(options.evaluate, options.limit)
     fills = [row for path in _fill_files(options) for row in read_replay(path)]
     database = ModelDatabase(options.database_mib << 20, share_prompts=options.share_prompts)
     corpus = open_statistics(options.statistics or [], options.statistics_mib << 20)
@@ -232,11 +232,12 @@ def _table(result: ReplayResult, title: str) -> Table:
     table = Table("", "tokens", "steps", "mean acceptance length", title=title)
     for task, length in result.by_task().items():
         tokens, steps = result.tokens_by_task[task], result.steps_by_task[task]
-        table.add_row(task, str(tokens), str(steps), f"{length:.3f}")
+        if task != ALL_TASKS:
+            table.add_row(task, str(tokens), str(steps), f"{length:.3f}")
     table.add_section()
     figures = result.as_json()
     total = (str(result.num_tokens), str(result.num_steps), f"{result.mean_acceptance_length:.3f}")
-    table.add_row("all", *total)
+    table.add_row(ALL_TASKS, *total)
     draft, observe = figures["draft_latency_us"], figures["observe_latency_us"]
     accepted = ", ".join(f"{k} {v}" for k, v in figures["accepted_by_source"].items())
     table.caption = (

@@ -234,6 +234,25 @@ def test_command_writes_its_figures(tmp_path: Path) -> None:
     assert figures["database_bytes"] > 0
 
 
+def test_rows_without_a_task_are_one_beside_others(tmp_path: Path) -> None:
+    """All together is another row, and the only one where no task is named."""
+    evaluate, out = tmp_path / "eval.jsonl", tmp_path / "out.json"
+    command = ["bench", "replay", "--eval", str(evaluate)]
+
+    def names(*tasks: str) -> list[str]:
+        _write(evaluate, [ReplayRow("r", task, (1, 3, 4), ANSWER) for task in tasks])
+        shown = CliRunner().invoke(app, command, catch_exceptions=False).stdout
+        assert CliRunner().invoke(app, [*command, "--json", str(out)]).exit_code == 0
+        by_task = json.loads(out.read_text())["mean_acceptance_length_by_task"]
+        cells = [line.split("│")[1].strip() for line in shown.splitlines() if "│" in line]
+        assert [*dict.fromkeys([*by_task, "all"])] == cells
+        return cells
+
+    assert names("qa", "") == ["no task", "qa", "all"]
+    assert names("qa", "qa") == ["qa", "all"]
+    assert names("", "") == ["all"]
+
+
 def test_a_configuration_says_how_much_is_drafted(tmp_path: Path) -> None:
     """And with what options, of one drafter, too; a budget of its own comes before."""
     evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
