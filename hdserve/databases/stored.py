@@ -179,6 +179,9 @@ def find_database(root: Path, model: str | None, fingerprint: str = "") -> Datab
 def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
     """What a database holds; it may be in use.
 
+    Of a namespace that was forgotten a state stays, for readers that were away meanwhile: it is
+    left out.
+
     Raises:
         DatabaseError: it cannot be read.
     """
@@ -186,6 +189,8 @@ def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
     namespaces = []
     for name in sorted(log.namespaces()):
         partition = log.partition(name)
+        if not (partition.num_outputs or partition.calibration):
+            continue
         num_tokens = sum(segment.num_tokens for _, segment in partition.segments())
         namespaces.append(
             NamespaceInfo(name, partition.num_outputs, num_tokens, bool(partition.calibration))

@@ -12,6 +12,8 @@ from hdserve.cli.commands import app
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError
 from tests.databases.test_archive import KEY, fill
@@ -64,6 +66,28 @@ def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: 
         path.unlink()
     with pytest.raises(DatabaseError, match=r"a-model-\w+/generation cannot be used: .*corrupt"):
         stored.find_databases(tmp_path)
+
+
+def test_what_was_forgotten_is_not_described(tmp_path: Path) -> None:
+    """Nor what never was there and was forgotten; readers are told of both after a restart."""
+    fill(tmp_path).close()
+    store = OutputStore(database_directory(tmp_path, KEY), KEY)
+    log = OutputLog(10**9, 10**9, first_version=store.first_version)
+    store.restore(log)
+    for namespace in ("tenant", "tennant"):
+        log.flush(namespace)
+        store.flush(namespace, log)
+    log.set_calibration("learned", b"of no output")
+    store.state_changed("learned")
+    assert store.sync(log)
+    store.close()
+    found = stored.describe(tmp_path, KEY)
+    assert [(item.name, item.num_outputs) for item in found.namespaces] == [
+        ("default", 30),
+        ("learned", 0),
+    ]
+    _, kept = stored.open_to_read(tmp_path, KEY)
+    assert set(kept.flushes_since({"tenant": 1, "tennant": 1})) == {"tenant", "tennant"}
 
 
 def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) -> None:
