@@ -58,7 +58,7 @@ def main() -> None:
 def measure(shape: str) -> None:
     read_bytes_per_s = reading()
     options = {"dtype": "bfloat16", "device": "cuda", "compile": True}
-    host = make_host("hdserve-tiny", options, MAX_DRAFT_TOKENS, shape)
+    host = make_host("hdserve-tiny", options, {"max_draft_tokens": MAX_DRAFT_TOKENS}, shape)
     num_bytes = bytes_read(host.model)
     bound_ms = 1e3 * num_bytes / read_bytes_per_s
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {shape}")

@@ -29,6 +29,7 @@ STAND_INS = {
     "qwen2.5-7b": MODEL,
     "llama-2-7b": "qwen2.5-0.5b",  # of which a test machine can hold the weights
     "phrase": "hierarchy",
+    "autoregressive,phrase": "autoregressive,hierarchy",
     "specbench-vicuna-7b.eval.jsonl.gz": "recorded.eval.jsonl.gz",
     "specbench-vicuna-7b.fill.jsonl.gz": "recorded.fill.jsonl.gz",
     "alpaca-siblings.fill.jsonl.gz": "recorded.fill.jsonl.gz",

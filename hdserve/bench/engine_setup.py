@@ -10,6 +10,7 @@ from typing import Any
 
 from hdserve.arguments import naming
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
+from hdserve.bench.engine import BASELINE
 from hdserve.bench.prompts import EncodedPrompt, encode_prompts, longest_prompt
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
@@ -27,18 +28,18 @@ MAX_STATISTICS_BYTES = 2 << 30
 
 
 def make_host(
-    model: str, engine: Mapping[str, Any], max_draft_tokens: int | None, random_weights: str | None
+    model: str, engine: Mapping[str, Any], drafting: Mapping[str, Any], random_weights: str | None
 ) -> ModelHost:
     """Load a model, or make one of the shape ``random_weights``.
 
     Args:
-        engine: the options of the configuration's ``engine``.
+        engine, drafting: the options that the configuration has under these names.
     """
     values = {
         "name": random_weights or model,
         "model": model,
         "engine": engine,
-        "drafting": {"max_draft_tokens": max_draft_tokens},
+        "drafting": drafting,
     }
     config = checked(ModelConfig, values)
     return ModelHost(config) if random_weights is None else random_host(config, random_weights)
@@ -62,13 +63,14 @@ def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -
 
 
 def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list[Contender]:
-    """Return the contenders of these names, in this order."""
+    """Return the contenders of these names, in this order; what is named by no other way to decode
+    drafts as ``host`` is configured to."""
     made: list[Contender] = []
     for name in names:
         if name.startswith("transformers"):
             made.append(GenerateContender(name, host, looks_up=name.endswith("lookup")))
         else:
-            is_drafting = name == "hierarchy"
+            is_drafting = name != BASELINE
             made.append(EngineContender(name, host, is_drafting=is_drafting, state=state))
     return made
 

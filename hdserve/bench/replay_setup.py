@@ -22,9 +22,25 @@ from hdserve.journal import file_digest
 UNKNOWN_TOKENIZER = "unknown"
 
 
-def load_drafting(path: Path | None) -> DraftingConfig:
+def load_drafting(path: Path | None, drafter: str | None = None) -> DraftingConfig:
     """Return the drafting configuration of a YAML file: its ``drafting`` key, or the whole file.
 
+    Args:
+        drafter: the only one that is to draft, with the options that the file has for it.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
+    found = _read_drafting(path)
+    if drafter is None:
+        return found
+    kept = tuple(each for each in found.drafters if each.name == drafter)
+    kept = kept or (DrafterConfig(name=drafter),)
+    return found.model_copy(update={"drafters": kept})
+
+
+def _read_drafting(path: Path | None) -> DraftingConfig:
+    """
     Raises:
         ConfigError: the file cannot be read or is wrong.
     """

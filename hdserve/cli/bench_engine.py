@@ -16,6 +16,7 @@ from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
 from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Limit, Model, Temperature, takes
 from hdserve.core import SamplingParams
+from hdserve.drafting.registry import known_drafters
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ STATES = ("cold", "online", "warm")
 _UNABLE_TO_FOLLOW = "transformers-prompt-lookup"
 """Chooses its tokens itself, so none of a record."""
 
-_BATCHING = {"autoregressive", "hierarchy"}
-"""Contenders that decode several sequences together."""
+_ONE_BY_ONE = {"transformers", "transformers-prompt-lookup"}
+"""Contenders that decode one sequence at a time."""
+
+_WITHOUT_DRAFTER = _ONE_BY_ONE | {"autoregressive"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +53,7 @@ class EngineOptions:
         str | None,
         typer.Option(
             help=f"What is measured, in this order; default: {','.join(CONTENDERS)}, with --replay "
-            "without the last.",
+            "without the last. Another drafter may take the place of hierarchy.",
             show_default=False,
         ),
     ] = None
@@ -116,16 +119,39 @@ class EngineOptions:
             raise ConfigError(f"--state is one of {', '.join(STATES)}")
         if (self.state == "warm") != (self.fill is not None):
             raise ConfigError("--state warm and --fill belong together")
-        unknown = [name for name in self.contenders if name not in CONTENDERS]
-        if unknown:
-            raise ConfigError(f"unknown contender {unknown[0]!r}; known: {', '.join(CONTENDERS)}")
+        self._check_contenders()
         if self.replay is not None and _UNABLE_TO_FOLLOW in self.contenders:
             raise ConfigError(f"{_UNABLE_TO_FOLLOW} cannot follow recorded choices")
-        if max(self.sizes) > 1 and not set(self.contenders) & _BATCHING:
+        if max(self.sizes) > 1 and _ONE_BY_ONE.issuperset(self.contenders):
             raise ConfigError(
                 f"--batch-sizes {self.batch_sizes}: transformers decodes one sequence at a time; "
-                "leave out the sizes above 1, or have autoregressive or hierarchy in --compare"
+                "leave out the sizes above 1, or have autoregressive or a drafter in --compare"
             )
+
+    def _check_contenders(self) -> None:
+        """
+        Raises:
+            ConfigError: one is unknown; or two draft, with one model database.
+        """
+        known = [*dict.fromkeys([*CONTENDERS, *known_drafters()])]
+        for name in self.contenders:
+            if name not in known:
+                raise ConfigError(f"unknown contender {name!r}; known: {', '.join(known)}")
+        drafters = self._drafters
+        if len(drafters) > 1:
+            raise ConfigError(
+                f"--compare {self.compare}: {' and '.join(drafters)} would share what was "
+                "generated; compare each with autoregressive in a run of its own"
+            )
+
+    @property
+    def drafter(self) -> str | None:
+        """The name of the contender that drafts, if one does."""
+        return next(iter(self._drafters), None)
+
+    @property
+    def _drafters(self) -> list[str]:
+        return [name for name in self.contenders if name not in _WITHOUT_DRAFTER]
 
     @property
     def contenders(self) -> list[str]:

@@ -111,7 +111,10 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
         "prefix_caching": False,  # every round asks the same prompts again
         "prefill_slowdown": None,  # a pace leaves a part to chance (docs/adr/0014)
     }
-    return make_host(options.model, engine, options.max_draft_tokens, options.random_weights)
+    drafting: dict[str, Any] = {"max_draft_tokens": options.max_draft_tokens}
+    if options.drafter is not None:
+        drafting["drafters"] = [{"name": options.drafter}]
+    return make_host(options.model, engine, drafting, options.random_weights)
 
 
 def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:

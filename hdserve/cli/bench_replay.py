@@ -28,9 +28,9 @@ from hdserve.bench.replay_setup import (
 from hdserve.bench.task_names import ALL_TASKS
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
-from hdserve.cli.options import takes
+from hdserve.cli.options import DraftingFile, OneDrafter, takes
 from hdserve.cli.progress import progress
-from hdserve.config import DrafterConfig, DraftingConfig
+from hdserve.config import DraftingConfig
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import Drafter, DraftResources
@@ -85,11 +85,8 @@ class ReplayOptions:
     share_prompts: Annotated[
         bool, typer.Option(help="Prompts enter the model database as well as responses.")
     ] = False
-    drafter: Annotated[
-        str | None,
-        typer.Option(help="Name of one drafter, with the options that --config has for it."),
-    ] = None
-    config: Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")] = None
+    drafter: OneDrafter = None
+    config: DraftingFile = None
     concurrency: Annotated[
         int, typer.Option(help="Requests that take their steps in turn.", min=1)
     ] = 1
@@ -137,11 +134,7 @@ def replay(options: ReplayOptions) -> None:
 
 
 def _drafting(options: ReplayOptions) -> DraftingConfig:
-    found = load_drafting(options.config)
-    if options.drafter is not None:
-        kept = tuple(each for each in found.drafters if each.name == options.drafter)
-        kept = kept or (DrafterConfig(name=options.drafter),)
-        found = found.model_copy(update={"drafters": kept})
+    found = load_drafting(options.config, options.drafter)
     if options.budget is not None:
         found = found.model_copy(update={"max_draft_tokens": options.budget})
     return with_min_score(found, options.floor) if options.floor else found

@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hdserve.bench.environment import commit, cpu_name
+from hdserve.bench.replay_setup import load_drafting
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
-from hdserve.cli.options import AnswerTokens, Limit, Model, Prompts, takes
+from hdserve.cli.options import (
+    AnswerTokens,
+    DraftingFile,
+    Limit,
+    Model,
+    OneDrafter,
+    Prompts,
+    takes,
+)
 from hdserve.cli.progress import progress
-from hdserve.config import ModelConfig, checked
+from hdserve.config import DraftingConfig, ModelConfig, checked
+from hdserve.drafting.registry import check_drafters
 from hdserve.journal import Journal, file_digest
 
 if TYPE_CHECKING:
@@ -44,6 +54,8 @@ class LosslessOptions:
             help="`engine.exact` of the configuration.", show_default="auto, as a server has it"
         ),
     ] = None
+    drafter: OneDrafter = None
+    config: DraftingFile = None
     json_path: JobJson = None
 
 
@@ -56,8 +68,10 @@ def check_lossless(options: LosslessOptions) -> None:
     job goes on with the plain or drafted half it has not ended when the same command is run again.
     """
     output = JsonOutput(options.json_path)
+    drafting = load_drafting(options.config, options.drafter)
+    check_drafters(drafting)
     with interruptible(how_to_go_on(output.lasting_file)):
-        results, journal = _run(options, output.lasting_file)
+        results, journal = _run(options, drafting, output.lasting_file)
     for result in results if output.has_text else ():
         typer.echo(
             f"{result.setting} identical {result.identical}/{result.total}"
@@ -70,7 +84,8 @@ def check_lossless(options: LosslessOptions) -> None:
     have_differed = any(r.identical < r.total and not r.is_exact for r in results)
     if output.has_text and have_differed:
         typer.echo(_HOW_TO_BE_EXACT)
-    output.write({"model": options.model, "results": [result.to_json() for result in results]})
+    shown = {"model": options.model, "drafters": [each.name for each in drafting.drafters]}
+    output.write(shown | {"results": [result.to_json() for result in results]})
     journal.finish()
     for result in results:
         if not result.accepted_tokens:
@@ -93,7 +108,9 @@ def _as_served(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"engine": engine})
 
 
-def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[SettingResult], Journal]:
+def _run(
+    options: LosslessOptions, drafting: DraftingConfig, result_path: Path | None
+) -> tuple[list[SettingResult], Journal]:
     """Load the model and check it, behind a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
     from hdserve.bench.prompts import encode_prompts, longest_prompt
@@ -107,8 +124,11 @@ def _run(options: LosslessOptions, result_path: Path | None) -> tuple[list[Setti
         "max_num_sequences": options.batch_size,
     }
     values = {"name": options.model, "model": options.model, "engine": engine}
-    host = ModelHost(_as_served(checked(ModelConfig, values)))
-    journal = Journal(result_path, _settings(options, host))
+    config = checked(ModelConfig, values).model_copy(update={"drafting": drafting})
+    host = ModelHost(_as_served(config))
+    journal = Journal(
+        result_path, _settings(options, host) | {"drafting": drafting.model_dump(mode="json")}
+    )
     longest = longest_prompt(host.model.max_model_len, options.max_tokens)
     encoded = list(encode_prompts(rows, host.tokenizer, longest))
     with progress("decoding", len(SETTINGS) * 3 * len(encoded)) as bar:

@@ -27,6 +27,13 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
 
 Limit = Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)]
 
+OneDrafter = Annotated[
+    str | None,
+    typer.Option(help="Name of one drafter, with the options that --config has for it."),
+]
+
+DraftingFile = Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")]
+
 
 def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
     """Make what takes ``options``, a dataclass, a command that has each of its fields as an option

@@ -77,6 +77,7 @@ def bench(*arguments: str) -> Any:
         (("bench", "engine", "--state", "warm"), "--state warm and --fill belong together"),
         (("bench", "engine", "--fill", "x"), "--state warm and --fill belong together"),
         (("bench", "engine", "--compare", "hierarchy,x"), "unknown contender 'x'"),
+        (("bench", "engine", "--compare", "hierarchy,context"), "would share what was generated"),
         (
             ("bench", "engine", "--compare", "transformers", "--batch-sizes", "1,4"),
             "--batch-sizes 1,4: transformers decodes one sequence at a time",
@@ -210,6 +211,18 @@ def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert sum("random weights" in line for line in lines if "│" in line) == 4
     assert any("95 %" in line for line in lines)
+
+
+def test_any_drafter_is_a_contender(tmp_path: Path) -> None:
+    """It drafts alone, beside those that do not draft."""
+    path, out = tmp_path / "replay.jsonl", tmp_path / "out.json"
+    path.write_text(json.dumps({"prompt": [5, 6, 7] * 3, "response": [5, 6, 7] * 9}) + "\n")
+    options = ["--replay", str(path), "--model", "hdserve-mini", "--no-compile", "--rounds", "1"]
+    bench("bench", "engine", *options, "--compare", "autoregressive,context", "--json", str(out))
+    plain, drafted = json.loads(out.read_text())["results"]
+    assert (plain["contender"], plain["accepted_by_source"]) == ("autoregressive", {})
+    assert drafted["contender"] == "context"
+    assert set(drafted["accepted_by_source"]) == {"context"}
 
 
 def test_statistics_are_those_that_are_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hdserve.bench.lossless import LosslessCheck, SettingResult, _gap
 from hdserve.bench.prompts import encode_prompt
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
+from hdserve.engine import compiled_forward
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
@@ -111,6 +112,28 @@ def test_the_command_goes_on(tmp_path: Path) -> None:
     assert not journal.exists()
     found = json.loads(out.read_text())["results"]
     assert [(row["identical"], row["total"]) for row in found] == [(6, 6), (6, 6)]
+
+
+def test_the_drafter_that_is_named_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the options of a configuration, and no other drafts; an unknown one is told before a
+    model is loaded."""
+    prompts, out, config = (tmp_path / name for name in ("prompts.jsonl", "out.json", "c.yaml"))
+    prompts.write_text(json.dumps({"turns": [TEXTS[0]]}) + "\n")
+    config.write_text("drafting: {drafters: [{name: context, options: {max_nodes: 1}}]}")
+    command = ["check-lossless", "--prompts", str(prompts), "--drafter"]
+    with pytest.raises(ConfigError, match="unknown drafter 'contxt'"):
+        CliRunner().invoke(app, [*command, "contxt", "--model", "/no"], catch_exceptions=False)
+    monkeypatch.setattr(compiled_forward, "can_compile", lambda: False)
+    command += ["context", "--config", str(config), "--json", str(out)]
+    command += ["--model", "hdserve-mini", "--exact", "--max-tokens", "48"]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    found = json.loads(out.read_text())
+    assert found["drafters"] == ["context"]
+    for row in found["results"]:
+        assert set(row["accepted_by_source"]) == {"context"}
+        assert 0 < row["draft_tokens"] <= 2 * 48
 
 
 def test_the_gap_of_two_tokens() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +16,16 @@ from hdserve.core import SpeculationParams
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import Drafter, DraftResources
-from hdserve.drafting.registry import DRAFTERS, build_drafters
+from hdserve.drafting.registry import DRAFTERS, build_drafters, known_drafters
 from hdserve.engine.host import ModelHost
+from tests.chaos.drafter import NAME, install
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import VOCAB_SIZE, make_model
 from tests.sampling import SAMPLING
 
-NAMES = sorted(DRAFTERS)
+NAMES = sorted(known_drafters())
+"""Those of entry points, too, where a package that has some is installed."""
+
 FEW_SETTINGS = ("greedy", "all filters", "everything")
 CASES = [
     pytest.param(
@@ -69,7 +76,7 @@ def test_drafted_equals_plain(name: str, setting: str) -> None:
     assert sum(seq.counts.num_draft_tokens for seq in sequences) > 0
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "recycled"])
+@pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - {"recycled"}))
 def test_accepts(name: str) -> None:
     """A text that repeats itself, was said before and stands in the corpus is drafted by all."""
     model = make_model()
@@ -97,6 +104,20 @@ def test_accepts_what_was_thought_before() -> None:
     run(engine, [second])
     assert first.token_ids == second.token_ids
     assert second.counts.num_accepted_tokens >= 20
+
+
+def test_drafters_of_entry_points_are_among_them(tmp_path: Path) -> None:
+    """One's own source is tried as soon as its package is installed."""
+    path = os.pathsep.join([str(install(tmp_path)), *sys.path])
+    command = ["pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-k", NAME, __file__]
+    found = subprocess.run(
+        [sys.executable, "-m", *command],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for setting in FEW_SETTINGS:
+        assert f"::test_drafted_equals_plain[{NAME}-{setting}]" in found.stdout
 
 
 @pytest.mark.parametrize("bundled", ["hdserve-tiny", "hdserve-mini"])
