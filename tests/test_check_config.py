@@ -312,6 +312,20 @@ def test_what_deploys_a_configuration(path: Path, monkeypatch: pytest.MonkeyPatc
     assert found == wanted
 
 
+def test_what_deploys_it_elsewhere_names_relative_paths(tmp_path: Path) -> None:
+    """They begin where Ray is started there, which need not be here; the output is as before."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % ", statistics: counted" + "model_database: {snapshot_dir: /kept}")
+    for arguments in (("--serve-yaml",), ("--serve-yaml", "--json")):
+        result = CliRunner().invoke(app, ["config", "--config", str(path), *arguments])
+        assert result.stderr == (
+            "warning: models.0.statistics: counted is relative: it begins in the directory of "
+            "`ray start`, not of this command\n"
+        )
+        assert yaml.safe_load(result.stdout)["applications"]
+    assert CliRunner().invoke(app, ["config", "--config", str(path)]).stderr == ""
+
+
 def test_the_whole_configuration_without_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

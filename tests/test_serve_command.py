@@ -352,6 +352,31 @@ def test_keys_that_a_cluster_would_not_know_are_refused(
     assert f"{name} would not be known on the Ray cluster 127.0.0.1:1" in told
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_relative_paths_that_a_cluster_would_open_elsewhere_are_told(
+    is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a line each; a cluster of its own is started here, and opens what is here."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "models:\n- {name: m, model: hdserve-tiny, statistics: counted}\n"
+        "model_database: {snapshot_dir: kept}\n"
+    )
+    monkeypatch.setattr(serve, "run_until_signal", lambda *_: 0)
+    arguments = ["serve", "--config", str(path), "--port", str(free_port())]
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", "local" if is_own else address)
+        told = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    begins = "is relative: it begins in the directory of `ray start`, not of this command"
+    wanted = [
+        f"warning: line 3, model_database.snapshot_dir: kept {begins}",
+        f"warning: line 2, models.0.statistics: counted {begins}",
+    ]
+    assert told.exit_code == 0
+    assert told.stderr.splitlines() == ([] if is_own else wanted)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_it_ends_when_the_application_cannot_be_built(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ environment variable `HDSERVE_CONFIG`. Without any of them the bundled models ar
 is YAML; an unknown key is an error that names the known ones, and a wrong value is an error that
 says what is expected, each with its line. `hdserve check-config FILE.yaml` checks it without
 starting anything. A relative path begins at the working directory of the command, not at the file;
-where a cluster has several nodes, paths should be absolute. `~/` is the home directory.
+on a Ray cluster that runs already (`RAY_ADDRESS`, `serve deploy`, a RayService) in the directory of
+its `ray start`, so paths should be absolute there. `~/` is the home directory.
 
 A smallest one:
 

@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from hdserve.cli.config_option import ConfigFile
-from hdserve.cli.config_problems import find_problems, find_warnings
+from hdserve.cli.config_problems import find_problems, find_warnings, warn_of_relative_paths
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
@@ -78,13 +78,15 @@ def show_config(
 
     `serve deploy FILE` takes what `--serve-yaml` prints, and so does the `serveConfigV2` of a
     RayService; Ray's own `serve build` cannot read an application that is built from arguments.
-    The administrator's key is left out: give it by HDSERVE_ADMIN_KEY.
+    The administrator's key is left out: give it by HDSERVE_ADMIN_KEY.  Relative paths are named as
+    warnings with `--serve-yaml`: they begin where Ray is started.
     """
     output = JsonOutput(json_path)
     loaded = load_config(config)
     found = loaded.model_dump(mode="json", exclude={"access": {"admin_key"}})
     if is_serve_yaml:
         found = _serve_config(loaded)
+        warn_of_relative_paths(loaded)
     if output.has_text:
         typer.echo(yaml.safe_dump(found, sort_keys=False).rstrip())
     output.write(found)

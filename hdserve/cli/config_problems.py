@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import typer
+
 from hdserve.cli.statistics_check import statistics_fault
 from hdserve.config import ModelConfig, ServeConfig
-from hdserve.config.mistakes import LineOf, Location, place_of
+from hdserve.config.mistakes import LineOf, Location, nowhere, place_of
+from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
 from hdserve.errors import ConfigError
 from hdserve.importing import import_fault
 from hdserve.models import context_length, is_path
@@ -84,6 +87,17 @@ def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
             yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"
+
+
+def warn_of_relative_paths(config: ServeConfig, line_of: LineOf = nowhere) -> None:
+    """Name on standard error each path that a Ray cluster which runs already would open elsewhere,
+    unless it was started here.
+
+    Args:
+        line_of: finds the lines of the file that ``config`` is from.
+    """
+    for where, path in relative_paths(config):
+        typer.echo(f"warning: {place_of(where, line_of)}: {path} {WHERE_THEY_BEGIN}", err=True)
 
 
 def _narrow_gateways(config: ServeConfig) -> str:

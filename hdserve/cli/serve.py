@@ -24,13 +24,13 @@ from typing import Annotated
 import typer
 
 from hdserve.cli.config_option import ConfigFile
-from hdserve.cli.config_problems import find_problems
+from hdserve.cli.config_problems import find_problems, warn_of_relative_paths
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, OWN_CLUSTER
 from hdserve.config.loading import access_variables, configured_path
-from hdserve.config.mistakes import nowhere
+from hdserve.config.mistakes import LineOf, nowhere
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
 from hdserve.errors import ConfigError
@@ -77,6 +77,7 @@ def serve(
         else:
             check_is_known_there(access_variables(), address)
             check_answers(address)
+            warn_of_relative_paths(loaded, _lines_of(config or configured_path()))
         status = _run(loaded, config or configured_path(), address, host, port, holding)
     raise typer.Exit(status)
 
@@ -185,9 +186,12 @@ def check_can_start(config: ServeConfig, source: Path | None) -> None:
         ConfigError: a part of ``config`` is wrong on this machine.
     """
     check_tracing(config.telemetry)
-    line_of = nowhere if source is None else partial(yaml_line_of, read_text(source))
-    if problems := find_problems(config, line_of):
+    if problems := find_problems(config, _lines_of(source)):
         raise ConfigError("\n".join([f"{source}:", *problems] if source else problems))
+
+
+def _lines_of(source: Path | None) -> LineOf:
+    return nowhere if source is None else partial(yaml_line_of, read_text(source))
 
 
 def url_of(host: str, port: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -14,6 +16,7 @@ from pathlib import Path
 from hdserve.access import key_file_warnings, read_access
 from hdserve.config import AccessConfig, ServeConfig
 from hdserve.config.deployed import OWN_CLUSTER
+from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
 from hdserve.databases.output_files import databases_root, left_by_other_versions
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
@@ -33,6 +36,27 @@ def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
         yield from check_memory(config)
     elif all(finding.verdict is Verdict.OK for finding in check_cluster(address)):
         yield from compare_with_cluster(config, address)
+
+
+def check_paths(config: ServeConfig, address: str) -> Iterator[Finding]:
+    """Find out what a cluster that runs already would open elsewhere, unless it was started here:
+    the other checks look in this directory."""
+    if address in ("", OWN_CLUSTER):
+        return
+    for (*parents, key), path in relative_paths(config):
+        remedy = f"{key}: {_yaml_text(os.path.abspath(path))}"
+        subject = "paths"
+        match parents:
+            case ["models", int(index)]:
+                subject = f"{config.models[index].name}: paths"
+            case [section]:
+                subject, remedy = f"{section}: paths", f"{section}: {{{remedy}}}"
+        yield warning(subject, f"{key}: {path} {WHERE_THEY_BEGIN}", remedy)
+
+
+def _yaml_text(text: str) -> str:
+    """Return a text as it may stand anywhere in a configuration."""
+    return text if re.fullmatch(r"[\w./-]+", text) else json.dumps(text)
 
 
 def check_memory(config: ServeConfig) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from hdserve.config import ServeConfig
 from hdserve.doctor.configuration import (
     check_access,
     check_model_database,
+    check_paths,
     check_placement,
     check_telemetry,
 )
@@ -35,6 +36,7 @@ def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Findi
         check_ray,
         lambda: check_cluster(ray_address),
         lambda: check_placement(config, ray_address),
+        lambda: check_paths(config, ray_address),
         lambda: check_port(port),
         lambda: check_access(config),
         lambda: check_model_database(config),

@@ -27,6 +27,7 @@ from hdserve.doctor.configuration import (
     check_access,
     check_memory,
     check_model_database,
+    check_paths,
     check_placement,
     check_telemetry,
 )
@@ -205,6 +206,28 @@ def test_placement() -> None:
         assert verdicts(check_placement(default_config(), address)) == ["ok"]
         assert verdicts(check_placement(needy, address)) == ["failure"]
     assert verdicts(check_placement(needy, f"127.0.0.1:{free_port()}")) == []
+
+
+def test_paths_of_a_cluster_that_runs_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin where Ray was started there; absolute ones are what mends it."""
+    directory = tmp_path / "a: b"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    models = [{**MODELS[0], "chat_template": "chat.jinja"}]
+    database = {"snapshot_dir": "kept"}
+    config = parse_config({"models": models, "model_database": database, "statistics_root": "all"})
+    for address in ("", "local"):
+        assert verdicts(check_paths(config, address)) == []
+    findings = list(check_paths(config, "127.0.0.1:6379"))
+    assert verdicts(findings) == ["warning"] * 3
+    assert "chat.jinja is relative: it begins in the directory of `ray start`" in findings[0].text
+    assert {found.subject: yaml.safe_load(found.remedy) for found in findings} == {
+        "m: paths": {"chat_template": f"{directory}/chat.jinja"},
+        "model_database: paths": {"model_database": {"snapshot_dir": f"{directory}/kept"}},
+        "paths": {"statistics_root": f"{directory}/all"},
+    }
 
 
 def test_memory_of_all_replicas() -> None:
