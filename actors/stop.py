@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 
 from actors import detached
 from actors.model_database import model_of
-from hdserve.cluster_address import why_unanswered
+from hdserve.cluster_address import TOKEN_HINT, why_unanswered
 from hdserve.errors import DatabaseError
 
 _CLOSE_TIMEOUT_S = 30.0
@@ -43,7 +43,9 @@ def stop_actors(address: str | None = None, model: str | None = None) -> Stopped
             _check_answers(address)
         try:
             ray.init(address or "auto", log_to_driver=False, configure_logging=False)
-        except (ConnectionError, ValueError) as error:
+        except ConnectionError as error:
+            raise _not_reached(address, f"{error}; {TOKEN_HINT}") from error
+        except (ValueError, RayError) as error:
             raise _not_reached(address, error) from error
     try:
         names = [name for name in detached.names() if model in (None, model_of(name))]

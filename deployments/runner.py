@@ -23,6 +23,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentStatus, ReplicaState
 from ray.serve.context import _get_global_client
 from ray.serve.schema import (
@@ -32,6 +33,7 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
+from hdserve.cluster_address import TOKEN_HINT
 from hdserve.config.deployed import (
     APPLICATION,
     GATEWAY_DEPLOYMENT,
@@ -89,10 +91,11 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
     try:
         ray.init(address, namespace=_NAMESPACE)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, RayError) as error:
         if address == OWN_CLUSTER:
             raise
-        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+        hint = f"; {TOKEN_HINT}" if isinstance(error, ConnectionError) else ""
+        raise ConfigError(f"no Ray cluster is reached at {address}: {error}{hint}") from error
     if address == OWN_CLUSTER:
         _check_room(path)
     else:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import socket
 
+TOKEN_HINT = (
+    "if it asks for a token: export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token"
+)
+"""What may help where somebody listens and Ray does not get in: it does not say what it was refused
+for."""
+
 _CONNECT_TIMEOUT_S = 3.0
 _FOUND_BY_RAY = ("auto", "local")
 

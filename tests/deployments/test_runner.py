@@ -77,6 +77,67 @@ half_loaded = Gateway.bind(Model.bind(), never)
 unloaded = Gateway.bind(never)
 
 
+GUARDED = """
+import sys
+from ray.cluster_utils import Cluster
+from tests.clusters import patiently
+node = {"num_cpus": 0, "include_dashboard": False}
+cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=node))
+try:
+    print("address", cluster.address, flush=True)
+    sys.stdin.read()
+finally:
+    cluster.shutdown()
+"""
+"""A cluster that asks for a token, until standard input ends."""
+
+
+@pytest.fixture
+def guarded_address() -> Iterator[str]:
+    """Of a cluster that asks for a token."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "k" * 40}
+    started = subprocess.Popen(
+        [sys.executable, "-c", GUARDED],
+        env={**os.environ, **token},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with started:
+        assert started.stdout is not None
+        words = (line.split() for line in started.stdout)
+        yield next(found[1] for found in words if found[:1] == ["address"])
+        started.communicate()
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("deployments.runner", ["{path}", "{address}", "1"]),
+        ("hdserve.cli", ["database", "stop", "--address", "{address}"]),
+    ],
+)
+def test_a_cluster_that_asks_for_a_token(
+    module: str, arguments: list[str], guarded_address: str, tmp_path: Path
+) -> None:
+    """It is there, though Ray does not say so; what lets one in is said."""
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps({"applications": []}))
+    words = [word.format(path=path, address=guarded_address) for word in arguments]
+    ended = subprocess.run(
+        [sys.executable, "-c", f"from {module} import main; main()", *words],
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        stderr=subprocess.PIPE,
+        timeout=START_TIMEOUT_S,
+        text=True,
+        check=False,
+    )
+    *_, last = ended.stderr.splitlines()
+    assert ended.returncode in (1, 2)
+    assert last.startswith(f"hdserve: no Ray cluster is reached at {guarded_address}: ")
+    assert "; if it asks for a token: export RAY_AUTH_MODE=token" in last
+
+
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """One on which others have started Ray Serve."""
