@@ -101,7 +101,9 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     else:
         client = _client()
         if client is not None:
-            _check_replaces_nothing(client.get_serve_details()["applications"])
+            (application,) = schema.applications
+            others = client.get_serve_details()["applications"]
+            _check_replaces_nothing(others, application.route_prefix)
         ending.callback(_take_away, with_serve=client is None)
     serve.start(schema.proxy_location, schema.http_options.model_dump())
     _client().deploy_apps(schema)
@@ -184,18 +186,29 @@ def _client() -> Any:
     return _get_global_client(raise_if_no_controller_running=False)
 
 
-def _check_replaces_nothing(applications: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that deploying takes nothing away that others serve.
+def _check_replaces_nothing(
+    applications: Mapping[str, Mapping[str, Any]], route_prefix: str | None
+) -> None:
+    """Check that deploying takes nothing away that others serve, and no requests from it.
+
+    Args:
+        route_prefix: where this application is to answer.
 
     Raises:
         ConfigError: Ray Serve would take one of ``applications`` away: it has one of each name, and
-            of those that were deployed by a file only what the last file names.
+            of those that were deployed by a file only what the last file names.  Or one answers at
+            ``route_prefix``, as one of ours that ``serve run`` has called otherwise.
     """
     for name, details in applications.items():
         if name == APPLICATION or details["source"] == APIType.DECLARATIVE:
             raise ConfigError(
                 f"Ray Serve on this cluster serves {name!r} already, which would be replaced: end "
                 "it first, or have one file name both for `serve deploy`"
+            )
+        if details.get("route_prefix") == route_prefix:
+            raise ConfigError(
+                f"Ray Serve on this cluster serves {name!r} at {route_prefix} already, where this "
+                "server is to answer: end it first"
             )
 
 

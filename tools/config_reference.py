@@ -22,13 +22,15 @@ from hdserve.drafting.registry import DRAFTERS
 _INTRODUCTION = """\
 # Configuration reference
 
-`hdserve serve --config FILE.yaml`, or `serve run deployments:app config=FILE.yaml`, or the
-environment variable `HDSERVE_CONFIG`. Without any of them the bundled models are served. The file
-is YAML; an unknown key is an error that names the known ones, and a wrong value is an error that
-says what is expected, each with its line. `hdserve check-config FILE.yaml` checks it without
-starting anything. A relative path begins at the working directory of the command, not at the file;
-on a Ray cluster that runs already (`RAY_ADDRESS`, `serve deploy`, a RayService) in the directory of
-its `ray start`, so paths should be absolute there. `~/` is the home directory.
+`hdserve serve --config FILE.yaml`, or `serve run --name hdserve deployments:app config=FILE.yaml`,
+or the environment variable `HDSERVE_CONFIG`. Without any of them the bundled models are served. The
+file is YAML; an unknown key is an error that names the known ones, and a wrong value is an error
+that says what is expected, each with its line. `hdserve check-config FILE.yaml` checks it without
+starting anything. Without `--name hdserve` the application of `serve run` is another one than that
+of `hdserve serve`, at the same place. A relative path begins at the working directory of the
+command, not at the file; on a Ray cluster that runs already (`RAY_ADDRESS`, `serve deploy`, a
+RayService) in the directory of its `ray start`, so paths should be absolute there. `~/` is the home
+directory.
 
 A smallest one:
 

@@ -184,7 +184,8 @@ def test_what_others_serve_stays(tmp_path: Path, cluster: Cluster) -> None:
 
 
 def test_nothing_is_replaced(tmp_path: Path, cluster: Cluster) -> None:
-    """Neither what was deployed by another file nor what has the same name; that is said."""
+    """Neither what was deployed by another file nor what has the same name, or answers at the same
+    place; that is said."""
     application = {"name": "filed", "import_path": f"{__name__}:other", "route_prefix": "/filed"}
     _client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
     assert "serves 'filed' already" in run_unbuildable(tmp_path, cluster)
@@ -192,6 +193,10 @@ def test_nothing_is_replaced(tmp_path: Path, cluster: Cluster) -> None:
     serve.run(other, name=APPLICATION)
     assert f"serves '{APPLICATION}' already" in run_unbuildable(tmp_path, cluster)
     assert serve.get_app_handle(APPLICATION).remote().result() == "here"
+    serve.delete(APPLICATION)
+    serve.run(other, name="default")  # as `serve run` calls it
+    assert "serves 'default' at / already" in run_unbuildable(tmp_path, cluster)
+    assert set(serve.status().applications) == {"default"}
 
 
 def deploy_until_there(application: str, *there: str) -> DeploymentHandle[Any]:
