@@ -80,6 +80,10 @@ def show_config(
     RayService; Ray's own `serve build` cannot read an application that is built from arguments.
     The administrator's key is left out: give it by HDSERVE_ADMIN_KEY.  Relative paths are named as
     warnings with `--serve-yaml`: they begin where Ray is started.
+
+    What `--serve-yaml` prints listens on every interface (`host` of its `http_options`), unlike
+    `hdserve serve`, and without `access.api_keys_file` everybody may ask there.  Write a `port`
+    beside `host` for another one than 8000.
     """
     output = JsonOutput(json_path)
     loaded = load_config(config)
