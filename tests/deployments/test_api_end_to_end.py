@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.models import bundled_model_path
+from tests.documents import shell_commands
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
@@ -665,6 +667,27 @@ def test_requests_that_once_ended_the_engine(client: openai.OpenAI) -> None:
         model=MODEL, prompt="a", temperature=1, extra_body={"top_k": 2**63 - 1}
     )
     assert answer.usage is not None
+
+
+def test_the_archives_of_the_documents(application: ServedApplication, tmp_path: Path) -> None:
+    """What was exported is imported, by the commands that are shown."""
+    asked = [words for words in shell_commands() if words[0] == "curl"]
+    export, import_ = (words for words in asked if "HDSERVE_ADMIN_KEY" in " ".join(words))
+
+    def answer_of(words: list[str]) -> bytes:
+        command = [
+            word.replace("$HDSERVE_ADMIN_KEY", ADMIN_KEY).replace(
+                "http://localhost:8000", application.base_url
+            )
+            for word in words
+        ]
+        return subprocess.run(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, check=True, timeout=120
+        ).stdout
+
+    assert answer_of(export) == b""
+    assert (tmp_path / f"{MODEL}.hdb").stat().st_size > 0
+    assert json.loads(answer_of(import_)) == {"num_new_outputs": 0}
 
 
 def test_tenants_share_no_text_and_the_administrator_sees_all(
