@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -64,7 +65,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = _no_route(request, own_path(request.scope))
     headers = {**(error.headers or {})}
     if error.status_code == 405:
-        headers["Allow"] = ", ".join(_allowed_methods(request))
+        allowed = _allowed_methods(request)
+        headers["Allow"] = ", ".join(allowed)
+        message = _wrong_method(request, allowed)
     told = RequestError(message)
     return error_answer(
         request.scope, told, status=error.status_code, code="invalid_route", headers=headers
@@ -91,6 +94,14 @@ def _no_route(request: Request, path: str) -> str:
         if meant not in ("", path) and _is_served(request, meant):
             return f"{message}; did you mean {meant[:_MAX_PATH_CHARACTERS]}?"
     return message
+
+
+def _wrong_method(request: Request, allowed: Sequence[str]) -> str:
+    """Say what the path takes instead."""
+    *most, last = allowed
+    methods = f"{', '.join(most)} or {last}" if most else last
+    path = own_path(request.scope)[:_MAX_PATH_CHARACTERS]
+    return f"{request.method} is not allowed for {path}: use {methods}"
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
