@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
+
+from hdserve.databases.sizes import Sizes
 
 MIN_PART_BYTES = 1 << 14
 """A namespace that has no more than this gives nothing up for others."""
 
-STEP = 32
-"""A namespace that gives way gives up at least one part in this many, so that it seldom has to."""
+SHARE = 4
+"""A namespace that gives way gives up about one part in this many, so that a text never makes more
+than a few give way, and the next texts of about the same size none."""
+
+MAX_SPARE_BYTES = 1 << 16
+LARGE_SHARE = 32
+"""Of a namespace so large that ``SHARE`` would be more than ``MAX_SPARE_BYTES``, and than a text
+needs, that is enough, or one part in this many."""
 
 FREE_SHARE = 8
 """A namespace that gave way may grow again when one part in this many of the room is free."""
@@ -40,16 +49,17 @@ PartT = TypeVar("PartT", bound=Part)
 class Room(Generic[PartT]):
     """Parts by namespace that together keep to a bound.
 
-    The largest gives way first, a little at a time: what a namespace has is safe from others as
-    long as it is smaller than theirs.  Whole namespaces are dropped, least recently used first,
-    only when there are so many that none has more than ``MIN_PART_BYTES``.
+    The largest gives way first, a part at a time, or one that is an eighth smaller at most: what a
+    namespace has is safe from others as long as it is smaller than theirs.  Whole namespaces are
+    dropped, least recently used first, only when there are so many that none has more than
+    ``MIN_PART_BYTES``.
 
     Args:
         max_bytes: the bound; a new part may take all of it.
-        on_change: called whenever a part came, went or was limited.
+        on_change: called whenever a part comes, goes or is limited, once for all that give way to
+            one text.
 
     Attributes:
-        num_bytes: memory in use, as far as it was noted.
         num_given_up: contexts that namespaces gave up for others.
         num_dropped: namespaces dropped to make room.
     """
@@ -57,11 +67,15 @@ class Room(Generic[PartT]):
     def __init__(self, max_bytes: int, on_change: Callable[[], None]) -> None:
         self.max_bytes = max_bytes
         self._on_change = on_change
-        self.num_bytes = 0
         self.num_given_up = 0
         self.num_dropped = 0
-        self._parts: dict[str, PartT] = {}
-        self._sizes: dict[str, int] = {}
+        self._parts: OrderedDict[str, PartT] = OrderedDict()
+        self._sizes = Sizes()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use, as far as it was noted."""
+        return self._sizes.total
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -86,50 +100,55 @@ class Room(Generic[PartT]):
             self._on_change()
         elif part.max_bytes < self.max_bytes:
             self._let_grow(namespace, part)
-        self._parts.pop(namespace, None)
         self._parts[namespace] = part
+        self._parts.move_to_end(namespace)
         return part
 
     def _let_grow(self, namespace: str, part: PartT) -> None:
         num_free = self.max_bytes - self.num_bytes
-        allowed = min(self.max_bytes, self._sizes.get(namespace, 0) + num_free)
+        allowed = min(self.max_bytes, self._sizes[namespace] + num_free)
         if num_free > self.max_bytes // FREE_SHARE and allowed > part.max_bytes:
             part.limit(allowed)
             self._on_change()
 
     def note(self, namespace: str) -> None:
         """A part may have grown: make room for it."""
-        size = self._parts[namespace].num_bytes
-        self.num_bytes += size - self._sizes.get(namespace, 0)
-        self._sizes[namespace] = size
+        self._sizes.set(namespace, self._parts[namespace].num_bytes)
+        if self.num_bytes > self.max_bytes and len(self._parts) > 1:
+            self._on_change()
+            self._make_room()
+
+    def _make_room(self) -> None:
         while self.num_bytes > self.max_bytes and len(self._parts) > 1:
-            largest = max(self._sizes, key=self._sizes.__getitem__)
+            largest, next_size = self._sizes.largest()
             if self._sizes[largest] > MIN_PART_BYTES:
-                self._shrink(largest)
+                self._shrink(largest, next_size)
             else:
                 self.num_dropped += 1
-                self.drop(next(iter(self._parts)))
+                self._forget(next(iter(self._parts)))
 
-    def _shrink(self, namespace: str) -> None:
-        """Have the largest part give up what there is too much, but not more than makes it as large
-        as the next."""
+    def _shrink(self, namespace: str, next_size: int) -> None:
+        """Have one of the largest parts give up what there is too much, but not more than makes it
+        as large as the next, or its share."""
         part, size = self._parts[namespace], self._sizes[namespace]
-        next_size = max((self._sizes[name] for name in self._sizes if name != namespace), default=0)
-        less = max(min(self.num_bytes - self.max_bytes, size - next_size), size // STEP)
-        self.num_given_up += part.limit(max(MIN_PART_BYTES, size - less))
-        self._on_change()
-        self._sizes[namespace] = part.num_bytes
-        self.num_bytes += part.num_bytes - size
+        share = size // SHARE
+        least = max(min(share, MAX_SPARE_BYTES), size // LARGE_SHARE)
+        most = max(size - next_size, share)
+        less = max(min(self.num_bytes - self.max_bytes, most), least)
+        self.num_given_up += part.limit(max(MIN_PART_BYTES - MIN_PART_BYTES // SHARE, size - less))
+        self._sizes.set(namespace, part.num_bytes)
 
     def drop(self, namespace: str) -> None:
         """Forget a namespace."""
         self._on_change()
+        self._forget(namespace)
+
+    def _forget(self, namespace: str) -> None:
         self._parts.pop(namespace, None)
-        self.num_bytes -= self._sizes.pop(namespace, 0)
+        self._sizes.remove(namespace)
 
     def clear(self) -> None:
         """Forget all namespaces."""
         self._on_change()
         self._parts.clear()
-        self._sizes.clear()
-        self.num_bytes = 0
+        self._sizes = Sizes()

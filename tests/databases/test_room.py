@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from hdserve.databases.room import MIN_PART_BYTES, Room
@@ -13,8 +15,10 @@ class Part:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self.num_limits = 0
 
     def limit(self, max_bytes: int) -> int:
+        self.num_limits += 1
         self.max_bytes = max_bytes
         self.num_bytes = min(self.num_bytes, max_bytes)
         return 0
@@ -27,8 +31,8 @@ class StubbornPart(Part):
         raise MemoryError
 
 
-def make_room(max_bytes: int) -> Room[Part]:
-    return Room(max_bytes, lambda: None)
+def make_room(max_bytes: int, on_change: Callable[[], None] = lambda: None) -> Room[Part]:
+    return Room(max_bytes, on_change)
 
 
 def feed(room: Room[Part], namespace: str, num_bytes: int) -> None:
@@ -73,3 +77,36 @@ def test_one_that_cannot_be_limited_is_not_lost() -> None:
     assert room.namespaces == ("stubborn",)
     feed(room, "other", 900_000)
     assert room.num_bytes == 900_000 + MIN_PART_BYTES
+
+
+@pytest.mark.parametrize("size", [MIN_PART_BYTES + 512, 60_000, 300_000])
+def test_few_of_many_that_are_equal_give_way_to_a_text(size: int) -> None:
+    """However many there are, a text makes no more than a few smaller, and is one change."""
+    changes: list[None] = []
+    room = make_room(500 * size, lambda: changes.append(None))
+    for number in range(500):
+        feed(room, f"first {number}", size)
+    for number in range(200):
+        num_changes, num_limits = len(changes), count_limits(room)
+        feed(room, f"second {number}", size)
+        assert count_limits(room) - num_limits <= 7
+        assert len(changes) - num_changes <= 2, "one came, others gave way"
+        assert room.num_bytes <= room.max_bytes
+        assert room.num_bytes == sum(part.num_bytes for part in room)
+    assert (room.num_dropped > 0) == (size < 2 * MIN_PART_BYTES)
+
+
+def test_who_gave_way_makes_room_for_more_texts_than_one() -> None:
+    changes: list[None] = []
+    room = make_room(500 * 60_000, lambda: changes.append(None))
+    for number in range(500):
+        feed(room, f"{number}", 60_000)
+    num_changes = len(changes)
+    for number in range(100):
+        feed(room, f"{number}", 2000)
+    assert room.num_bytes <= room.max_bytes
+    assert len(changes) - num_changes < 100 / 4
+
+
+def count_limits(room: Room[Part]) -> int:
+    return sum(part.num_limits for part in room)
