@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 LINE_WORDS = 16
 LINE_BYTES = 4 * LINE_WORDS
 
-_MAPPED_BYTES = 1 << 18
+MAPPED_BYTES = 1 << 18
 """From here on memory comes from the system, which has zeroed it: what was used before would be
 zeroed whole when it is asked for, which takes a millisecond for 16 MiB."""
 
@@ -25,7 +25,7 @@ _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
 def new_lines(num_lines: int) -> npt.NDArray[np.uint32]:
     """Zeroed cache lines: ``uint32[num_lines, 16]``.  The memory is taken when first touched."""
     num_bytes = num_lines * LINE_BYTES
-    if num_bytes >= _MAPPED_BYTES:
+    if num_bytes >= MAPPED_BYTES:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED
         memory = mmap.mmap(-1, num_bytes, flags=flags)
         return np.frombuffer(memory, np.uint32).reshape(-1, LINE_WORDS)

@@ -159,7 +159,7 @@ class ModelDatabase:
         found = self._recycled.use(namespace, RecycledDatabase)
         while found.table.is_reserve_low(num_new):
             self._note_change()
-            found.reserve_more()
+            found.reserve_more(num_new)
         found.table.advance_stamp()
         self._recycled.note(namespace)
         return found

@@ -17,15 +17,17 @@ from hdserve.databases.history import (
     index_tokens,
     new_places,
 )
-from hdserve.databases.ngram import ROW_BYTES, START, Ints, Tokens, insert_parts
-from hdserve.databases.ngram_table import NgramTable
+from hdserve.databases.ngram import BUCKET_BYTES, START, Ints, Tokens, insert_parts
+from hdserve.databases.ngram_table import MIN_BUCKETS, NgramTable
 
 MODEL_ORDERS = (0, 1, 2, 4)
 """Context lengths in tokens, ascending."""
 
-MIN_RESERVE_BYTES = 1 << 14
-"""Most namespaces stay small, and all of a reserve that is not mapped by itself may be resident,
-though only what is in use is counted."""
+MIN_RESERVE_BYTES = MIN_BUCKETS * BUCKET_BYTES
+"""Most namespaces stay small, and all of a reserve that is not mapped by itself is resident."""
+
+OBJECT_BYTES = 3 << 10
+"""What the objects of a namespace take beside what is in their arrays."""
 
 LOG_SHARE = 6
 """One part in this many of the bytes of a partition holds its log and the index of the log."""
@@ -70,8 +72,8 @@ class NamespaceTables:
         self._max_log_tokens = _log_tokens(max_bytes)
         self.answers = AnswerPlaces(max_bytes // ANSWER_SHARE)
         log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
-        table_bytes = max_bytes - log_bytes - max_bytes // ANSWER_SHARE
-        self.table = NgramTable(max(ROW_BYTES * 8, table_bytes), MIN_RESERVE_BYTES)
+        table_bytes = max_bytes - OBJECT_BYTES - log_bytes - max_bytes // ANSWER_SHARE
+        self.table = NgramTable(table_bytes, MIN_RESERVE_BYTES)
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
         self.places: Ints = new_places(MIN_LOG_TOKENS)
         self.log_state: Ints = np.array([0, 1], np.int64)
@@ -85,11 +87,11 @@ class NamespaceTables:
     def num_bytes(self) -> int:
         """Memory in use."""
         places_bytes = self._prompt_bytes + self.answers.num_bytes
-        return self.table.num_bytes + self._log_bytes + places_bytes
+        return OBJECT_BYTES + self.table.num_bytes + self._log_bytes + places_bytes
 
     @property
     def _log_bytes(self) -> int:
-        return min(self.log_end, len(self.log)) * 4 + self.places.nbytes
+        return len(self.log) * LOG_BYTES_PER_TOKEN
 
     @property
     def _prompt_bytes(self) -> int:
@@ -131,9 +133,9 @@ class NamespaceTables:
 
     @property
     def _reserved_bytes(self) -> int:
-        """For what is known of prompts."""
+        """For what is known of prompts, and for objects."""
         prompt_bytes = self.max_bytes // PROMPT_SHARE if self.prompt_blocks else 0
-        return prompt_bytes + self.max_bytes // ANSWER_SHARE
+        return OBJECT_BYTES + prompt_bytes + self.max_bytes // ANSWER_SHARE
 
     def _bound_prompts(self, newest: Collection[int]) -> None:
         """Forget all prompts but ``newest``, or that one, too, where they take too much."""
@@ -170,9 +172,12 @@ class NamespaceTables:
             parts: how many tokens each text has, and how many of them, the first ones, are not new.
         """
         num_new = sum(max(0, length - begin) for length, begin in parts)
-        while self.table.is_reserve_low(num_new * (len(self._orders) - 1)):
+        num_contexts = num_new * (
+            len(MODEL_ORDERS) - 1
+        )  # without tokens before it there is but one
+        while self.table.is_reserve_low(num_contexts):
             self.version += 1
-            self.table.reserve_more()
+            self.table.reserve_more(num_contexts)
         rows, size, stamp = self.table.rows, self.table.size, self.table.stamp
         insert_parts(rows, size, tokens, np.array(parts, np.int64), self._orders, stamp)
         self.table.advance_stamp()

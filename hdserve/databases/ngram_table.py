@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hdserve.databases.cache_lines import MAPPED_BYTES
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -61,30 +62,53 @@ class NgramTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use; what is only reserved is not counted."""
-        return self.num_buckets * BUCKET_BYTES
+        """Memory in use, and what is reserved where the system has given it, too."""
+        num_buckets = self.num_buckets if self._is_mapped else self.num_reserved
+        return num_buckets * BUCKET_BYTES
+
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether the system gives memory only to what was touched of the reserve."""
+        return self._reserve.nbytes >= MAPPED_BYTES
 
     def is_reserve_low(self, num_new: int) -> bool:
         """Whether :meth:`reserve_more` would let the table grow further while ``num_new`` contexts
         come."""
         if self.num_reserved >= self.max_buckets:
             return False
-        num_wanted = (int(self.size[NUM_ADDED]) + num_new) // ROWS_PER_BUCKET
-        return max(self.num_buckets, num_wanted) * 8 > self.num_reserved * 7
+        return self._num_wanted(num_new) * 8 > self.num_reserved * 7
+
+    def _num_wanted(self, num_new: int) -> int:
+        """Buckets in use once ``num_new`` contexts have come, if there is room."""
+        return (int(self.size[NUM_ADDED]) + num_new) // ROWS_PER_BUCKET
 
     def count_rows(self) -> int:
         """Contexts held now; reads the whole table."""
         return int(np.count_nonzero(self.rows[: self.num_buckets * BUCKET_ROWS, 0]))
 
-    def reserve_more(self) -> None:
+    def reserve_more(self, num_new: int = 0) -> None:
         """Move to rows of four times the size (a plain copy of what is in use), or of all that the
-        table may ever need where that would be more than ``MAX_COPIED_BYTES``."""
-        num_buckets = self.num_reserved * 4
+        table may ever need where that would be more than ``MAX_COPIED_BYTES``.
+
+        Where all that is reserved is in memory there are at least half as many more, or what
+        ``num_new`` contexts want, and no more than the table may take now.
+        """
+        num_few = max(self.num_reserved * 3 // 2, self._num_wanted(num_new) * 8 // 7) + 1
+        if self._is_mapped:
+            num_buckets = self.num_reserved * 4
+        elif num_few * BUCKET_BYTES < MAPPED_BYTES:
+            num_buckets = min(num_few, self.max_buckets)
+        else:
+            num_buckets = MAPPED_BYTES // BUCKET_BYTES
         if num_buckets * BUCKET_BYTES > MAX_COPIED_BYTES:
             num_buckets = self._most_buckets
-        rows = new_rows(min(self._most_buckets, num_buckets))
+        self._move(min(self._most_buckets, num_buckets))
+
+    def _move(self, num_reserved: int) -> None:
+        """Have other rows, with what is in use."""
+        rows = new_rows(num_reserved)
         in_use = self.num_buckets * BUCKET_ROWS
-        rows[:in_use] = self.rows[:in_use]
+        rows[:in_use] = self._reserve[:in_use]
         self._reserve = rows
         self.rows = rows[: self.max_buckets * BUCKET_ROWS]
 
@@ -123,6 +147,8 @@ class NgramTable:
         self.size[NUM_ADDED] = min(self.size[NUM_ADDED], self.num_buckets * ROWS_PER_BUCKET)
         self._next_stamp_at = int(self.size[NUM_ADDED]) + self._stamp_interval
         self.rows = self._reserve[: self.max_buckets * BUCKET_ROWS]
-        if self.num_buckets < num_before:
+        if not self._is_mapped and self.num_reserved > self.max_buckets:
+            self._move(self.max_buckets)
+        elif self.num_buckets < num_before:
             give_back_pages(self._reserve[self.num_buckets * BUCKET_ROWS :])
         return int(num_given_up)

@@ -37,6 +37,9 @@ RECYCLED_ORDERS = (1, 2, 3)
 NUM_TOP = 8
 """Likeliest tokens kept per context."""
 
+OBJECT_BYTES = 1 << 10
+"""What the objects of a namespace take beside the rows."""
+
 SHARE_UNITS = MAX_COUNT
 _ZERO = np.uint32(0)
 
@@ -75,26 +78,26 @@ class RecycledDatabase:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.table = NgramTable(max_bytes, MIN_RESERVE_BYTES)
+        self.table = NgramTable(max_bytes - OBJECT_BYTES, MIN_RESERVE_BYTES)
         self.version = 0
 
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        return self.table.num_bytes
+        return OBJECT_BYTES + self.table.num_bytes
 
     @property
     def num_entries(self) -> int:
         """Contexts held, counted as they come; at most what the table has room for."""
         return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
 
-    def reserve_more(self) -> None:
+    def reserve_more(self, num_new: int = 0) -> None:
         """Let the table grow further, see :meth:`NgramTable.is_reserve_low`."""
         self.version += 1
-        self.table.reserve_more()
+        self.table.reserve_more(num_new)
 
     def limit(self, max_bytes: int) -> int:
         """Take no more than ``max_bytes`` from now on; returns how many contexts were given up."""
         self.max_bytes = max_bytes
         self.version += 1
-        return self.table.limit(max_bytes)
+        return self.table.limit(max_bytes - OBJECT_BYTES)

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hdserve.databases.sizes import Sizes
 
-MIN_PART_BYTES = 1 << 14
+MIN_PART_BYTES = 3 << 13
 """A namespace that has no more than this gives nothing up for others."""
 
 SHARE = 4

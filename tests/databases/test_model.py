@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
 from hdserve.databases.model import MAX_PUT_OFF_TOKENS, ModelDatabase
-from hdserve.databases.ngram import BUCKET_BYTES, grow, most_frequent, put
+from hdserve.databases.ngram import grow, most_frequent, put
 
 
 def _next(database: ModelDatabase, namespace: str, context: list[int]) -> list[int]:
@@ -34,14 +35,23 @@ def test_empty_database_costs_nothing() -> None:
     assert database.partition("default") is None
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8, 20])
-def test_a_small_namespace_reserves_little_that_is_not_counted(num_tokens: int) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 8, 40, 150])
+def test_all_that_small_namespaces_take_is_counted(num_tokens: int) -> None:
+    """With what is reserved, and the objects: there may be tens of thousands of namespaces."""
     database = ModelDatabase()
-    database.insert("a", range(num_tokens))
-    partition = database.partition("a")
-    assert partition is not None
-    num_free = partition.table.num_reserved - partition.table.num_buckets
-    assert num_free * BUCKET_BYTES <= 1 << 13
+    texts = [list(range(num_tokens)), list(range(num_tokens // 2, num_tokens))]
+    namespaces = [str(number) for number in range(300)]
+    database.insert("first", texts[0])
+    tracemalloc.start()
+    num_counted = database.num_bytes
+    for namespace in namespaces:
+        for text in texts:
+            database.insert(namespace, text)
+        database.recycling(namespace, num_tokens)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes * 0.8 < database.num_bytes - num_counted
+    assert num_bytes * 1.2 > database.num_bytes - num_counted
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, list])

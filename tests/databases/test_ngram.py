@@ -74,6 +74,24 @@ def test_what_is_not_used_for_long_is_forgotten_first() -> None:
     assert ngram.most_frequent(table.rows, table.size, [1], 1) == []
 
 
+def test_a_small_table_that_gives_way_keeps_no_reserve() -> None:
+    """Where the system has given all of it."""
+    table = NgramTable(1 << 20, reserve_bytes=1 << 14)
+    _insert(table, list(range(20)), 1, ORDERS)
+    table.reserve_more(200)
+    assert table.num_bytes == table.num_reserved * ngram.BUCKET_BYTES
+    before = read_table(table.rows, table.num_buckets)
+    assert len(before) < 20
+    table.limit(20 * ngram.BUCKET_BYTES)
+    assert table.num_bytes == 20 * ngram.BUCKET_BYTES
+    assert read_table(table.rows, table.num_buckets) == before
+    assert not table.is_reserve_low(1000)
+    table.limit(1 << 20)
+    assert table.is_reserve_low(1000)
+    table.reserve_more(1000)
+    assert not table.is_reserve_low(1000)
+
+
 def test_reserve_more_keeps_everything() -> None:
     """Moving to a larger reserve changes no row."""
     table = NgramTable(1 << 20, reserve_bytes=1 << 14)
