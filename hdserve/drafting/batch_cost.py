@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
@@ -10,23 +11,33 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
+_SHORTEST_S = 1e-12
+"""Less than anything takes: what a clock that stood still says is as good as this, and gains can be
+told as shares of it."""
+
 
 class ForwardCost:
     """The time of one forward by its number of rows, interpolated between measured points.
 
     Args:
-        seconds_by_rows: at least one point.  A point is taken to cost no more than any point with
-            more rows, because disturbances only make a measurement longer.
+        seconds_by_rows: at least one point that is finite; others do not count.  A point is taken
+            to cost no more than any point with more rows, because disturbances only make a
+            measurement longer.
         last_slope: what each row beyond the last point costs; ``None``: as much as those of the
             last half.
+
+    Raises:
+        ValueError: no point is finite.
     """
 
     def __init__(
         self, seconds_by_rows: Mapping[int, float], last_slope: float | None = None
     ) -> None:
-        rows = sorted(seconds_by_rows)
+        rows = sorted(row for row, seconds in seconds_by_rows.items() if math.isfinite(seconds))
+        if not rows:
+            raise ValueError(f"no time of a forward is finite: {dict(seconds_by_rows)}")
         self._rows: FloatArray = np.array(rows, np.float64)
-        seconds = [seconds_by_rows[row] for row in reversed(rows)]
+        seconds = [max(_SHORTEST_S, seconds_by_rows[row]) for row in reversed(rows)]
         self._seconds: FloatArray = np.minimum.accumulate(seconds)[::-1]
         self._last_slope = self._slope() if last_slope is None else last_slope
 

@@ -78,7 +78,7 @@ def measure_forward_cost(
         {number: ForwardCost(points).going_on_as(alone) for number, points in curves.items()},
         num_columns=num_columns,
         column_cost=_column_cost(seconds, num_columns),
-        reading_share=_time_reading(runner, max_rows) / curves[1][max_rows],
+        reading_share=_time_reading(runner, max_rows) / float(alone(max_rows)),
     )
 
 

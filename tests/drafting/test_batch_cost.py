@@ -54,6 +54,13 @@ def test_more_rows_never_cost_less(points: dict[int, float]) -> None:
         assert more >= fewer * (1 - 1e-12)
 
 
+def test_a_time_that_is_none_does_not_count() -> None:
+    cost = ForwardCost({1: 1.0, 2: math.nan, 4: 2.0, 8: math.inf})
+    assert cost([1, 2, 4]).tolist() == ForwardCost({1: 1.0, 4: 2.0})([1, 2, 4]).tolist()
+    with pytest.raises(ValueError, match="finite"):
+        ForwardCost({1: math.nan, 8: math.inf})
+
+
 def test_columns_cost_what_the_rows_of_their_sequence_make_them_cost() -> None:
     """By how much the sequences are longer together than what was measured; rows of prompts do not
     look at them."""

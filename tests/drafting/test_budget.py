@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -385,3 +386,17 @@ def test_warming_up_teaches_nothing() -> None:
     budget.warm_up()
     assert budget.corrections() == fresh.corrections()
     assert budget.num_proposed_tokens == budget.num_kept_tokens == 0
+
+
+@pytest.mark.parametrize("seconds", [(0.0, 0.0), (-1.0, 0.0), (1e-3, math.inf), (math.nan, 1e-3)])
+def test_forwards_whose_time_is_not_known_can_be_budgeted(seconds: tuple[float, ...]) -> None:
+    """As with a clock that stood still."""
+    budget = DraftBudget(BatchCost({1: ForwardCost(dict(zip((1, 64), seconds, strict=True)))}))
+    for _ in range(50):
+        if budget.begin_step(2):
+            trees = [DraftTree(0, 4) for _ in range(2)]
+            for tree in trees:
+                tree.add_node(0, 1, Source.MODEL, 0.5)
+            budget.trim(trees)
+        budget.took(0.0, 0.0)
+    assert 0.0 <= budget.least_score(4, 2) <= 1.0
