@@ -65,7 +65,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = _no_route(request, own_path(request.scope))
     headers = {**(error.headers or {})}
     if error.status_code == 405:
-        allowed = _allowed_methods(request)
+        allowed = _allowed_methods(request) or headers["Allow"].split(", ")
         headers["Allow"] = ", ".join(allowed)
         message = _wrong_method(request, allowed)
     told = RequestError(message)
@@ -100,8 +100,7 @@ def _wrong_method(request: Request, allowed: Sequence[str]) -> str:
     """Say what the path takes instead."""
     *most, last = allowed
     methods = f"{', '.join(most)} or {last}" if most else last
-    path = own_path(request.scope)[:_MAX_PATH_CHARACTERS]
-    return f"{request.method} is not allowed for {path}: use {methods}"
+    return f"{request.method} is not allowed here: use {methods}"
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
@@ -114,7 +113,8 @@ async def _on_unexpected(request: Request, _error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of a path; Starlette names those of the first one alone."""
+    """Return the methods of all routes of a path; Starlette names those of the first one alone.
+    There are none of a file, whose methods Starlette knows."""
     path = own_path(request.scope)
     found = {method for method in _METHODS if _is_served(request, path, method)}
     return sorted(found | {"HEAD"} if "GET" in found else found)

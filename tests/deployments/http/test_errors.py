@@ -26,6 +26,8 @@ from hdserve.config import GatewayConfig, default_config
         ("/v1/speculation/databases/a", "DELETE, GET, HEAD"),
         ("/v1/speculation/databases/a/import", "DELETE, GET, HEAD, POST"),
         ("/openapi.json", "GET, HEAD"),
+        ("/docs/files/swagger-ui.css", "GET, HEAD"),
+        ("/page/main.js", "GET, HEAD"),
     ],
 )
 def test_all_methods_of_a_path_are_allowed(path: str, allowed: str) -> None:
@@ -37,17 +39,15 @@ def test_all_methods_of_a_path_are_allowed(path: str, allowed: str) -> None:
         assert answer.json()["error"]["code"] == "invalid_route"
         *most, last = allowed.split(", ")
         wanted = f"{', '.join(most)} or {last}" if most else last
-        assert answer.json()["error"]["message"] == f"PUT is not allowed for {path}: use {wanted}"
+        assert answer.json()["error"]["message"] == f"PUT is not allowed here: use {wanted}"
 
 
 def test_a_wrong_method_is_told_to_clients_of_each_api() -> None:
     """In its own shape."""
     with TestClient(build_api(Gateway(default_config(), {}))) as client:
         told = client.get("/v1/messages").json()
-        refused = client.put(f"/v1/models/{'a' * 5000}").json()["error"]["message"]
     assert told["type"] == "error"
-    assert told["error"]["message"] == "GET is not allowed for /v1/messages: use POST"
-    assert len(refused) < 200
+    assert told["error"]["message"] == "GET is not allowed here: use POST"
 
 
 def test_unknown_routes() -> None:
