@@ -34,6 +34,13 @@ MAX_PUT_OFF_TOKENS: Final = 1024
 which leave the processor's caches to other data, an output by itself takes three times as long
 (docs/adr/0030)."""
 
+MAX_COUNTED_TOKENS: Final = 4096
+"""So many tokens of a long output are counted at once, which takes 2 to 3 ms.  More than these are
+new where a sequence was alone, whose output nobody else could draft meanwhile."""
+
+LEAST_SHARE = 32
+"""At least one part in this many of what is put off is inserted, so that it ends."""
+
 _COUNTED = "model_database"
 """Entry of a sequence's ``drafter_state``: the partition its output was counted in and how many
 tokens of it, ``None`` once it is recorded."""
@@ -55,11 +62,12 @@ class _PutOff(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """The end of a running sequence; of its first tokens so many are known."""
+    """A part of an output, of which the first tokens are known; with it so many tokens of the
+    output are."""
 
-    seq: RequestSequence
     text: list[int]
     num_known: int
+    num_counted: int
 
 
 class ModelDatabase:
@@ -216,49 +224,58 @@ class ModelDatabase:
             self._insert_put_off()
 
     def _insert_put_off(self) -> None:
+        """Insert what is put off; the rest of a long output with the next calls."""
         while self._put_off:
             put_off = self._put_off.popleft()
             self._num_put_off_tokens -= put_off.num_tokens
             if put_off.prompt:
                 self.insert_prompt(put_off.namespace, put_off.prompt)
+                put_off = put_off._replace(prompt=[])
             num_counted = self._num_still_counted(put_off.namespace, put_off.counted)
+            most = max(MAX_COUNTED_TOKENS, self._num_put_off_tokens // LEAST_SHARE)
+            if len(put_off.output) > num_counted + most:
+                said = _said(put_off.output, 0, num_counted, most)
+                if said is not None:
+                    counted = self._count(put_off.namespace, [said]), said.num_counted
+                    self._put_off.appendleft(put_off._replace(counted=counted))
+                    self._num_put_off_tokens += put_off.num_tokens
+                    return
             self.insert(put_off.namespace, put_off.output, num_counted, put_off.prompt_hash)
+
+    def _count(self, namespace: str, said: Sequence[_Said]) -> int:
+        """Count parts of outputs; the number of the partition they are in."""
+        token_ids = [token_id for each in said for token_id in each.text]
+        parts = [(len(each.text), each.num_known) for each in said]
+        with self._fed(namespace) as partition:
+            partition.count(np.array(token_ids, np.int32), parts)
+        return partition.number
 
     def record_running(self, sequences: Iterable[RequestSequence]) -> None:
         """Count what running sequences have said since the last time, so that others can draft it.
 
-        Copies of more than a few tokens can only be made of outputs that have ended.  Does nothing
-        for sequences that do not share their output.
+        Of each at most ``MAX_COUNTED_TOKENS`` are, the oldest.  Copies of more than a few tokens
+        can only be made of outputs that have ended.  Does nothing for sequences that do not share
+        their output.
         """
         by_namespace: defaultdict[str, list[RequestSequence]] = defaultdict(list)
         for seq in sequences:
             by_namespace[seq.namespace].append(seq)
         for namespace, members in by_namespace.items():
-            said = [new for new in map(self._said_since, members) if new is not None]
+            found = [(seq, self._said_since(seq)) for seq in members]
+            said = [(seq, new) for seq, new in found if new is not None]
             if not said:
                 continue
-            token_ids = [token_id for each in said for token_id in each.text]
-            parts = [(len(each.text), each.num_known) for each in said]
-            with self._fed(namespace) as partition:
-                partition.count(np.array(token_ids, np.int32), parts)
-            for each in said:
-                state = each.seq.drafter_state
-                state[_COUNTED] = partition.number, each.seq.num_output_tokens
+            number = self._count(namespace, [new for _, new in said])
+            for seq, new in said:
+                seq.drafter_state[_COUNTED] = number, new.num_counted
 
     def _said_since(self, seq: RequestSequence) -> _Said | None:
-        """What of a running sequence is to be counted, with as much before it as counts."""
+        """What of a running sequence is to be counted."""
         counted = seq.drafter_state.get(_COUNTED, (0, 0))
         if not seq.speculation.is_output_shared or counted is None:
             return None
         num_counted = self._num_still_counted(seq.namespace, counted)
-        first = max(0, num_counted - MODEL_ORDERS[-1])
-        text = seq.token_ids[seq.num_prompt_tokens + first :]
-        num_known = num_counted - first
-        if len(text) <= num_known or min(text) < 0 or max(text) > MAX_TOKEN_ID:
-            return None
-        if first == 0:
-            return _Said(seq, [START, *text], num_known + 1)
-        return _Said(seq, text, num_known)
+        return _said(seq.token_ids, seq.num_prompt_tokens, num_counted, MAX_COUNTED_TOKENS)
 
     def _num_still_counted(self, namespace: str, counted: tuple[int, int]) -> int:
         """How many tokens of a sequence were counted in the partition there is now."""
@@ -307,6 +324,20 @@ class ModelDatabase:
     def _new_partition(self, max_bytes: int) -> NamespaceTables:
         self._num_partitions += 1
         return NamespaceTables(max_bytes, self._num_partitions)
+
+
+def _said(token_ids: list[int], begin: int, num_counted: int, num_new: int) -> _Said | None:
+    """What of an output that begins at ``begin`` is to be counted next, up to ``num_new`` tokens
+    with as much before them as counts; ``None`` if there is nothing, or something that is no
+    token."""
+    first = max(0, num_counted - MODEL_ORDERS[-1])
+    text = token_ids[begin + first : begin + num_counted + num_new]
+    num_known = num_counted - first
+    if len(text) <= num_known or min(text) < 0 or max(text) > MAX_TOKEN_ID:
+        return None
+    if first == 0:
+        return _Said([START, *text], num_known + 1, len(text))
+    return _Said(text, num_known, first + len(text))
 
 
 def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:

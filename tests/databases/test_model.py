@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
-from hdserve.databases.model import MAX_PUT_OFF_TOKENS, ModelDatabase
+from hdserve.databases.model import MAX_COUNTED_TOKENS, MAX_PUT_OFF_TOKENS, ModelDatabase
 from hdserve.databases.ngram import grow, most_frequent, put
 
 
@@ -293,6 +293,52 @@ def test_what_was_put_off_comes_in_the_order_in_which_it_ended() -> None:
     partition = database.partition("default")
     assert partition is not None
     assert partition.texts_since(0)[1:] == texts
+
+
+def test_a_long_output_is_inserted_in_parts() -> None:
+    """Whoever reads waits for one only, and what ended later comes later; it is as if it had come
+    at once in the end."""
+    database, at_once = ModelDatabase(8 << 20), ModelDatabase(8 << 20)
+    output = [token * 7919 % 50_021 for token in range(5 * MAX_COUNTED_TOKENS + 10)]
+    for text in (output, [3, 4]):
+        database.record(_sequence([7], text))
+        at_once.insert("default", text)
+    counted = [sum(partition.num_tokens for partition in database._room)]
+    assert counted[0] <= 2 * MAX_COUNTED_TOKENS
+    while counted[-1] < len(output) + 2:
+        assert database.version
+        counted.append(sum(partition.num_tokens for partition in database._room))
+        assert 0 < counted[-1] - counted[-2] <= MAX_COUNTED_TOKENS + 12
+    found, wanted = database.partition("default"), at_once.partition("default")
+    assert found is not None
+    assert wanted is not None
+    assert np.array_equal(found.log, wanted.log)
+    assert found.num_texts == 2
+    assert found.num_tokens == wanted.num_tokens
+    assert _next(database, "default", output[20_000:20_002]) == [output[20_002]]
+
+
+def test_a_long_output_that_runs_is_counted_in_parts() -> None:
+    """That of a sequence that was alone until now."""
+    database = ModelDatabase(8 << 20)
+    seq = _sequence([7], [token * 7919 % 50_021 for token in range(2 * MAX_COUNTED_TOKENS + 10)])
+    for num_counted in (1, 2):
+        database.record_running([seq])
+        assert database.num_tokens == num_counted * MAX_COUNTED_TOKENS
+    database.record_running([seq])
+    assert database.num_tokens == seq.num_output_tokens
+    database.record(seq)
+    assert (database.num_tokens, database.num_entries) == (seq.num_output_tokens, 1)
+
+
+def test_a_long_output_is_not_counted_after_what_is_no_token() -> None:
+    database = ModelDatabase(8 << 20)
+    output = [5] * (3 * MAX_COUNTED_TOKENS)
+    output[MAX_COUNTED_TOKENS + 7] = -1
+    database.record(_sequence([7], output))
+    for _ in range(4):
+        assert database.version
+    assert database.num_tokens == MAX_COUNTED_TOKENS + 7
 
 
 def test_what_was_put_off_is_forgotten_with_the_rest() -> None:

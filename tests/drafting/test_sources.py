@@ -46,9 +46,9 @@ def test_the_version_tells_of_every_change(actions: list[tuple[str, str]]) -> No
 def test_growing_tables_change_the_version() -> None:
     """Their arrays are others then; what fits into those there are changes nothing."""
     database = ModelDatabase(1 << 22)
-    database.insert("a", range(16))
+    database.insert("a", range(6))
     version = database.version
-    database.insert("a", range(16))
+    database.insert("a", range(6))
     assert database.version == version
     database.insert("a", [token * 7919 % 5003 for token in range(5000)])
     assert database.version > version
