@@ -34,9 +34,9 @@ def hub_fault(model: str, revision: str | None) -> str | None:
     does not answer, if so."""
     if Path(resolve_model(model)).is_dir():
         return None
-    if try_to_load_from_cache(model, "config.json", revision=revision) is not None:
-        return None
     try:
+        if try_to_load_from_cache(model, "config.json", revision=revision) is not None:
+            return None
         file_exists(model, "config.json", revision=revision)
     except ValueError:
         return None  # no name the hub could have, as transformers says, too
