@@ -172,9 +172,7 @@ class NamespaceTables:
             parts: how many tokens each text has, and how many of them, the first ones, are not new.
         """
         num_new = sum(max(0, length - begin) for length, begin in parts)
-        num_contexts = num_new * (
-            len(MODEL_ORDERS) - 1
-        )  # without tokens before it there is but one
+        num_contexts = num_new * (len(MODEL_ORDERS) - 1)  # of no tokens there is but one
         while self.table.is_reserve_low(num_contexts):
             self.version += 1
             self.table.reserve_more(num_contexts)
