@@ -59,6 +59,9 @@ _READER_TIMEOUT_S = 60.0
 _MAX_LAST_CALIBRATIONS = 2**14
 """The most pairs of a replica and a namespace whose last calibration is remembered."""
 
+_MAX_DISK_WAIT_S = 5.0
+"""How long a flush waits for a snapshot that is being written."""
+
 _MAX_SLEEP_S = 86400.0
 """The longest sleep: Python refuses to sleep for centuries."""
 
@@ -173,17 +176,28 @@ class ModelDatabaseActor:
         Raises:
             DatabaseInUse: it is forgotten here, but another process, as the actor of another
                 cluster, has it, and its files.
-            DatabaseError: it is forgotten, but files of it could not be deleted; that is tried
-                again.
+            DatabaseError: it is forgotten, but files of it could not be deleted, or not yet; that
+                is tried again.
         """
-        with self._sync_lock, self._lock:
+        with self._lock:
             num_outputs = self._log.partition(namespace).num_outputs
             self._log.flush(namespace)
             self._refills.forget(namespace)
             if self._store:
-                self._store.flush(namespace, self._log)
-            elif self._open_failure:
-                raise DatabaseError(self._open_failure)
+                self._store.flush_later(namespace)
+        if not self._sync_lock.acquire(timeout=_MAX_DISK_WAIT_S):  # all other calls wait, too
+            raise DatabaseError(
+                f"{namespace} is forgotten, but the disk is slow: its files are deleted when what "
+                "is being written to it has been"
+            )
+        try:
+            with self._lock:
+                if self._store:
+                    self._store.flush(namespace, self._log)
+                elif self._open_failure:
+                    raise DatabaseError(self._open_failure)
+        finally:
+            self._sync_lock.release()
         return num_outputs
 
     def flush_former(self, namespace: str, root: Path, in_use: Iterable[str]) -> None:

@@ -84,8 +84,9 @@ class Publisher:
     async def publish_all(self) -> bool:
         """Send all that is queued; ``False`` if the actor cannot be reached now."""
         while True:
-            is_sent_again = self._unsent is not None
-            message = self._unsent = self._unsent_now() or self._next_message()
+            sent_before = self._unsent_now()
+            is_sent_again = sent_before is not None
+            message = self._unsent = sent_before or self._next_message()
             if message is None:
                 return True
             try:
@@ -112,7 +113,9 @@ class Publisher:
         if self._unsent is None:
             return None
         held = {name for name in self._unsent.namespaces if not self._is_forgotten(name)}
-        return self._unsent.only(held) if held else None
+        message = self._unsent.only(held)
+        self.num_flushed += self._unsent.num_outputs - message.num_outputs
+        return message if held else None
 
     def _is_forgotten(self, namespace: str) -> bool:
         now = self._kept.partition(namespace).flushed_version

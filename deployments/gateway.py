@@ -109,6 +109,10 @@ class Gateway:
         from deployments.http.routes import build_api
 
         log_with_serve()
+        # Here, because it waits for Ray Serve's controller, and would stop all streams later on.
+        context = serve.get_replica_context()
+        gateways = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._metrics_poll = MetricsPoll(self._servers.handles, gateways)
         api = build_api(self)
         reporter = Reporter("gateway", {}, self.report, self.http_metrics.observations)
         self._closing.callback(reporter.close)
@@ -336,10 +340,7 @@ class Gateway:
 
     async def metrics_text(self) -> bytes:
         """Return the reports of all replicas and gateways as Prometheus text."""
-        if self._metrics_poll is None:
-            context = serve.get_replica_context()
-            gateways = serve.get_deployment_handle(context.deployment, context.app_name)
-            self._metrics_poll = MetricsPoll(self._servers.handles, gateways)
+        assert self._metrics_poll is not None, "it was made with the application"
         return await self._metrics_poll.text()
 
     async def _describe(self, model: str) -> ModelInfo:

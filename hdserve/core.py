@@ -158,7 +158,7 @@ class SamplingParams(_Parameters):
         if self.prompt_logprobs is not None:
             _check_count("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_stop(self.stop)
-        _check_type("stop_token_ids", self.stop_token_ids, Collection, "a tuple of token ids")
+        _check_collection("stop_token_ids", self.stop_token_ids, "a tuple of token ids")
         _check_biases(self.logit_bias)
         _check_allowed(self.allowed_token_ids)
         if self.allowed_token_ids and self.grammar is not None:
@@ -221,6 +221,13 @@ def _check_type(name: str, value: object, kind: Any, wanted: str) -> None:
         raise InvalidRequest(f"{name} must be {wanted}", name)
 
 
+def _check_collection(name: str, value: object, wanted: str) -> None:
+    """A string is none: each of its characters would be a member."""
+    _check_type(name, value, Collection, wanted)
+    if isinstance(value, str | bytes):
+        raise InvalidRequest(f"{name} must be {wanted}", name)
+
+
 def _check_biases(biases: Mapping[int, float]) -> None:
     _check_type("logit_bias", biases, Mapping, "a mapping of token ids")
     if len(biases) > MAX_LOGIT_BIASES:
@@ -231,7 +238,7 @@ def _check_biases(biases: Mapping[int, float]) -> None:
 
 def _check_allowed(token_ids: Collection[int]) -> None:
     name = "allowed_token_ids"
-    _check_type(name, token_ids, Collection, "a tuple of token ids")
+    _check_collection(name, token_ids, "a tuple of token ids")
     if len(token_ids) > MAX_ALLOWED_TOKEN_IDS:
         raise InvalidRequest(f"at most {MAX_ALLOWED_TOKEN_IDS} tokens can be allowed", name)
 
@@ -277,7 +284,8 @@ class SpeculationParams(_Parameters):
             name = "speculation.max_draft_tokens"
             _check_count(name, self.max_draft_tokens, 0, MAX_INTEGER)
         name, known = "speculation.databases", f"there are {', '.join(_DRAFTING)}"
-        _check_type(name, self.databases, Collection | None, f"a set of labels; {known}")
+        if self.databases is not None:
+            _check_collection(name, self.databases, f"a set of labels; {known}")
         for label in self.databases or ():
             if label not in _DRAFTING:
                 raise InvalidRequest(f"no source is called {str(label)[:50]!r}; {known}", name)

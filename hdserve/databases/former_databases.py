@@ -43,8 +43,8 @@ def forget_in_former(
                 _forget(directory, namespace)
         except DatabaseError as error:
             problems.append(error)
-    for problem in problems:
-        raise problem
+    if problems:
+        raise problems[0]
 
 
 def _alike(root: Path, key: DatabaseKey) -> list[Path]:

@@ -193,6 +193,9 @@ class StatisticsBuilder:
     def write(self, directory: str | os.PathLike[str]) -> StatisticsInfo:
         """Write the database; an existing one is there until it is replaced as a whole.
 
+        Its table stays until the next one is written: replicas may map it, and on NFS a deleted
+        file is gone for them, too.
+
         Raises:
             DatabaseError: nothing was counted, or the directory cannot be written.
         """
@@ -215,10 +218,6 @@ class StatisticsBuilder:
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
-        for name in TABLE_NAMES:
-            if name != info.table:
-                with suppress(OSError):
-                    (directory / name).unlink(missing_ok=True)
         return info
 
     def _write_table(self, path: Path) -> None:

@@ -75,16 +75,19 @@ class _Ngrams:
             self._forget()
 
     def _forget(self) -> None:
+        """Keep the most frequent half, of those seen equally often the newest, in their order."""
         everything = [
             (count, token, chain)
             for token, chains in self._chains.items()
             for chain, count in chains.items()
         ]
-        everything.sort(key=lambda entry: -entry[0])
+        num_kept = min(len(everything), self._max_ngrams // 2)
+        by_count = sorted(range(len(everything)), key=lambda place: (everything[place][0], place))
         self._chains = {}
-        for count, token, chain in everything[: self._max_ngrams // 2]:
+        for place in sorted(by_count[len(everything) - num_kept :]):
+            count, token, chain = everything[place]
             self._chains.setdefault(token, Counter())[chain] = count
-        self._num_ngrams = min(len(everything), self._max_ngrams // 2)
+        self._num_ngrams = num_kept
 
     def newest(self, token: int, num: int) -> list[Chain]:
         return list(reversed(self._chains.get(token, {})))[:num]

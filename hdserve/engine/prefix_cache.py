@@ -34,6 +34,7 @@ class _Entry:
 
     segment: Segment
     token_ids: np.ndarray
+    namespace: str
     keys: list[int]
     is_running: bool
 
@@ -152,7 +153,7 @@ class PrefixCache:
         """
         num_wanted = align(num_rows)
         num_wanted += sum(one.num_rows - one.segment.num_rows for one in running)
-        while self.cache.num_free_rows < num_wanted and any(True for _ in self._idle()):
+        while self.cache.num_free_rows < num_wanted and next(self._idle(), None) is not None:
             self._drop(num_wanted - self.cache.num_free_rows)
         idle = [
             Owned(entry.segment, len(entry.token_ids), entry.segment.num_rows)
@@ -306,7 +307,7 @@ class PrefixCache:
         best, num_best = None, BLOCK_TOKENS - 1
         for entry in islice(reversed(known), _NUM_COMPARED):
             num_common = _num_common(entry.token_ids, wanted)
-            if num_common > num_best:
+            if num_common > num_best and entry.namespace == namespace:
                 best, num_best = entry, num_common
         return best, num_best if best is not None else 0
 
@@ -319,7 +320,8 @@ class PrefixCache:
     ) -> None:
         self._remove(self._entries.get(segment.start))
         tokens = np.asarray(token_ids, np.int64)
-        self._insert(_Entry(segment, tokens, list(_keys(tokens, namespace)), is_running))
+        keys = list(_keys(tokens, namespace))
+        self._insert(_Entry(segment, tokens, namespace, keys, is_running))
 
     def _insert(self, entry: _Entry) -> None:
         self._entries[entry.segment.start] = entry
@@ -362,7 +364,7 @@ def _held(entry: _Entry) -> Iterator[None]:
 
 def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:
     """A key for each whole block, of all tokens up to its end; those of different texts may be
-    equal by chance, so tokens are compared in the end."""
+    equal by chance, so tokens and namespaces are compared in the end."""
     key = hash(namespace)
     for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         key = hash((key, token_ids[start : start + BLOCK_TOKENS].tobytes()))
