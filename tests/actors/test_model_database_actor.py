@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from actors import model_database_actor
 from actors.model_database import METHODS_VERSION, actor_name
 from actors.model_database_actor import ModelDatabaseActor
 from hdserve.config import ModelDatabaseConfig
@@ -249,6 +250,28 @@ def test_a_flush_waits_for_a_snapshot_and_is_not_undone_by_it(config, monkeypatc
             goes_on.set()
         assert snapshot.result(30)
         flush.result(30)
+    assert [path.name for path in config.snapshot_dir.rglob("*/*/*/*")] == ["state"]
+    assert Reader(restarted(actor, config), "r", "n").read() == []
+
+
+def test_a_flush_does_not_wait_for_a_disk_that_stands_still(config, monkeypatch):
+    """It is forgotten in memory at once, and the next snapshot deletes its files."""
+    monkeypatch.setattr(model_database_actor, "_MAX_DISK_WAIT_S", 0.0)
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, *[MAX_OUTPUT_TOKENS] * 10))
+    is_waiting, goes_on = disk_that_stands_still(monkeypatch)
+    with ThreadPoolExecutor(1) as threads:
+        snapshot = threads.submit(actor.snapshot_now)
+        try:
+            assert is_waiting.wait(30)
+            with pytest.raises(DatabaseError, match="n is forgotten, but the disk is slow"):
+                actor.flush("n")
+            assert Reader(actor, "r", "n").read() == []
+            assert not snapshot.done()
+        finally:
+            goes_on.set()
+        assert snapshot.result(30)
+    assert actor.snapshot_now()
     assert [path.name for path in config.snapshot_dir.rglob("*/*/*/*")] == ["state"]
     assert Reader(restarted(actor, config), "r", "n").read() == []
 

@@ -210,6 +210,26 @@ def test_what_was_flushed_is_not_sent_to_an_actor_that_lost_its_disk(actor):
     assert count_token(actor.export("m")[0], 2) == 1
 
 
+def test_what_was_flushed_before_it_was_sent_is_counted(actor):
+    """And not as published; neither is what else the actor leaves out of the next message."""
+    replica = Replica(actor)
+    replica.used = ["n", "m"]
+    replica.poll()
+
+    def interrupt(method: str) -> None:
+        raise ActorUnreachable("no answer")
+
+    replica.link.before = interrupt
+    replica.publish(1)
+    replica.link.before = lambda method: None
+    actor.flush("n")
+    replica.poll()
+    replica.queue.put("m", [2])
+    replica.link.before = lambda method: actor.flush("m")
+    asyncio.run(replica.publisher.publish_all())
+    assert (replica.publisher.num_flushed, replica.publisher.num_outputs) == (2, 0)
+
+
 def test_a_replica_forgets_what_it_no_longer_follows(actor):
     """Every namespace that is flushed, in turns, and without the text that came since."""
     names = [f"n{number}" for number in range(IDLE_PER_POLL + 10)]

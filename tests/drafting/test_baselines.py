@@ -11,6 +11,7 @@ from hdserve.drafting.hierarchy_paper import (
     MAX_NAMESPACES,
     HierarchyPaper,
     HierarchyPaperOptions,
+    _Ngrams,
 )
 from hdserve.drafting.prompt_lookup import PromptLookup, PromptLookupOptions
 from tests.drafting.helpers import (
@@ -105,6 +106,15 @@ def test_paper_inserts_every_completed_ngram() -> None:
     output = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
     trees = generate(HierarchyPaper(make_resources()), make_sequence([0]), output)
     assert any([2, 3, 4, 5] in paths(tree) for tree in trees)
+
+
+def test_paper_keeps_the_newest_ngrams_in_their_order() -> None:
+    """Of those that were seen equally often; the newest are guessed first."""
+    ngrams = _Ngrams(chain_tokens=1, max_ngrams=4)
+    for token in (1, 1, 2, 3, 4, 5):
+        ngrams.add([9, token], 0)
+    assert ngrams.newest(9, 5) == [(5,), (1,)]
+    assert ngrams.most_frequent(9, 5) == [(1,), (5,)]
 
 
 def test_paper_follows_a_model_database_that_was_cleared() -> None:

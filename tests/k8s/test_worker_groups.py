@@ -18,6 +18,7 @@ from tests.k8s.manifests import (
     of_kind,
     ray_service,
     render,
+    serve_config,
 )
 
 READ_BY_KUBERAY = {"cpu", "memory"}
@@ -132,6 +133,31 @@ def test_a_node_can_be_drained(overlay: str) -> None:
         assert "maxUnavailable" not in spec
         assert isinstance(spec["minAvailable"], int)
         assert 0 < spec["minAvailable"] < sum(group["minReplicas"] for group in selected)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_as_many_gateways_as_pods_of_their_group(overlay: str) -> None:
+    """One on each: KubeRay takes a pod without a replica for one that is not ready, and then no
+    other one may go."""
+    service = ray_service(overlay)
+    workers = groups(service)[1:]
+    if sum(group["minReplicas"] for group in workers) == 1:
+        return
+    (application,) = serve_config(service)["applications"]
+    (options,) = [each for each in application["deployments"] if each["name"] == "gateway"]
+    assert options["max_replicas_per_node"] == 1
+    gateways = [process for process in running(overlay) if process.owner == "the gateway"]
+    (name,) = fitting(gateways[0], service)
+    (group,) = [group for group in workers if group["groupName"] == name]
+    assert len(gateways) == group["minReplicas"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_workers_go_on_without_a_head(overlay: str) -> None:
+    """For a day, where KubeRay would have all of them end after 600 s."""
+    for group in groups(ray_service(overlay))[1:]:
+        (container,) = group["template"]["spec"]["containers"]
+        assert environment(container)["RAY_gcs_rpc_server_reconnect_timeout_s"] == "86400"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
