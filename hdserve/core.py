@@ -176,13 +176,17 @@ class SamplingParams(_Parameters):
     @property
     def has_history_terms(self) -> bool:
         """Whether a choice depends on the tokens before it other than through the logits."""
+        return bool(self.has_lasting_terms or self.min_tokens)
+
+    @property
+    def has_lasting_terms(self) -> bool:
+        """Whether it does after ``min_tokens``, too."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty
             or self.frequency_penalty
             or self.logit_bias
             or self.allowed_token_ids
-            or self.min_tokens
         )
 
 

@@ -191,7 +191,9 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
     """
     check_message(message)
     if not log.has_room(message.namespaces):
-        raise SnapshotError("it has too many namespaces; `model_database.max_total_bytes` bounds them")
+        raise SnapshotError(
+            "it has too many namespaces; `model_database.max_total_bytes` bounds them"
+        )
     num_new = 0
     for namespace, segment in message.outputs.items():
         for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):

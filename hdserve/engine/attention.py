@@ -64,7 +64,7 @@ def packed_attention(
     Returns:
         ``[1, num_rows, num_heads, value_size]`` and no weights.
     """
-    is_compiling = torch.compiler.is_compiling()
+    is_compiling = torch.compiler.is_dynamo_compiling()
     attend = torch.ops.hdserve.packed_attention if is_compiling else attend_by_plan
     layer = cast("Any", module.layer_number if is_compiling else module.layer_idx)
     arguments = (query, key, value, layer, scaling, sliding_window, softcap, s_aux)

@@ -185,6 +185,8 @@ class SequenceDecoder:
             if seq.finish_reason is not None:
                 texts[-1] += self._finish_text()
                 break
+        if self._may_stop and not seq.params.has_lasting_terms:
+            self.history = None
         used = acceptance
         if num_used < len(acceptance.token_ids):
             used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])

@@ -18,7 +18,7 @@ class FewRowsLinear(SharedLinear):
     """A layer that the kernel multiplies, in a step whose plan has one."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        is_compiling = torch.compiler.is_compiling()
+        is_compiling = torch.compiler.is_dynamo_compiling()
         multiply = torch.ops.hdserve.few_rows_linear if is_compiling else multiply_by_plan
         return cast("torch.Tensor", multiply(input, self.weight, self.bias))
 

@@ -79,9 +79,13 @@ class HistoryTerms:
             factor = float(params.repetition_penalty)
             penalised = torch.where(logits > 0, logits / factor, logits * factor)
             logits = torch.where(terms.is_seen, penalised, logits)
-        logits = logits - float(params.frequency_penalty) * terms.counts
-        logits = logits - float(params.presence_penalty) * (terms.counts > 0)
-        logits = (logits + terms.bias).clamp(max=_LARGEST)  # the likeliest, however large
+        if params.frequency_penalty:
+            logits = logits - float(params.frequency_penalty) * terms.counts
+        if params.presence_penalty:
+            logits = logits - float(params.presence_penalty) * (terms.counts > 0)
+        if params.logit_bias or self._allowed is not None:
+            logits = logits + terms.bias
+        logits = logits.clamp(max=_LARGEST)  # the likeliest, however large
         if len(self._chosen) < params.min_tokens and not may_end:
             logits[:, terms.ending] = -torch.inf
         return logits

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import (
@@ -34,6 +35,14 @@ logger = logging.getLogger(__name__)
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
 _COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
+_LOADING_FAULTS = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 _MAX_LISTED = 5
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
@@ -99,7 +108,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     except KeyError as error:  # of a table of attention functions that is not the shared one
         reason = f"its attention {OF_ITS_OWN}: {error}"
         raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+    except _LOADING_FAULTS as error:
         hint = _FORMAT_HINT if "safetensors" in str(error) else ""
         raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
     _check_weights(config.model, module, loaded[1])
@@ -116,7 +125,7 @@ def read_architecture(config: ModelConfig) -> Any:
     check_hub(config.model, config.revision)
     try:
         found = AutoConfig.from_pretrained(resolve_model(config.model), **_hub_options(config))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
     _check_architecture(found)
     if not _is_language_model(found):
@@ -268,6 +277,7 @@ def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
 def _max_model_len(config: Any, wanted: int | None) -> int:
     """The context length, cut to where rotary embeddings still treat sequences independently.
 
+    ``yarn`` stretches the original context by its factor, whatever the length of a forward.
     ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
     forward, so beyond the original context one sequence would change another's output.  Llama 4
     scales queries by their place in a forward, all alike before ``floor_scale``.
@@ -278,8 +288,11 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
         raise UnsupportedModel(f"{config.model_type}: {reason}")
     limit = int(longest)
     for rope in _rope_parameters(config):
+        original = int(rope.get("original_max_position_embeddings") or longest)
         if rope["rope_type"] in _COUPLING_ROPE_TYPES:
-            limit = min(limit, int(rope.get("original_max_position_embeddings") or longest))
+            limit = min(limit, original)
+        elif rope["rope_type"] == "yarn":
+            limit = max(limit, int(float(rope.get("factor") or 1.0) * original))
     if getattr(config, "attn_temperature_tuning", False) and not all(config.no_rope_layers):
         limit = min(limit, int(config.floor_scale) - 1)
     if wanted is not None and wanted > limit:

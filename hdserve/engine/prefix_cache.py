@@ -257,6 +257,9 @@ class PrefixCache:
         """Take rows, for which there is room if what ended sequences left moves or goes."""
         wanted = align(num_rows)
         while (segment := self.cache.allocate(wanted)) is None:
+            if self.cache.num_free_rows < wanted:
+                self._drop(wanted)
+                continue
             part = cheapest_part(self._runs(), wanted)
             if part is not None and part.num_ended_rows <= _MAX_MOVED * wanted:
                 self._push(part, to=part.start)

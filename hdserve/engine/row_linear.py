@@ -61,7 +61,7 @@ class RowLinear(SharedLinear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         others = self.weight if self.by_column is None else self.by_column
-        is_compiling = torch.compiler.is_compiling()
+        is_compiling = torch.compiler.is_dynamo_compiling()
         takes_any = self.by_column is None or (is_compiling and self.is_native)
         if not takes_any and input.numel() == self.in_features:
             return F.linear(input, others, self.bias)

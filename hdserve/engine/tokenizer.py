@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -323,7 +324,7 @@ def load_tokenizer(
             ),
             template,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()
         reason = "it has no tokenizer.json" if is_missing else str(error)
         if not Path(path).is_dir():

@@ -48,7 +48,7 @@ class TurnedLinear(torch.nn.Linear):
         return self._rows
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             found = torch.ops.hdserve.turned_linear(
                 input, self.turned, self.bias, self.out_features
             )

@@ -10,6 +10,7 @@ import torch
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.engine.batched_choices import choose_together
 from hdserve.engine.decoder import SequenceDecoder
+from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.logprobs import chosen_logprobs
 from hdserve.engine.node_outputs import NodeOutputs, TopTokens
 from hdserve.tree import DraftTree
@@ -66,6 +67,23 @@ def test_log_probabilities_are_of_what_was_chosen(num_top: int, params: dict[str
     _, output = decoder.commit(tree, acceptance)
     scores = chosen_logprobs(outputs.logits, wanted.token_ids, num_top)
     assert output.logprobs == (*scores,)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 3}])
+@pytest.mark.parametrize("min_tokens", [2, 4])
+def test_choices_are_free_after_min_tokens(params: dict[str, Any], min_tokens: int) -> None:
+    """Unless something else depends on the tokens before, they are those of the logits alone."""
+    outputs = make_outputs(make_logits())
+    root = DraftTree(11, 0)
+    for lasting, stays in (({}, False), ({"presence_penalty": 0.5}, True)):
+        decoder = make_decoder(**params, **lasting, min_tokens=min_tokens)
+        decoder.history = HistoryTerms(
+            decoder.seq.params, decoder.seq.token_ids, [7], VOCAB_SIZE, torch.device("cpu")
+        )
+        for number in range(min_tokens):
+            assert decoder.history is not None, number
+            decoder.commit(root, decoder.decide(root, outputs))
+        assert (decoder.history is not None) == stays
 
 
 def test_the_likeliest_is_not_looked_for_again() -> None:

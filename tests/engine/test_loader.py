@@ -416,6 +416,10 @@ ROPE: dict[str, tuple[dict[str, Any], int]] = {
         {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128},
         MAX_POSITIONS,
     ),
+    "yarn as a model card has it": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": MAX_POSITIONS},
+        4 * MAX_POSITIONS,
+    ),
     "llama3": (
         {
             "rope_type": "llama3",
@@ -435,6 +439,19 @@ ROPE: dict[str, tuple[dict[str, Any], int]] = {
         OPENING_CONTEXT,
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_hidden_layers": "2"}, {"layer_types": ["full_attention"]}, {"layer_types": ["new"] * 2}],
+)
+def test_a_configuration_that_is_none_is_told(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever transformers raises."""
+    llama().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises((ConfigError, UnsupportedModel), match=r"cannot load|are not served|layer"):
+        load_model(ModelConfig(name="m", model=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ROPE)
