@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -159,6 +159,12 @@ class KVCache:
     def gaps(self) -> tuple[Segment, ...]:
         """The rows that are free, in order."""
         return tuple(self._free)
+
+    def gap_at(self, start: int) -> Segment | None:
+        """The gap that begins at row ``start``, if one does."""
+        index = bisect_left(self._free, start, key=lambda gap: gap.start)
+        gap = self._free[index] if index < len(self._free) else None
+        return gap if gap is not None and gap.start == start else None
 
     def allocate(self, num_rows: int) -> Segment | None:
         """Take the first gap of at least ``num_rows`` rows; ``None`` when there is none now."""

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -62,7 +62,10 @@ class PrefixCache:
 
     cache: KVCache
     is_enabled: bool = True
-    _entries: OrderedDict[int, _Entry] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[_Entry, None] = field(default_factory=OrderedDict)
+    """The one that was not used for longest is the first."""
+
+    _by_start: dict[int, _Entry] = field(default_factory=dict)
     _by_key: dict[int, dict[_Entry, None]] = field(default_factory=dict)
 
     @property
@@ -166,9 +169,11 @@ class PrefixCache:
 
     def _move(self, moved: Mapping[int, Segment]) -> None:
         """Find entries in the segments they are in now, by where they began."""
-        for start in moved.keys() & self._entries.keys():
-            self._entries[start].segment = moved[start]
-        self._entries = OrderedDict((each.segment.start, each) for each in self._entries.values())
+        found = [(self._by_start.pop(old, None), segment) for old, segment in moved.items()]
+        for entry, segment in found:
+            if entry is not None:
+                entry.segment = segment
+                self._by_start[segment.start] = entry
 
     def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
         """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
@@ -177,7 +182,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything; the segments of running sequences stay theirs."""
-        for entry in [*self._entries.values()]:
+        for entry in [*self._entries]:
             if entry.is_running:
                 self._remove(entry)
             else:
@@ -186,6 +191,7 @@ class PrefixCache:
     def reset(self) -> None:
         """Forget everything, the segments of running sequences too, in whatever state it is."""
         self._entries.clear()
+        self._by_start.clear()
         self._by_key.clear()
         self.cache.free_all()
 
@@ -195,7 +201,7 @@ class PrefixCache:
         Args:
             namespace: whose sequences may reuse them; ``None`` keeps nothing.
         """
-        self._remove(self._entries.get(segment.start))
+        self._remove(self._by_start.get(segment.start))
         is_kept = self.is_enabled and namespace is not None and len(token_ids) >= BLOCK_TOKENS
         if not is_kept or self._is_known(token_ids, namespace or ""):
             self.cache.free(segment)
@@ -221,7 +227,7 @@ class PrefixCache:
         if takes:
             self._evict(source)
         else:
-            self._entries.move_to_end(source.segment.start)
+            self._entries.move_to_end(source)
         return segment
 
     def _take_over(self, source: _Entry, num_tokens: int, num_rows: int) -> Segment | None:
@@ -231,7 +237,7 @@ class PrefixCache:
             return None
         for segment in run.ended:
             if segment != source.segment:
-                self._evict(self._entries[segment.start])
+                self._evict(self._by_start[segment.start])
         self._cut(source, num_tokens)
         run = self._run_of(source)
         self._push(run, to=run.start)
@@ -244,14 +250,31 @@ class PrefixCache:
         num_more = align(num_rows) - segment.num_rows
         if not num_more:
             return segment
-        runs = (run for run in self._runs() if run.start == segment.end)
-        part = next((run.beginning(num_more) for run in runs), None)
-        if part is None or part.num_ended_rows > max_moved_rows:
+        part = self._part_from(segment.end, num_more, max_moved_rows)
+        if part is None:
             return None
         self._push(part, to=part.end)
         more = self.cache.allocate_at(segment.end, num_more)
         assert more is not None, "there was no room behind"
         return Segment(segment.start, segment.num_rows + num_more)
+
+    def _part_from(self, start: int, num_rows: int, max_moved_rows: int) -> RowRun | None:
+        """The shortest run from ``start`` on with ``num_rows`` free rows, if there is one of which
+        no more rows move."""
+        pieces, are_free, end = list[Segment](), list[bool](), start
+        while num_rows > 0:
+            piece, entry = self.cache.gap_at(end), self._by_start.get(end)
+            are_free.append(piece is not None)
+            if piece is not None:
+                num_rows -= piece.num_rows
+            elif entry is not None and not entry.is_running:
+                piece = entry.segment
+                max_moved_rows -= piece.num_rows
+            if piece is None or max_moved_rows < 0:
+                return None
+            pieces.append(piece)
+            end = piece.end
+        return RowRun(tuple(pieces), tuple(are_free))
 
     def _allocate(self, num_rows: int) -> Segment:
         """Take rows, for which there is room if what ended sequences left moves or goes."""
@@ -269,7 +292,11 @@ class PrefixCache:
 
     def _has_room(self, num_rows: int) -> bool:
         """Whether there would be a gap of ``num_rows`` rows without what ended sequences left."""
-        return any(run.num_rows >= align(num_rows) for run in self._runs())
+        wanted = align(num_rows)
+        pieces = chain(self.cache.gaps, (entry.segment for entry in self._idle()))
+        if any(piece.num_rows >= wanted for piece in pieces):
+            return True
+        return any(run.num_rows >= wanted for run in self._runs())
 
     def _runs(self) -> list[RowRun]:
         return find_runs(self.cache.gaps, (entry.segment for entry in self._idle()))
@@ -321,13 +348,14 @@ class PrefixCache:
     def _add(
         self, segment: Segment, token_ids: Sequence[int], namespace: str, *, is_running: bool
     ) -> None:
-        self._remove(self._entries.get(segment.start))
+        self._remove(self._by_start.get(segment.start))
         tokens = np.asarray(token_ids, np.int64)
         keys = list(_keys(tokens, namespace))
         self._insert(_Entry(segment, tokens, namespace, keys, is_running))
 
     def _insert(self, entry: _Entry) -> None:
-        self._entries[entry.segment.start] = entry
+        self._entries[entry] = None
+        self._by_start[entry.segment.start] = entry
         for key in entry.keys:
             self._by_key.setdefault(key, {})[entry] = None
 
@@ -339,7 +367,7 @@ class PrefixCache:
 
     def _remove(self, entry: _Entry | None) -> None:
         if entry is not None:
-            del self._entries[entry.segment.start]
+            del self._entries[entry], self._by_start[entry.segment.start]
             self._cut_keys(entry, 0)
 
     def _cut_keys(self, entry: _Entry, num_kept: int) -> None:
@@ -352,7 +380,7 @@ class PrefixCache:
 
     def _idle(self) -> Iterator[_Entry]:
         """The entries that can go, oldest first."""
-        return (entry for entry in self._entries.values() if not entry.is_running)
+        return (entry for entry in self._entries if not entry.is_running)
 
 
 @contextmanager

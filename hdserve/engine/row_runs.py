@@ -47,15 +47,6 @@ class RowRun:
         """How many rows move at most where its gaps become one."""
         return sum(piece.num_rows for piece in self.ended)
 
-    def beginning(self, num_rows: int) -> RowRun | None:
-        """The shortest beginning with ``num_rows`` free rows, if there is one."""
-        num_free_rows = 0
-        for number, (piece, is_free) in enumerate(self._each(), start=1):
-            num_free_rows += piece.num_rows * is_free
-            if num_free_rows >= num_rows:
-                return RowRun(self.pieces[:number], self.is_free[:number])
-        return None
-
     def parts(self, num_rows: int) -> Iterator[RowRun]:
         """Every part with ``num_rows`` free rows of which no smaller part has so many."""
         first = num_free_rows = 0

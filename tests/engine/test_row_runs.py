@@ -31,19 +31,6 @@ def test_running_sequences_are_between_runs() -> None:
     assert runs_of("") == runs_of("###") == []
 
 
-def test_a_beginning_is_no_longer_than_it_has_to_be() -> None:
-    (run,) = runs_of("aa..b...cc.")
-    found = [run.beginning(number) for number in (1, 2, 3, 5, 6)]
-    assert [part and (part.start, part.end) for part in found] == [
-        (0, 4),
-        (0, 4),
-        (0, 8),
-        (0, 8),
-        (0, 11),
-    ]
-    assert run.beginning(7) is None
-
-
 def test_the_fewest_rows_move() -> None:
     runs = runs_of("..aaa..bb.#...c..dddd.")
     parts = {number: cheapest_part(runs, number) for number in (3, 4, 5, 6)}

@@ -188,6 +188,9 @@ def test_pods_and_volumes_are_those_of_the_overlays() -> None:
     assert not re.fullmatch(head, f"{name}-x7k2p-h100-worker-9qw4z")
     (statefulset,) = re.findall(r'statefulset="([^"]*)"', found["HdserveRedisDown"])
     assert statefulset == redis["metadata"]["name"]
+    (backup,) = of_kind(render("backup"), "CronJob")
+    (cronjob,) = re.findall(r'cronjob="([^"]*)"', found["HdserveBackupOld"])
+    assert (cronjob, namespace) == (backup["metadata"]["name"], backup["metadata"]["namespace"])
 
 
 def test_the_service_is_scraped_once() -> None:
