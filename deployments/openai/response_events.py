@@ -17,7 +17,7 @@ from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
-from hdserve.errors import HdserveError
+from hdserve.errors import HdserveError, Overloaded, RequestError
 
 
 def usage(summary: Summary) -> dict[str, Any]:
@@ -100,10 +100,23 @@ class ResponseEvents:
         }
 
     def fail(self, error: HdserveError) -> list[Event]:
-        """Return the last event, instead of what has not come."""
+        """Return the last events, instead of what has not come: the error, and the response that
+        failed.  Some clients know the one, and some the other.
+
+        The error has its fields as this API has them, and again as the object ``error`` of an
+        answer, by which libraries find one in a stream.
+        """
         told = error_body(error)["error"]
         fields = {name: told[name] for name in ("code", "message", "param")}
-        return [self._numbered({"type": "error", **fields})]
+        reason = {"code": _failure_code(error), "message": error.message}
+        events = [
+            {"type": "error", **fields, "error": told},
+            {
+                "type": "response.failed",
+                "response": {**self._response("failed"), "error": reason},
+            },
+        ]
+        return [self._numbered(event) for event in events]
 
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole response."""
@@ -155,6 +168,13 @@ class ResponseEvents:
     def _numbered(self, event: Event) -> Event:
         self._num_events += 1
         return {**event, "sequence_number": self._num_events - 1}
+
+
+def _failure_code(error: HdserveError) -> str:
+    """Return the one of the few codes that this API has for failed responses."""
+    if isinstance(error, Overloaded):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
 
 
 def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:

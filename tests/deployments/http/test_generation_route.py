@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import httpx
+import openai
 import pytest
 from ray import serve
 
@@ -244,6 +245,14 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     ]
 
 
+def ended(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What came of a stream, and the error behind it; a response says after it that it failed."""
+    *before, last = events
+    if last.get("type") == "response.failed":
+        *before, last = before
+    return before, last["error"]
+
+
 @pytest.mark.parametrize(("num_deltas", "stream"), [(0, True), (0, False), (2, False)])
 @pytest.mark.parametrize("path", BODIES)
 def test_what_takes_too_long_has_its_status(path: str, num_deltas: int, stream: bool) -> None:
@@ -259,8 +268,8 @@ def test_a_stream_that_takes_too_long_ends_with_an_error(path: str) -> None:
     num_texts = 0
     for timeout_s in (0.2, 2.0, 20.0):
         found = late_answer(path, 2, stream=True, timeout_s=timeout_s)
-        *before, last = events_of(found) or [found.json()]
-        assert last.get("error", last)["code"] == "request_timeout"
+        before, error = ended(events_of(found) or [found.json()])
+        assert error["code"] == "request_timeout"
         num_texts = sum('"text"' in json.dumps(event) for event in before)
         if num_texts >= 2:
             break
@@ -272,7 +281,38 @@ def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
     """As an event behind what had come."""
     events = events_of(broken_answer(path, 2, stream=True))
     assert sum('"text"' in json.dumps(event) for event in events) >= 2
-    assert "without a summary" in events[-1].get("error", events[-1])["message"]
+    assert "without a summary" in ended(events)[1]["message"]
+
+
+def test_a_response_that_fails_in_mid_stream_says_so_last() -> None:
+    """Behind the error: some clients wait for the one, and some for the other."""
+    error, failed = events_of(broken_answer("/v1/responses", 2, stream=True))[-2:]
+    assert (error["type"], failed["type"]) == ("error", "response.failed")
+    assert failed["sequence_number"] == error["sequence_number"] + 1
+    assert failed["response"]["error"]["message"] == error["message"] == error["error"]["message"]
+
+
+def test_a_library_raises_where_a_response_fails_in_mid_stream() -> None:
+    """Behind the text that had come."""
+    handle: Any = serve.run(
+        serve.deployment(BreakingOff).bind(2), name="model", _local_testing_mode=True
+    )
+    transport = httpx.ASGITransport(build_api(Gateway(CONFIG, {"m": handle})))
+
+    async def read(texts: list[str]) -> None:
+        async with openai.AsyncOpenAI(
+            base_url="http://hdserve/v1",
+            api_key="none",
+            http_client=httpx.AsyncClient(transport=transport),
+        ) as client:
+            stream = await client.responses.create(model="m", input="hi", stream=True)
+            async for event in stream:
+                texts += [event.delta] if event.type == "response.output_text.delta" else []
+
+    texts: list[str] = []
+    with pytest.raises(openai.APIError, match="without a summary"):
+        asyncio.run(read(texts))
+    assert texts == ["text", "text"]
 
 
 @pytest.mark.parametrize(("num_deltas", "stream"), [(0, True), (0, False), (2, False)])

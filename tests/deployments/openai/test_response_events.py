@@ -11,11 +11,12 @@ from pydantic import TypeAdapter
 
 from deployments.events import Event, named_event
 from deployments.generation import Delta, Summary
+from deployments.openai.objects import error_body
 from deployments.openai.response_events import ResponseEvents, usage
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts
-from hdserve.errors import EngineStopped, InvalidRequest
+from hdserve.errors import EngineStopped, InvalidRequest, Overloaded, RequestTimeout
 
 SUMMARY = Summary(7, 11, DraftCounts(), "abc", num_reused_tokens=3)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
@@ -262,18 +263,30 @@ def test_the_usage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "param"),
+    ("error", "code", "param", "reason"),
     [
-        (EngineStopped("the engine stopped"), "engine_stopped", None),
-        (InvalidRequest("wrong", "input"), "invalid_value", "input"),
+        (EngineStopped("the engine stopped"), "engine_stopped", None, "server_error"),
+        (RequestTimeout("too late"), "request_timeout", None, "server_error"),
+        (InvalidRequest("wrong", "input"), "invalid_value", "input", "invalid_prompt"),
+        (Overloaded("full", retry_after_s=7), "overloaded", None, "rate_limit_exceeded"),
     ],
 )
-def test_an_error_in_mid_stream(error: Any, code: str, param: str | None) -> None:
-    """Is the last event, with the next number."""
-    made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", None)
-    num_before = len(made.add(Delta(0, 0, "", (1,), (0,), None, None)))
-    (failed,) = made.fail(error)
-    event = EVENTS.validate_python(failed)
+def test_an_error_in_mid_stream(error: Any, code: str, param: str | None, reason: str) -> None:
+    """Is told in every way that clients look for one, and the response that failed comes last."""
+    made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", HermesToolParser)
+    num_before = len(made.add(Delta(0, 0, f"{CALL} Well", (1,), (0,), None, None)))
+    told, failed = made.fail(error)
+    event = EVENTS.validate_python(told)
     assert event.type == "error"
     assert (event.code, event.message, event.param) == (code, error.message, param)
     assert event.sequence_number == num_before
+    assert told["error"] == error_body(error)["error"]
+    last = EVENTS.validate_python(failed)
+    assert last.type == "response.failed"
+    assert last.sequence_number == num_before + 1
+    assert (last.response.id, last.response.status) == ("resp_r", "failed")
+    assert last.response.error is not None
+    assert (last.response.error.code, last.response.error.message) == (reason, error.message)
+    assert [item.type for item in last.response.output] == ["function_call"]
+    assert (last.response.completed_at, last.response.usage) == (None, None)
+    assert "error" not in failed  # by which a client would end before it has read it
