@@ -228,8 +228,8 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
     def unmet(self) -> frozenset[str]:
         """Beside what all requests may ask in vain: calls are held to a strict function's
         parameters only where a call is required, or the answer is held to a form, too."""
-        functions = [tool.function for tool in self.tools or ()]
-        is_unheld = not self.asks_for_form and has_unheld_strict(functions, self.tool_choice)
+        functions = [tool.function for tool in self.callable_tools]
+        is_unheld = not self.asks_for_form and has_unheld_strict(functions, self.call_mode)
         return super().unmet.union({"tools.function.strict"} if is_unheld else ())
 
     @property

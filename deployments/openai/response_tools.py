@@ -4,14 +4,20 @@ chat that they are."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from deployments.openai.body import Body
+from deployments.openai.body import Body, ClosedBody
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
-from deployments.openai.tools import FunctionDefinition, FunctionName
+from deployments.openai.tools import (
+    ONLY_CHOICES,
+    ONLY_FUNCTIONS,
+    FunctionDefinition,
+    FunctionName,
+    form_of_choice,
+)
 from hdserve.errors import InvalidRequest
 
 _THINGS = "tools"
@@ -110,6 +116,17 @@ class NamedFunction(FunctionName):
     type: Literal["function"]
 
 
+class AllowedFunctions(ClosedBody):
+    """Which of the functions may be called, and whether one must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        tuple[Annotated[NamedFunction, ONLY_FUNCTIONS], ...],
+        Field(min_length=1, max_length=128, fail_fast=True),
+    ]
+
+
 class OwnName(NamedTuple):
     """What a client calls a function."""
 
@@ -128,8 +145,13 @@ class ResponseToolFields(BaseModel):
     tools: Annotated[tuple[Tool, ...], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: (
         Annotated[
-            Literal["none", "auto", "required"] | NamedFunction,
-            only_kinds("choices of tools", {"function"}, "tool_choice"),
+            Literal["none", "auto", "required"]
+            | Annotated[
+                Annotated[NamedFunction, Tag("[function]")]
+                | Annotated[AllowedFunctions, Tag("[allowed tools]")],
+                Discriminator(form_of_choice),
+            ],
+            ONLY_CHOICES,
         ]
         | None
     ) = None
@@ -139,6 +161,22 @@ class ResponseToolFields(BaseModel):
     def functions(self) -> tuple[FunctionTool, ...]:
         """All functions, those of namespaces included."""
         return tuple(function for _, function in self._functions())
+
+    @property
+    def free_functions(self) -> tuple[FunctionTool, ...]:
+        """The functions that the model may call, where it need not call any."""
+        choice = self.tool_choice
+        if not isinstance(choice, AllowedFunctions):
+            return self.functions if choice in {None, "auto"} else ()
+        if choice.mode != "auto":
+            return ()
+        called = self._called()
+        names = {called.get(each.name, each.name) for each in choice.tools}
+        return tuple(
+            function
+            for group, function in self._functions()
+            if full_name(group.name if group else None, function.name) in names
+        )
 
     @property
     def own_names(self) -> dict[str, OwnName]:
@@ -223,13 +261,26 @@ class ResponseToolFields(BaseModel):
                 )
 
     def _choice(self) -> Any:
-        if not isinstance(self.tool_choice, NamedFunction):
-            return self.tool_choice
-        return {"type": "function", "function": {"name": self._called(self.tool_choice.name)}}
+        choice = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            return self._chosen([choice])[0]
+        if isinstance(choice, AllowedFunctions):
+            allowed = {"mode": choice.mode, "tools": self._chosen(choice.tools)}
+            return {"type": choice.type, "allowed_tools": allowed}
+        return choice
 
-    def _called(self, name: str) -> str:
-        """Return what the model calls a function that a client chose by its name alone."""
-        if any(group is None and function.name == name for group, function in self._functions()):
-            return name
-        found = [full for full, own in self.own_names.items() if own.name == name]
-        return found[0] if len(found) == 1 else name
+    def _chosen(self, functions: Iterable[NamedFunction]) -> list[dict[str, Any]]:
+        """Return functions that a client chose as a chat names them."""
+        called = self._called()
+        names = [called.get(function.name, function.name) for function in functions]
+        return [{"type": "function", "function": {"name": name}} for name in names]
+
+    def _called(self) -> dict[str, str]:
+        """Return what the model calls the functions that a client can choose by their names alone:
+        those beside namespaces, and of those in namespaces the ones that no other is called
+        like."""
+        own_names = self.own_names
+        counts = Counter(own.name for own in own_names.values())
+        found = {own.name: full for full, own in own_names.items() if counts[own.name] == 1}
+        beside = [function.name for group, function in self._functions() if group is None]
+        return found | dict(zip(beside, beside, strict=True))

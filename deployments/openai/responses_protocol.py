@@ -15,7 +15,6 @@ from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation, 
 from deployments.openai.request_body import RequestBody
 from deployments.openai.response_tools import LeftOut, ResponseToolFields, full_name
 from deployments.openai.structured import Schema
-from deployments.openai.tools import has_unheld_strict
 from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
@@ -313,7 +312,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
             "include": bool(self.include),
             "reasoning.summary": self.reasoning is not None and self.reasoning.asks_for_summary,
             "tools.strict": not asks_for_form
-            and has_unheld_strict(self.functions, self.tool_choice),
+            and any(function.strict for function in self.free_functions),
             "truncation": self.truncation == "auto",
         }
         return super().unmet.union(name for name, is_asked in asked.items() if is_asked)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth
-from deployments.openai.kinds import only_kinds
+from deployments.openai.kinds import named_kind, only_kinds
 from deployments.openai.structured import Constraint
 from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
@@ -88,6 +88,36 @@ class NamedTool(ClosedBody):
     function: FunctionName
 
 
+ONLY_FUNCTIONS = only_kinds("choices of tools", {"function"}, "tool_choice")
+
+
+class AllowedTools(ClosedBody):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        tuple[Annotated[NamedTool, ONLY_FUNCTIONS], ...],
+        Field(min_length=1, max_length=128, fail_fast=True),
+    ]
+
+
+class AllowedToolsChoice(ClosedBody):
+    """The choice of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+# Brackets tell forms of a value from its fields where an error is told.
+def form_of_choice(choice: Any) -> str | None:
+    """Return the form of a ``tool_choice`` that is an object."""
+    if not isinstance(choice, Mapping):
+        return None
+    return "[allowed tools]" if named_kind(choice) == "allowed_tools" else "[function]"
+
+
+ONLY_CHOICES = only_kinds("choices of tools", {"function", "allowed_tools"}, "tool_choice")
+
 Tools = Annotated[
     tuple[Annotated[Tool, only_kinds("tools", {"function"}, "tools")], ...],
     Field(max_length=128, fail_fast=True),
@@ -100,8 +130,13 @@ class ToolFields(BaseModel):
     tools: Tools | None = None
     tool_choice: (
         Annotated[
-            Literal["none", "auto", "required"] | NamedTool,
-            only_kinds("choices of tools", {"function"}, "tool_choice"),
+            Literal["none", "auto", "required"]
+            | Annotated[
+                Annotated[NamedTool, Tag("[function]")]
+                | Annotated[AllowedToolsChoice, Tag("[allowed tools]")],
+                Discriminator(form_of_choice),
+            ],
+            ONLY_CHOICES,
         ]
         | None
     ) = None
@@ -110,7 +145,24 @@ class ToolFields(BaseModel):
     @property
     def may_call_tools(self) -> bool:
         """Whether the model is shown the tools, and its calls are read."""
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.tools) and self.call_mode != "none"
+
+    @property
+    def call_mode(self) -> Literal["none", "auto", "required"]:
+        """Whether the model may call nothing, may call or answer, or must call."""
+        if isinstance(self.tool_choice, NamedTool):
+            return "required"
+        if isinstance(self.tool_choice, AllowedToolsChoice):
+            return self.tool_choice.allowed_tools.mode
+        return self.tool_choice or "auto"
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools that ``tool_choice`` leaves to be called."""
+        names = self._chosen_names()
+        return tuple(
+            tool for tool in self.tools or () if names is None or tool.function.name in names
+        )
 
     @property
     def names_tool(self) -> bool:
@@ -118,10 +170,15 @@ class ToolFields(BaseModel):
         return isinstance(self.tool_choice, NamedTool)
 
     def template_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the tools as chat templates take them."""
+        """Return the tools as chat templates take them.
+
+        Where a call is required, a grammar holds it, and all are shown, so that prompts begin as
+        those with other choices do.  Else a model knows by what it is shown what it may call.
+        """
         if not self.may_call_tools:
             return ()
-        return tuple(tool.for_template() for tool in self.tools or ())
+        shown = self.tools or () if self.call_mode == "required" else self.callable_tools
+        return tuple(tool.for_template() for tool in shown)
 
     def tool_reader(self, parser: type[ToolParser] | None) -> MakeParser | None:
         """Return what makes the reader of the calls of an answer; ``None`` where it is all text."""
@@ -129,7 +186,7 @@ class ToolFields(BaseModel):
             return None
         known = [
             Function(tool.function.name, tool.function.parameters or {})
-            for tool in self.tools or ()
+            for tool in self.callable_tools
         ]
         return partial(parser, known)
 
@@ -141,8 +198,8 @@ class ToolFields(BaseModel):
 
         Raises:
             Unsupported: there are tools, but nothing that reads calls.
-            InvalidRequest: the required tool is not among the tools, or the parameters of one can
-                be no object.
+            InvalidRequest: a chosen tool is not among the tools, or the parameters of one can be no
+                object.
         """
         if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
             return None
@@ -155,8 +212,8 @@ class ToolFields(BaseModel):
                 "name others",
                 "tools",
             )
-        functions = self._required_functions()
-        if not functions:
+        functions = self._functions()
+        if self.call_mode != "required":
             return None
         return Constraint(self._calls(functions, parser), "tools")
 
@@ -167,8 +224,7 @@ class ToolFields(BaseModel):
             InvalidRequest: the parameters of tools are too large or too deep, hold numbers to
                 multiples of too much, or can be no object.
         """
-        may_choose = self.may_call_tools and self.tool_choice in {None, "auto"}
-        if parser is None or not may_choose:
+        if parser is None or not self.tools or self.call_mode != "auto":
             return constraint
         calls = self._calls(self._functions(), parser)
         return Constraint(grammar.either(calls, constraint.grammar), constraint.param)
@@ -184,17 +240,29 @@ class ToolFields(BaseModel):
             raise InvalidRequest(f"the parameters of a tool: {error}", "tools") from error
 
     def _functions(self) -> list[Function]:
-        return [
+        """Return what may be called.
+
+        Raises:
+            InvalidRequest: see :meth:`tool_constraint`.
+        """
+        functions = [
             Function(tool.function.name, tool.function.call_parameters())
             for tool in self.tools or ()
         ]
+        names = self._chosen_names()
+        if names is None:
+            return functions
+        known = {function.name for function in functions}
+        for name in names:
+            if name not in known:
+                raise InvalidRequest(f"there is no tool {name[:64]!r}", "tool_choice")
+        return [function for function in functions if function.name in names]
 
-    def _required_functions(self) -> list[Function]:
-        functions = self._functions()
-        if not isinstance(self.tool_choice, NamedTool):
-            return functions if self.tool_choice == "required" else []
-        wanted = self.tool_choice.function.name
-        found = [function for function in functions if function.name == wanted]
-        if not found:
-            raise InvalidRequest(f"there is no tool {wanted[:64]!r}", "tool_choice")
-        return found
+    def _chosen_names(self) -> tuple[str, ...] | None:
+        """Return the functions that ``tool_choice`` names; ``None`` where it names none."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return (choice.function.name,)
+        if isinstance(choice, AllowedToolsChoice):
+            return tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        return None

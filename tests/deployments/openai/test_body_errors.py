@@ -84,6 +84,19 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     ),
     (
         ChatBody,
+        {**CHAT, "tool_choice": {"type": "allowed_tools"}},
+        "tool_choice.allowed_tools: is missing",
+    ),
+    (
+        ChatBody,
+        {
+            **CHAT,
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "a", "tools": [5]}},
+        },
+        "tool_choice.allowed_tools.tools.0: an object is expected",
+    ),
+    (
+        ChatBody,
         {**CHAT, "response_format": {"type": "xml"}},
         "response_format.type: 'text', 'json_object' or 'json_schema' is expected",
     ),

@@ -248,6 +248,10 @@ def test_a_response_says_what_was_asked_for() -> None:
     assert [tool.to_dict()["name"] for tool in found.tools] == ["f"]
     assert not isinstance(found.tool_choice, str)
     assert found.tool_choice.to_dict() == {"type": "function", "name": "f"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    tool_choice = response(answered("", tool_choice=choice)).tool_choice
+    assert not isinstance(tool_choice, str)
+    assert tool_choice.to_dict() == choice
     for text in (None, {}, {"format": None, "verbosity": "medium"}):
         form = response(answered("{}", text=text)).to_dict()["text"]["format"]
         assert form == {"type": "text"}

@@ -20,6 +20,12 @@ GROUP = {"type": "namespace", "name": "ns", "description": "All.", "tools": [FUN
 SEARCH = {"type": "web_search", "external_web_access": False}
 
 
+def allowed(mode: str, *names: str, kind: str = "function") -> dict[str, Any]:
+    """A choice of some of the tools."""
+    tools = [{"type": kind, "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
+
+
 def parsed(*tools: Any, **fields: Any) -> ResponsesBody:
     return ResponsesBody.parse({"model": "m", "input": "hi", "tools": [*tools], **fields})
 
@@ -94,8 +100,20 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError], str]] = [
     (
         {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
         "tool_choice",
+        InvalidRequest,
+        r"^tool_choice\.tools: is missing$",
+    ),
+    (
+        {"tools": [SEARCH, FUNCTION], "tool_choice": allowed("auto", "f", kind="web_search")},
+        "tool_choice",
         Unsupported,
-        r"^choices of tools of type 'allowed_tools' are not supported$",
+        r"^choices of tools of type 'web_search' are not supported$",
+    ),
+    (
+        {"tools": [GROUP, GROUP | {"name": "m"}], "tool_choice": allowed("required", "f")},
+        "tool_choice",
+        InvalidRequest,
+        r"^there is no tool 'f'$",
     ),
     (
         {"tools": [{"type": "functoin", "name": "f"}]},
@@ -139,6 +157,41 @@ def test_a_function_is_chosen_by_the_name_the_client_has_for_it() -> None:
     assert chosen("f", GROUP) == chosen("ns__f", GROUP) == "ns__f"
     assert chosen("f", GROUP, FUNCTION) == "f"
     assert chosen("g", GROUP, GROUP | {"name": "other"}) == "g"
+
+
+def test_some_of_the_functions_may_be_chosen() -> None:
+    """By the names the client has for them; the model is shown what it may call."""
+    assert told(GROUP, FUNCTION, tool_choice=allowed("auto", "g")) == [("ns__g", None)]
+    assert told(GROUP, FUNCTION, tool_choice=allowed("auto", "f", "ns__f")) == [
+        ("ns__f", "All.\n\ndoes it"),
+        ("f", "does it"),
+    ]
+    required = parsed(GROUP, FUNCTION, tool_choice=allowed("required", "g", "f"))
+    assert len(told(GROUP, FUNCTION, tool_choice=allowed("required", "g", "f"))) == 3
+    assert required.tools_for_chat()["tool_choice"] == {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": name}} for name in ("ns__g", "f")],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "ignored"),
+    [
+        ("auto", "f", ("tools.strict",)),
+        ("auto", "g", ()),
+        ("auto", "ns__f", ()),
+        ("required", "f", ()),
+    ],
+)
+def test_a_strict_function_is_named_where_it_may_be_called(
+    mode: str, name: str, ignored: tuple[str, ...]
+) -> None:
+    """And nothing holds its calls."""
+    strict = FUNCTION | {"strict": True}
+    assert parsed(GROUP, strict, tool_choice=allowed(mode, name)).ignored == ignored
 
 
 def test_calls_of_a_conversation_are_called_as_the_model_was_told() -> None:

@@ -32,6 +32,12 @@ SUMMARY = Summary(num_prompt_tokens=7, num_output_tokens=11, drafts=DraftCounts(
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    """A choice of some of the tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def request(**fields: Any) -> GenerationRequest:
     return ChatBody.parse({"model": "m", "messages": USER, **fields}).to_generation("r")
 
@@ -111,6 +117,46 @@ def test_a_format_of_the_answer_leaves_calls_possible(
     assert chosen == grammar.regex("ab*")
 
 
+def test_a_required_call_is_of_an_allowed_tool() -> None:
+    """The prompt shows all of them, as with other choices."""
+    both = [TOOL, OTHER]
+    found = request(tools=both, tool_choice=allowed("required", "g"))
+    alone = request(tools=[OTHER], tool_choice="required")
+    assert found.sampling == alone.sampling
+    assert found.tools == request(tools=both, tool_choice="required").tools == (TOOL, OTHER)
+    named = request(tools=both, tool_choice=allowed("required", "g", "f", "f"))
+    assert named == request(tools=both, tool_choice="required")
+    body = ChatBody.parse(
+        {"model": "m", "messages": USER, "tools": both, "tool_choice": allowed("required", "g")}
+    )
+    assert not body.names_tool
+    assert body.ignored == ()
+
+
+def test_a_model_is_shown_the_tools_that_it_may_call() -> None:
+    """As it is free to write calls, nothing else says which."""
+    both = [TOOL, OTHER]
+    form = {"type": "json_object"}
+    for fields in ({}, {"response_format": form}):
+        found = request(tools=both, tool_choice=allowed("auto", "f"), **fields)
+        assert found == request(tools=[TOOL], tool_choice="auto", **fields)
+    for name, ignored in (("f", ()), ("g", ("tools.function.strict",))):
+        body = {"tools": both, "tool_choice": allowed("auto", name)}
+        assert ChatBody.parse({"model": "m", "messages": USER, **body}).ignored == ignored
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_among_the_tools(mode: str) -> None:
+    for fields, message in (
+        ({"tools": [TOOL], "tool_choice": allowed(mode, "f", "h")}, "^there is no tool 'h'$"),
+        ({"tool_choice": allowed(mode, "f")}, "^tool_choice needs tools$"),
+        ({"tools": [TOOL], "tool_choice": allowed(mode)}, "an array of at least 1 is expected$"),
+    ):
+        with pytest.raises(InvalidRequest, match=message) as caught:
+            request(**fields)
+        assert caught.value.param == "tool_choice"
+
+
 @pytest.mark.parametrize(
     ("parameters", "allowed", "forbidden"),
     [
@@ -186,9 +232,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "tools of type 'custom' are not supported",
         ),
         (
-            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            {"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
             "tool_choice",
-            "choices of tools of type 'allowed_tools' are not supported",
+            "choices of tools of type 'custom' are not supported",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]},
+                },
+            },
+            "tool_choice",
+            "choices of tools of type 'mcp' are not supported",
         ),
         (
             {"tools": [{"type": "\ud800" * 99}]},
