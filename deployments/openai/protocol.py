@@ -34,6 +34,9 @@ TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
+_SMALLEST_TOP_P = 1e-9
+"""Of which the nucleus is one token: the likeliest of any vocabulary has more."""
+
 _SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -171,7 +174,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
             "allowed_token_ids": self.allowed_token_ids and tuple({*self.allowed_token_ids}),
             "max_tokens": max_tokens,
             "logprobs": num_logprobs,
-            "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
+            "stop": self._stop_strings(),
             "stop_token_ids": self.stop_token_ids,
             "grammar": constraint and constraint.grammar,
         }
@@ -189,6 +192,8 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
             "is_output_shared": self.speculation.share_output,
         }
 
+        if found["top_p"] == 0:
+            found["top_p"] = _SMALLEST_TOP_P
 
 class ChatBody(GenerationBody, ChatFields, ToolFields):
     """``POST /v1/chat/completions``."""
@@ -200,6 +205,11 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         "documents": ([],),
         "echo": (False,),
         "functions": ([],),
+    def _stop_strings(self) -> tuple[str, ...] | None:
+        """Return what ends the answer; an empty text, as forms send it, asks for nothing."""
+        found = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return None if found is None else tuple(filter(None, found))
+
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),

@@ -66,7 +66,7 @@ OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "stop": ([],),
+    "stop": ([], ""),
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "suffix": ("",),

@@ -55,7 +55,7 @@ def test_it_is_the_chat_that_asks_for_the_same() -> None:
             "temperature": 0.5,
             "top_p": 0.9,
             "top_k": 7,
-            "stop": ["x"],
+            "stop": ["x", ""],
             "tools": [{"type": "function", "function": {**TOOL, "parameters": SCHEMA}}],
             "tool_choice": "required",
             "parallel_tool_calls": False,
@@ -66,12 +66,17 @@ def test_it_is_the_chat_that_asks_for_the_same() -> None:
         temperature=0.5,
         top_p=0.9,
         top_k=7,
-        stop_sequences=["x"],
+        stop_sequences=["", "x"],
         tools=[TOOL],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
         metadata={"user_id": "u"},
     )
     assert found == chat
+
+
+def test_the_smallest_nucleus_has_one_token() -> None:
+    sampling = generation(top_p=0, stop_sequences=[""]).sampling
+    assert (sampling["top_p"], sampling["stop"]) == (1e-9, ())
 
 
 @pytest.mark.parametrize(

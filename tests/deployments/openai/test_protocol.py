@@ -85,7 +85,11 @@ def test_what_a_client_leaves_out_is_absent() -> None:
     [
         ({"top_k": -1}, "top_k", 0),
         ({"stop": ["a", "b"]}, "stop", ("a", "b")),
+        ({"top_p": 0}, "top_p", 1e-9),
+        ({"top_p": -0.0}, "top_p", 1e-9),
         ({"stop": []}, "stop", ()),
+        ({"stop": ""}, "stop", ()),
+        ({"stop": ["", "a", ""]}, "stop", ("a",)),
         ({"max_completion_tokens": 1}, "max_tokens", 1),
         ({"max_completion_tokens": 5, "max_tokens": 9}, "max_tokens", 5),
         ({"logprobs": True}, "logprobs", 0),
@@ -95,7 +99,15 @@ def test_what_a_client_leaves_out_is_absent() -> None:
 )
 def test_spellings(fields: dict[str, Any], field: str, wanted: Any) -> None:
     """The API's different ways of saying one thing mean one thing here."""
-    assert chat(**fields).sampling[field] == wanted
+    sampling = chat(**fields).sampling
+    assert sampling[field] == wanted
+    assert getattr(SamplingParams(**sampling), field) == wanted
+
+
+def test_completions_have_the_spellings_of_chats() -> None:
+    sampling = completion(top_p=0, stop=["", "a"]).sampling
+    assert (sampling["top_p"], sampling["stop"]) == (1e-9, ("a",))
+    assert completion(stop="").sampling["stop"] == ()
 
 
 def test_logprobs_of_completions_count_alternatives() -> None:

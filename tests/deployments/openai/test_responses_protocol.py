@@ -218,6 +218,8 @@ def test_reasoning_belongs_to_what_follows() -> None:
             {"max_output_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
             {"max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
         ),
+        ({"top_p": 0}, {"top_p": 1e-9}),
+        ({"stop": ""}, {}),
         ({"speculation": {"enabled": False}}, {"speculation": {"enabled": False}}),
         ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {}),
         (
