@@ -64,6 +64,9 @@ class OfferedBody(Body):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
 
+    instead: ClassVar[Mapping[str, str]] = {}
+    """What to do instead of setting some of them."""
+
     model: str
 
     @classmethod
@@ -92,7 +95,8 @@ class OfferedBody(Body):
         for name, neutral in unsupported.items():
             value = without_nulls(data.get(name))
             if value is not None and value not in neutral:
-                raise Unsupported(f"{name} is not supported", name)
+                instead = f": {cls.instead[name]}" if name in cls.instead else ""
+                raise Unsupported(f"{name} is not supported{instead}", name)
         unread = cls.without_effect.union(unsupported)
         return {name: data[name] for name in data if name not in unread}
 

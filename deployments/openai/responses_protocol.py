@@ -272,11 +272,14 @@ class ResponsesBody(RequestBody, ResponseToolFields):
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        "store": (False,),
         "top_logprobs": (0,),
         **OF_CHATS,
     }
-    """Nothing is stored, so nothing of an earlier response can be asked for."""
+
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("conversation", "previous_response_id"),
+        "nothing is stored here, so send the whole conversation as input",
+    )
 
     input: Input
     include: Texts | None = None

@@ -417,7 +417,6 @@ def test_responses_with_tools(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"store": True}, "unsupported_parameter", "store"),
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"temperature": -1}, "invalid_value", "temperature"),
         ({"input": " the" * 50_000}, "context_length_exceeded", "input"),

@@ -237,6 +237,7 @@ def test_reasoning_belongs_to_what_follows() -> None:
         ),
         ({"store": False, "background": False, "include": [], "truncation": "disabled"}, {}),
         ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto"}, {}),
+        ({"store": True}, {}),
         ({"reasoning": {"effort": None, "summary": None}}, {}),
         ({"reasoning": {"effort": "none", "summary": None}}, {"reasoning_effort": "none"}),
         ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
@@ -271,7 +272,6 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"conversation": "conv_1"}, "conversation", Unsupported),
     ({"background": True}, "background", Unsupported),
     ({"stream_options": {}}, "stream_options", InvalidRequest),
-    ({"store": True}, "store", Unsupported),
     ({"reasoning": {"effort": "huge"}}, "reasoning", InvalidRequest),
     ({"reasoning": {"budget": 5}}, "reasoning", InvalidRequest),
     ({"reasoning_effort": "high"}, "reasoning_effort", Unsupported),
@@ -341,6 +341,9 @@ def test_what_is_refused(fields: dict[str, Any], param: str, kind: type[RequestE
         ({"input": [{"type": "reasoning", "summary": []}]}, r"^input: an array of at least 1 "),
     ],
 )
+        ({"previous_response_id": "resp_1"}, r"not supported: nothing is stored here, so send "),
+        ({"conversation": "conv_1"}, r"not supported: nothing is stored here, so send "),
+        ({"background": True}, r"^background is not supported$"),
 def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str) -> None:
     """Not the chat it becomes."""
     with pytest.raises(InvalidRequest, match=message):
@@ -382,8 +385,9 @@ def test_what_agents_ask_for_and_never_get_is_named() -> None:
         "reasoning": {"effort": "low", "summary": "auto"},
         "truncation": "auto",
     }
+        "store": True,
     body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
-    assert body.ignored == ("include", "reasoning.summary", "truncation")
+    assert body.ignored == ("include", "reasoning.summary", "store", "truncation")
     assert body.to_chat().ignored == ()
     assert body.to_chat().reasoning_effort == "low"
     nothing = {"include": [], "reasoning": {"summary": None}, "truncation": "disabled"}
