@@ -278,7 +278,7 @@ class Gateway:
         """
         if not variables:
             return frozenset()
-        known = (await self._info(self.model(model).name, deadline)).thinking_variables
+        known = (await self._info(self.model(model).name, deadline)).template_variables
         return frozenset(name for name in variables if not set(known).intersection(variables[name]))
 
     async def _info(self, model: str, deadline: Deadline) -> ModelInfo:

@@ -10,9 +10,14 @@ from deployments.prediction import PredictionCounts
 from hdserve.conversation import ChatEnd
 from hdserve.core import DEFAULT_NAMESPACE, DraftCounts
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 REASONING_EFFORT = "reasoning_effort"
-THINKING_VARIABLES = ("enable_thinking", "thinking", REASONING_EFFORT)
+THINKING_VARIABLES = (*THINKING_SWITCHES, REASONING_EFFORT)
 """The variables by which chat templates are told whether, and how much, to think."""
+
+VERBOSITY = "verbosity"
+TEMPLATE_VARIABLES = (*THINKING_VARIABLES, VERBOSITY)
+"""The variables of chat templates that parameters of requests set."""
 
 Prompt = str | tuple[int, ...]
 """A text, or the token ids of one."""
@@ -27,7 +32,8 @@ class GenerationRequest:
         prompts: texts or token ids to continue; empty for a chat.
         messages: the conversation of a chat, as the chat template takes it.
         template_options: further variables of the chat template.
-        reasoning_effort: a variable of chat templates that name it.
+        reasoning_effort: whether, and how much, to think, by the variables that the chat template
+            names and ``template_options`` leaves open.
         tools: functions the model may call, as the chat template takes them.
         chat_end: where the text of the conversation ends.
         sampling: fields of ``SamplingParams`` the client set.
@@ -178,7 +184,7 @@ class ModelInfo:
 
     Attributes:
         tool_parser: which reads its calls; ``None`` where none does.
-        thinking_variables: those of :data:`THINKING_VARIABLES` that a chat template of it names.
+        template_variables: those of :data:`TEMPLATE_VARIABLES` that a chat template of it names.
     """
 
     name: str
@@ -196,4 +202,4 @@ class ModelInfo:
     drafters: tuple[str, ...]
     tokenizer_fingerprint: str
     tool_parser: str | None = None
-    thinking_variables: tuple[str, ...] = ()
+    template_variables: tuple[str, ...] = ()

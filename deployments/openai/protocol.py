@@ -7,7 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, StrictBool, StrictFloat
 
-from deployments.generation import REASONING_EFFORT, GenerationRequest, Prompt
+from deployments.generation import (
+    REASONING_EFFORT,
+    THINKING_VARIABLES,
+    VERBOSITY,
+    GenerationRequest,
+    Prompt,
+)
 from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import Messages, Parts, joined, messages_for_template
@@ -28,14 +34,15 @@ MAX_ANSWERS = 256
 
 MAX_STOP_TOKEN_IDS = 1024
 
+_SMALLEST_TOP_P = 1e-9
+"""Of which the nucleus is one token: the likeliest of any vocabulary has more."""
+
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-_SMALLEST_TOP_P = 1e-9
-"""Of which the nucleus is one token: the likeliest of any vocabulary has more."""
+Verbosity = Literal["low", "medium", "high"]
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -69,6 +76,22 @@ OF_RESPONSES: Mapping[str, tuple[Any, ...]] = {
 
 MAX_DATABASES = 16
 """The most databases that a request may name; there are fewer."""
+
+
+def variables_of(
+    effort: ReasoningEffort | None,
+    verbosity: Verbosity | None,
+    effort_name: str = REASONING_EFFORT,
+    verbosity_name: str = VERBOSITY,
+) -> Mapping[str, Collection[str]]:
+    """Return the variables of chat templates, in any of which a parameter is met, by its name; a
+    medium verbosity asks for nothing."""
+    found: dict[str, Collection[str]] = {}
+    if effort is not None:
+        found[effort_name] = THINKING_VARIABLES
+    if verbosity not in {None, "medium"}:
+        found[verbosity_name] = (VERBOSITY,)
+    return found
 
 
 class StreamOptions(Options, Body):
@@ -169,6 +192,8 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
             found["top_k"] = 0
+        if found["top_p"] == 0:
+            found["top_p"] = _SMALLEST_TOP_P
         found |= {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids and tuple({*self.allowed_token_ids}),
@@ -179,6 +204,11 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
             "grammar": constraint and constraint.grammar,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+    def _stop_strings(self) -> tuple[str, ...] | None:
+        """Return what ends the answer; an empty text, as forms send it, asks for nothing."""
+        found = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return None if found is None else tuple(filter(None, found))
 
     def speculation_fields(self) -> dict[str, Any]:
         """Return the fields of ``SpeculationParams`` that the client set."""
@@ -192,8 +222,6 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
             "is_output_shared": self.speculation.share_output,
         }
 
-        if found["top_p"] == 0:
-            found["top_p"] = _SMALLEST_TOP_P
 
 class ChatBody(GenerationBody, ChatFields, ToolFields):
     """``POST /v1/chat/completions``."""
@@ -205,18 +233,12 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         "documents": ([],),
         "echo": (False,),
         "functions": ([],),
-    def _stop_strings(self) -> tuple[str, ...] | None:
-        """Return what ends the answer; an empty text, as forms send it, asks for nothing."""
-        found = (self.stop,) if isinstance(self.stop, str) else self.stop
-        return None if found is None else tuple(filter(None, found))
-
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
         "prompt": (),
         "suffix": ("",),
-        "verbosity": ("medium",),
         "web_search_options": (),
         **OF_RESPONSES,
     }
@@ -227,6 +249,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
 
     @property
     def param_names(self) -> Mapping[str, str]:
@@ -244,8 +267,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
 
     @property
     def variables(self) -> Mapping[str, Collection[str]]:
-        is_asked = self.reasoning_effort not in {None, "none"}
-        return {REASONING_EFFORT: (REASONING_EFFORT,)} if is_asked else {}
+        return variables_of(self.reasoning_effort, self.verbosity)
 
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
@@ -279,7 +301,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         return GenerationRequest(
             request_id=request_id,
             messages=messages_for_template(self.messages),
-            template_options=self.chat_template_kwargs or {},
+            template_options=self._template_options(),
             reasoning_effort=self.reasoning_effort,
             tools=self.template_tools(),
             chat_end=self.chat_end,
@@ -295,6 +317,10 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
             if self.prediction is None
             else joined(self.prediction.content, "prediction", separator=""),
         )
+
+    def _template_options(self) -> Mapping[str, Any]:
+        verbosity = {} if self.verbosity is None else {VERBOSITY: self.verbosity}
+        return {**verbosity, **(self.chat_template_kwargs or {})}
 
 
 class CompletionBody(GenerationBody):

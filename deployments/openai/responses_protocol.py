@@ -7,11 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from deployments.generation import REASONING_EFFORT
 from deployments.openai.body import Body, ClosedBody, Truth, at_most
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined
-from deployments.openai.protocol import ChatBody, ReasoningEffort, Speculation, Texts
+from deployments.openai.protocol import (
+    ChatBody,
+    ReasoningEffort,
+    Speculation,
+    Texts,
+    Verbosity,
+    variables_of,
+)
 from deployments.openai.request_body import RequestBody
 from deployments.openai.response_tools import LeftOut, ResponseToolFields, full_name
 from deployments.openai.structured import Schema
@@ -22,6 +28,7 @@ PARAM_NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
 }
 """The names that this API has for the parameters of a chat."""
 
@@ -229,7 +236,7 @@ class TextOptions(ClosedBody):
     """``text``: the form of the answer."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ResponseStreamOptions(Body):
@@ -302,7 +309,8 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     @property
     def variables(self) -> Mapping[str, Collection[str]]:
         effort = self.reasoning.effort if self.reasoning is not None else None
-        return {} if effort in {None, "none"} else {"reasoning.effort": (REASONING_EFFORT,)}
+        verbosity = self.text.verbosity if self.text is not None else None
+        return variables_of(effort, verbosity, "reasoning.effort", "text.verbosity")
 
     @property
     def unmet(self) -> frozenset[str]:
@@ -352,6 +360,8 @@ class ResponsesBody(RequestBody, ResponseToolFields):
         fields |= self.tools_for_chat()
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.for_chat()
+        if self.text is not None:
+            fields["verbosity"] = self.text.verbosity
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.max_output_tokens is not None:

@@ -16,7 +16,7 @@ from ray import serve
 
 from actors.logs import log_with_serve
 from actors.mirror import CLOSING_S
-from deployments.generation import THINKING_VARIABLES, GenerationRequest, ModelInfo, Records
+from deployments.generation import TEMPLATE_VARIABLES, GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Observations, Report
 from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
@@ -271,7 +271,7 @@ class ModelServer:
             drafters=tuple(drafter.name for drafter in self._config.drafting.drafters),
             tokenizer_fingerprint=self._tokenizer.fingerprint,
             tool_parser=self._tool_parser(),
-            thinking_variables=self._thinking_variables(),
+            template_variables=self._template_variables(),
         )
 
     def _reasoning_parser(self) -> str | None:
@@ -282,11 +282,11 @@ class ModelServer:
         name = self._config.tool_parser
         return tool_parser_of(self._tokenizer.tools_template) if name == AUTO else name
 
-    def _thinking_variables(self) -> tuple[str, ...]:
+    def _template_variables(self) -> tuple[str, ...]:
         has_variable = self._tokenizer.has_variable
         return tuple(
             name
-            for name in THINKING_VARIABLES
+            for name in TEMPLATE_VARIABLES
             if has_variable(name, has_tools=False) or has_variable(name, has_tools=True)
         )
 

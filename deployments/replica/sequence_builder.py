@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from deployments.generation import REASONING_EFFORT, GenerationRequest
+from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES, GenerationRequest
 from deployments.off_loop import OffLoop
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
@@ -170,15 +170,22 @@ class SequenceBuilder:
             request.messages, options, request.tools, request.chat_end
         )
 
-    def _effort(self, request: GenerationRequest) -> dict[str, str]:
-        """Return the variable of the template that says how much to reason, if the request does;
-        where the template has none, the gateway tells the client."""
+    def _effort(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return the variables of the template that say whether, and how much, to think, if the
+        request does; where the template has none, the gateway tells the client.
+
+        A switch that the request sets itself, by either name, is left as it is.
+        """
         effort, has_tools = request.reasoning_effort, bool(request.tools)
-        if effort is None or not self._tokenizer.has_variable(
-            REASONING_EFFORT, has_tools=has_tools
-        ):
+        if effort is None:
             return {}
-        return {REASONING_EFFORT: effort}
+        values: dict[str, Any] = {REASONING_EFFORT: effort}
+        if request.template_options.keys().isdisjoint(THINKING_SWITCHES):
+            values |= dict.fromkeys(THINKING_SWITCHES, effort != "none")
+        has_variable = self._tokenizer.has_variable
+        return {
+            name: value for name, value in values.items() if has_variable(name, has_tools=has_tools)
+        }
 
     def _speculation(self, request: GenerationRequest) -> SpeculationParams:
         """Return what all choices are drafted with; of a prediction as much as an answer can

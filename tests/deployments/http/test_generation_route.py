@@ -382,10 +382,10 @@ class Reasoning:
 
     def describe(self) -> ModelInfo:
         known = ("m", 1, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
-        return ModelInfo(*known, thinking_variables=self._variables)
+        return ModelInfo(*known, template_variables=self._variables)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
-        text = f"effort {request.reasoning_effort}"
+        text = f"effort {request.reasoning_effort}, {dict(request.template_options)}"
         yield Delta(0, 0, text, (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
 
 
@@ -398,15 +398,43 @@ EFFORTS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("path", EFFORTS)
 @pytest.mark.parametrize(
     ("variables", "effort", "is_named"),
-    [((), "low", True), (("reasoning_effort",), "low", False), ((), "none", False)],
+    [
+        ((), "low", True),
+        (("reasoning_effort",), "low", False),
+        (("enable_thinking",), "none", False),
+        (("thinking",), "high", False),
+        (("verbosity",), "low", True),
+        ((), "none", True),
+    ],
 )
 def test_an_effort_that_no_template_reads_is_named(
     path: str, variables: tuple[str, ...], effort: str, is_named: bool
 ) -> None:
-    """Clients ask for one whatever the model is; none at all is what it gets."""
+    """Clients ask for one whatever the model is; where none is asked for it may think as before."""
     name, fields = EFFORTS[path]
     found = answer(serve.deployment(Reasoning).bind(*variables), path, **fields(effort))
     assert f"effort {effort}" in found.text
+    assert found.headers.get("x-hdserve-ignored") == (name if is_named else None)
+
+
+VERBOSITIES: dict[str, tuple[str, Any]] = {
+    "/v1/chat/completions": ("verbosity", lambda value: {"verbosity": value}),
+    "/v1/responses": ("text.verbosity", lambda value: {"text": {"verbosity": value}}),
+}
+
+
+@pytest.mark.parametrize("path", VERBOSITIES)
+@pytest.mark.parametrize(
+    ("variables", "value", "is_named"),
+    [((), "low", True), ((), "medium", False), (("verbosity",), "high", False)],
+)
+def test_a_verbosity_that_no_template_reads_is_named(
+    path: str, variables: tuple[str, ...], value: str, is_named: bool
+) -> None:
+    """But for the one that answers have anyway; the template is told of any."""
+    name, fields = VERBOSITIES[path]
+    found = answer(serve.deployment(Reasoning).bind(*variables), path, **fields(value))
+    assert str({"verbosity": value}) in found.text
     assert found.headers.get("x-hdserve-ignored") == (name if is_named else None)
 
 

@@ -32,7 +32,7 @@ class Thinking:
         self._variables = variables
 
     def describe(self) -> ModelInfo:
-        return ModelInfo(*INFO, thinking_variables=self._variables)
+        return ModelInfo(*INFO, template_variables=self._variables)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         yield Delta(0, 0, "a", (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")

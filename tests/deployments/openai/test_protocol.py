@@ -110,6 +110,18 @@ def test_completions_have_the_spellings_of_chats() -> None:
     assert completion(stop="").sampling["stop"] == ()
 
 
+def test_a_verbosity_is_a_variable_of_the_template() -> None:
+    """As the request has it, unless it sets the variable itself."""
+    assert chat(verbosity="low").template_options == {"verbosity": "low"}
+    assert chat(verbosity="low", chat_template_kwargs={"a": 1}).template_options == {
+        "verbosity": "low",
+        "a": 1,
+    }
+    own = {"verbosity": "high"}
+    assert chat(verbosity="low", chat_template_kwargs=own).template_options == own
+    assert refused(ChatBody, verbosity="loud").param == "verbosity"
+
+
 def test_logprobs_of_completions_count_alternatives() -> None:
     """In ``/v1/completions`` ``logprobs`` is a number; 0 reports the chosen tokens alone."""
     assert completion(logprobs=0).sampling["logprobs"] == 0
@@ -165,7 +177,7 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "function_call", {"name": "f"}),
     (ChatBody, "modalities", ["text", "audio"]),
     (ChatBody, "audio", {}),
-    (ChatBody, "verbosity", "low"),
+    (CompletionBody, "verbosity", "low"),
     (ChatBody, "use_beam_search", True),
     (ChatBody, "add_special_tokens", True),
     (CompletionBody, "add_special_tokens", False),

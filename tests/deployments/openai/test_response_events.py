@@ -252,6 +252,10 @@ def test_a_response_says_what_was_asked_for() -> None:
     tool_choice = response(answered("", tool_choice=choice)).tool_choice
     assert not isinstance(tool_choice, str)
     assert tool_choice.to_dict() == choice
+    assert response(answered("", text={"verbosity": "low"})).to_dict()["text"] == {
+        "format": {"type": "text"},
+        "verbosity": "low",
+    }
     for text in (None, {}, {"format": None, "verbosity": "medium"}):
         form = response(answered("{}", text=text)).to_dict()["text"]["format"]
         assert form == {"type": "text"}

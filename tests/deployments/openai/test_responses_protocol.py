@@ -220,8 +220,9 @@ def test_reasoning_belongs_to_what_follows() -> None:
         ),
         ({"top_p": 0}, {"top_p": 1e-9}),
         ({"stop": ""}, {}),
+        ({"text": {"verbosity": "high"}}, {"verbosity": "high"}),
         ({"speculation": {"enabled": False}}, {"speculation": {"enabled": False}}),
-        ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {"verbosity": "medium"}),
         (
             {"text": {"format": {"type": "json_object"}}},
             {"response_format": {"type": "json_object"}},
@@ -236,8 +237,8 @@ def test_reasoning_belongs_to_what_follows() -> None:
             },
         ),
         ({"store": False, "background": False, "include": [], "truncation": "disabled"}, {}),
-        ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto"}, {}),
         ({"store": True}, {}),
+        ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto"}, {}),
         ({"reasoning": {"effort": None, "summary": None}}, {}),
         ({"reasoning": {"effort": "none", "summary": None}}, {"reasoning_effort": "none"}),
         ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
@@ -250,6 +251,7 @@ def test_parameters_are_those_of_a_chat(fields: dict[str, Any], same: dict[str, 
     assert (found.sampling, found.speculation) == (wanted.sampling, wanted.speculation)
     assert found.messages == wanted.messages
     assert found.reasoning_effort == wanted.reasoning_effort
+    assert found.template_options == wanted.template_options
     assert found.grammar_param == ("text" if wanted.grammar_param else None)
 
 
@@ -300,7 +302,7 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"metadata": {"a": 1}}, "metadata", InvalidRequest),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", InvalidRequest),
     ({"text": {"format": {"type": "xml"}}}, "text", InvalidRequest),
-    ({"text": {"verbosity": "low"}}, "text", InvalidRequest),
+    ({"text": {"verbosity": "loud"}}, "text", InvalidRequest),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools", Unsupported),
     ({"tools": [TOOL | {"name": "a b"}]}, "tools", InvalidRequest),
     ({"tool_choice": "required"}, "tool_choice", InvalidRequest),
@@ -339,11 +341,11 @@ def test_what_is_refused(fields: dict[str, Any], param: str, kind: type[RequestE
         ({"tools": [TOOL | {"name": "a b"}]}, r"^tools\.0\.name: "),
         ({"text": {"format": {"type": "json_schema"}}}, r"^text\.format needs "),
         ({"input": [{"type": "reasoning", "summary": []}]}, r"^input: an array of at least 1 "),
-    ],
-)
         ({"previous_response_id": "resp_1"}, r"not supported: nothing is stored here, so send "),
         ({"conversation": "conv_1"}, r"not supported: nothing is stored here, so send "),
         ({"background": True}, r"^background is not supported$"),
+    ],
+)
 def test_messages_name_what_the_request_has(fields: dict[str, Any], message: str) -> None:
     """Not the chat it becomes."""
     with pytest.raises(InvalidRequest, match=message):
@@ -383,9 +385,9 @@ def test_what_agents_ask_for_and_never_get_is_named() -> None:
     fields = {
         "include": ["reasoning.encrypted_content"],
         "reasoning": {"effort": "low", "summary": "auto"},
+        "store": True,
         "truncation": "auto",
     }
-        "store": True,
     body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
     assert body.ignored == ("include", "reasoning.summary", "store", "truncation")
     assert body.to_chat().ignored == ()

@@ -406,6 +406,32 @@ def test_how_much_to_reason_is_a_variable_of_the_template(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("effort", "options", "prompt"),
+    [
+        (None, {}, "- -: hi"),
+        ("none", {}, "False False: hi"),
+        ("minimal", {}, "True True: hi"),
+        ("high", {"verbosity": "low"}, "True True: hi"),
+        ("high", {"enable_thinking": False}, "False -: hi"),
+        ("none", {"thinking": True}, "- True: hi"),
+    ],
+)
+def test_an_effort_switches_thinking_by_the_variables_of_the_template(
+    tmp_path: Path, effort: str | None, options: dict[str, Any], prompt: str
+) -> None:
+    """Where the request does not set one of them itself."""
+    path = tmp_path / "thinking.jinja"
+    switches = "{{ enable_thinking | default('-') }} {{ thinking | default('-') }}"
+    path.write_text(switches + ": {{ messages[0].content }}")
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", chat_template=path))
+    request = GenerationRequest(
+        "r", messages=CHAT, reasoning_effort=effort, template_options=options
+    )
+    (seq,) = SequenceBuilder(host, OffLoop()).build(request)
+    assert host.tokenizer.decode(seq.token_ids) == prompt
+
+
+@pytest.mark.parametrize(
     ("template", "is_read"),
     [
         ("{{ reasoning_effort }}", True),
