@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hdserve.engine.single_calls import with_single_calls
 
-_REASONING = ("reasoning_content", "reasoning", "thinking")
+REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that templates have for what the assistant thought."""
 
 
@@ -34,10 +34,16 @@ class CallForm(NamedTuple):
     """Each call is a message by itself, before its result: templates of Llama 3 refuse several
     calls, and gpt-oss' drops all but the first."""
 
+    joins_results: bool = False
+    """What the user says right behind a result is its end: Mistral's templates refuse a message of
+    the user there, since the assistant has not answered the last one."""
+
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return a conversation in this form."""
         if self.has_single_calls:
             messages = list(with_single_calls(messages))
+        if self.joins_results:
+            messages = _with_joined_results(messages)
         return [found for message in messages for found in self._of(message)]
 
     def _of(self, message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -55,6 +61,17 @@ class CallForm(NamedTuple):
         yield message
 
 
+def _with_joined_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        if message.get("role") == "user" and last.get("role") == "tool":
+            found[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
+
+
 def _with_text_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = call["function"]["arguments"]
     if not isinstance(arguments, Mapping):  # the text of a call that was cut off
@@ -65,7 +82,7 @@ def _with_text_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_joined_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
-    thoughts = {name: message.get(name) for name in _REASONING}
+    thoughts = {name: message.get(name) for name in REASONING}
     joined = {
         name: f"{thought}\n{content}"
         for name, thought in thoughts.items()

@@ -32,6 +32,7 @@ _OTHER = _call(_OTHER_CALL_ID, _OTHER_CALL_MARK)
 
 _CALLING = (_USER, _CALL)
 _SAYING = (_USER, {**_CALL, "content": _TEXT_MARK})
+_GOING_ON = (*_CALLING, _RESULT, {**_USER, "content": _TEXT_MARK})
 _THINKING = (_USER, {**_CALL, "content": "probe", "reasoning_content": "probe"})
 _CALLING_TWICE = (
     _USER,
@@ -90,7 +91,8 @@ def _form(render: Render) -> CallForm:
     if form.silence_is_none:
         form = _improved(render, form, _SAYING, says_apart=True)
     form = _improved(render, form, _THINKING, joins_reasoning=True)
-    return _improved(render, form, _CALLING_TWICE, has_single_calls=True)
+    form = _improved(render, form, _CALLING_TWICE, has_single_calls=True)
+    return _improved(render, form, _GOING_ON, joins_results=True)
 
 
 def _improved(render: Render, form: CallForm, messages: Messages, **change: bool) -> CallForm:

@@ -20,10 +20,13 @@ from hdserve.conversation import ChatEnd, check_goes_on
 from hdserve.engine.call_form import CallForm
 from hdserve.engine.hub import check_hub
 from hdserve.engine.shown_parts import PROBE_TOOL, ShownParts, shown_parts
+from hdserve.engine.shown_turns import turn_form
+from hdserve.engine.turn_form import TurnForm, may_differ
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import is_path, resolve_model
 
 _DEVELOPER = "developer"
+_KNOWS_DEVELOPER = re.compile(rf"""["']{_DEVELOPER}["']""")
 _TOOLS = re.compile(r"\btools\b")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -67,6 +70,7 @@ class Tokenizer:
         self.backend = backend
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
         self._shown: dict[bool, ShownParts] = {}
+        self._turn_forms: dict[bool, TurnForm] = {}
         self._variables: dict[tuple[str, bool], bool] = {}
 
     @property
@@ -160,7 +164,8 @@ class Tokenizer:
 
         Args:
             messages: their role ``developer``, the OpenAI API's newer name of ``system``, is
-                ``system`` to templates that do not know it.
+                ``system`` to templates that do not know it. Turns that the template would refuse or
+                drop as they are have another form, see :class:`TurnForm`.
             tools: functions the model may call, in the form of the OpenAI API.
 
         Raises:
@@ -187,9 +192,10 @@ class Tokenizer:
             raise Unsupported(reason, "tools")
         if end is ChatEnd.IN_LAST_MESSAGE:
             check_goes_on(messages)
-        form = self._form(messages, has_tools=bool(tools))
+        turns = self._turns(messages, has_tools=bool(tools))
+        form = self._form(turns, has_tools=bool(tools))
         try:
-            return self._render(form, messages, tools, template_options, end)
+            return self._render(form, turns, tools, template_options, end)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
@@ -209,11 +215,26 @@ class Tokenizer:
             **template_options,
         }
         template = self._tokenizer.get_chat_template(tools=options["tools"])
-        shown = form.of(messages if _DEVELOPER in template else _with_system(messages))
+        knows_developer = _KNOWS_DEVELOPER.search(template)
+        shown = form.of(messages if knows_developer else _with_system(messages))
         if form.silence_is_none:  # which apply_chat_template leaves out
             options = {**self._tokenizer.special_tokens_map, "chat_template": template, **options}
             return str(render_jinja_template([list(map(dict, shown))], **options)[0][0])
         return str(self._tokenizer.apply_chat_template(shown, tokenize=False, **options))
+
+    def _turns(
+        self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the messages with the turns in the form in which the template shows them."""
+        if not may_differ(messages):
+            return messages
+        if has_tools not in self._turn_forms:
+            tools = (PROBE_TOOL,) if has_tools else ()
+            self._turn_forms[has_tools] = turn_form(
+                lambda form, messages: self._render(CallForm(), form.of(messages), tools, {}),
+                has_tools=has_tools,
+            )
+        return self._turn_forms[has_tools].of(messages)
 
     def _form(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> CallForm:
         """Return the form in which the template shows them.

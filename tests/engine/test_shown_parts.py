@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,6 +94,17 @@ def test_a_template_that_shows_the_first_call(refuses: bool) -> None:
         return "".join(shown)
 
     assert shown_parts(render).form == CallForm(has_single_calls=True)
+
+
+def test_a_template_that_refuses_a_user_behind_results() -> None:
+    def render(form: CallForm, conversation: Sequence[Mapping[str, Any]]) -> str:
+        messages = form.of(conversation)
+        roles = [message["role"] for message in messages]
+        if ("tool", "user") in pairwise(roles):
+            raise ValueError
+        return str(messages)
+
+    assert shown_parts(render).form == CallForm(joins_results=True)
 
 
 def test_a_template_that_shows_nothing() -> None:

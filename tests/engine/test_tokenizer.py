@@ -165,6 +165,13 @@ def test_developers_speak_as_the_system(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode_chat([developer, system], {})) == "dev system "
 
 
+def test_a_template_that_speaks_of_developers_need_not_know_them(tmp_path: Path) -> None:
+    speaking = "You help a developer." + EACH + "{{ m.role }} {% endfor %}"
+    tokenizer = with_template(tmp_path, speaking)
+    developer = {"role": "developer", "content": "Be brief."}
+    assert tokenizer.render_chat([developer, USER], {}) == "You help a developer.system user "
+
+
 CALLING = {
     "role": "assistant",
     "content": "",
