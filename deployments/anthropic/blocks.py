@@ -10,6 +10,10 @@ from pydantic_core import from_json
 INVALID_JSON = "INVALID_JSON"
 """The key of arguments that are no object in JSON, as Anthropic advises to wrap them."""
 
+SIGNATURE = "unsigned"
+"""The signature of what was thought, which every server may read: clients take what has none for
+cut off, and do not send it back."""
+
 
 class Block(Protocol):
     """A block of an answer."""
@@ -20,30 +24,37 @@ class Block(Protocol):
     def add(self, text: str) -> dict[str, Any]:
         """Take the next piece, and return it as a stream has it."""
 
+    def end(self) -> dict[str, Any] | None:
+        """Return what a stream has behind the last piece, if anything."""
+
     def whole(self) -> dict[str, Any]:
         """Return the block with all its pieces."""
 
 
 class Words:
-    """What the model said, or thought; nothing is signed, as every server may read it."""
+    """What the model said, or thought."""
 
     def __init__(self, kind: Literal["text", "thinking"]) -> None:
         self.kind = kind
         self._text = ""
 
     def begun(self) -> dict[str, Any]:
-        return self._with("")
+        return self._with("", "")
 
     def add(self, text: str) -> dict[str, Any]:
         self._text += text
         return {"type": f"{self.kind}_delta", self.kind: text}
 
-    def whole(self) -> dict[str, Any]:
-        return self._with(self._text)
+    def end(self) -> dict[str, Any] | None:
+        is_thought = self.kind == "thinking"
+        return {"type": "signature_delta", "signature": SIGNATURE} if is_thought else None
 
-    def _with(self, text: str) -> dict[str, Any]:
-        signature = {"signature": ""} if self.kind == "thinking" else {}
-        return {"type": self.kind, self.kind: text, **signature}
+    def whole(self) -> dict[str, Any]:
+        return self._with(self._text, SIGNATURE)
+
+    def _with(self, text: str, signature: str) -> dict[str, Any]:
+        signed = {"signature": signature} if self.kind == "thinking" else {}
+        return {"type": self.kind, self.kind: text, **signed}
 
 
 class ToolUse:
@@ -59,6 +70,9 @@ class ToolUse:
     def add(self, text: str) -> dict[str, Any]:
         self._arguments += text
         return {"type": "input_json_delta", "partial_json": text}
+
+    def end(self) -> None:
+        """Return nothing: the arguments are all there is."""
 
     def whole(self) -> dict[str, Any]:
         """Return the call, with the arguments it has where the answer was cut off in them, as the

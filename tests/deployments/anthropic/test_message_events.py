@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from deployments.anthropic.blocks import INVALID_JSON
+from deployments.anthropic.blocks import INVALID_JSON, SIGNATURE
 from deployments.anthropic.message_events import MessageEvents
 from deployments.anthropic.objects import error_body
 from deployments.anthropic.protocol import MessagesBody
@@ -95,6 +95,30 @@ def test_a_message_comes_block_by_block(size: int) -> None:
     assert message.stop_reason == "tool_use"
     pieces = [event["delta"] for event in events if event["type"] == BLOCK[1]]
     assert "".join(piece.get("text", "") for piece in pieces) == text.text
+
+
+def test_what_was_thought_has_a_signature() -> None:
+    """Without one clients take it for cut off, and do not send it back, where nobody misses it."""
+    thought = Delta(0, 0, "", (1,), (0,), None, None, reasoning="Well", num_prompt_tokens=7)
+    for given in ([thought, *deltas("So.")], [thought, *deltas("")]):
+        blocks = [event for event in streamed(given) if event.get("index") == 0]
+        for event in blocks:
+            EVENTS.validate_python(event)
+        begun, *pieces, signed, stopped = blocks
+        assert begun["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+        assert [piece["delta"]["type"] for piece in pieces] == ["thinking_delta"]
+        assert signed["delta"] == {"type": "signature_delta", "signature": SIGNATURE}
+        assert stopped["type"] == "content_block_stop"
+        message = whole(given)
+        assert message.content[0].model_dump() == {
+            "type": "thinking",
+            "thinking": "Well",
+            "signature": SIGNATURE,
+        }
+        assert SIGNATURE
+    sent_back = message.model_dump(include={"role", "content"})
+    body = builder(messages=[{"role": "user", "content": "hi"}, sent_back])._body
+    assert body.ignored == ()
 
 
 def test_a_message_of_nothing() -> None:
