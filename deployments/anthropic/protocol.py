@@ -10,12 +10,11 @@ from pydantic import Field
 from deployments.anthropic.content import PARAM, InputMessages, Texts, chat_messages, text_of
 from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.kinds import only_kinds
-from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
 from deployments.openai.structured import Schema
-from deployments.openai.tools import Tool, has_unheld_strict
+from deployments.openai.tools import MAX_TOOLS, has_unheld_strict
 from hdserve.errors import InvalidRequest
 
 PARAM_NAMES: Mapping[str, str] = {
@@ -23,10 +22,6 @@ PARAM_NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
 }
 """What a request of this API calls parameters of a chat that it calls otherwise."""
-
-MAX_TOOLS = MAX_MESSAGES
-"""The most tools: clients with many servers of tools have more than OpenAI's 128.  All share the
-parts that a body may have, and they take as long to read as that many messages."""
 
 _VARIABLES: Mapping[str, Collection[str]] = {
     "thinking": ("enable_thinking", "thinking"),
@@ -139,8 +134,6 @@ class _Chat(ChatBody):
     wrong."""
 
     format_param: ClassVar[str] = "output_config"
-
-    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
 
 class CountTokensBody(OfferedBody):

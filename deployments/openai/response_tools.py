@@ -12,6 +12,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from deployments.openai.body import Body, ClosedBody
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.tools import (
+    MAX_TOOLS,
     ONLY_CHOICES,
     ONLY_FUNCTIONS,
     FunctionDefinition,
@@ -123,7 +124,7 @@ class AllowedFunctions(ClosedBody):
     mode: Literal["auto", "required"]
     tools: Annotated[
         tuple[Annotated[NamedFunction, ONLY_FUNCTIONS], ...],
-        Field(min_length=1, max_length=128, fail_fast=True),
+        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
     ]
 
 
@@ -142,7 +143,7 @@ def full_name(namespace: str | None, name: str) -> str:
 class ResponseToolFields(BaseModel):
     """The parameters of a request that are about tools."""
 
-    tools: Annotated[tuple[Tool, ...], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: (
         Annotated[
             Literal["none", "auto", "required"]

@@ -10,10 +10,15 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.kinds import named_kind, only_kinds
+from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.structured import Constraint
 from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
+
+MAX_TOOLS = MAX_MESSAGES
+"""The most tools: clients with many servers of tools have more than OpenAI's 128.  All share the
+parts that a body may have, and they take as long to read as that many messages."""
 
 
 class FunctionDefinition(Body):
@@ -97,7 +102,7 @@ class AllowedTools(ClosedBody):
     mode: Literal["auto", "required"]
     tools: Annotated[
         tuple[Annotated[NamedTool, ONLY_FUNCTIONS], ...],
-        Field(min_length=1, max_length=128, fail_fast=True),
+        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
     ]
 
 
@@ -120,7 +125,7 @@ ONLY_CHOICES = only_kinds("choices of tools", {"function", "allowed_tools"}, "to
 
 Tools = Annotated[
     tuple[Annotated[Tool, only_kinds("tools", {"function"}, "tools")], ...],
-    Field(max_length=128, fail_fast=True),
+    Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 
 

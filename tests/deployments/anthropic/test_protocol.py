@@ -10,7 +10,6 @@ from anthropic.types.beta import BetaOutputConfigParam, BetaToolParam, MessageCo
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase
 
 from deployments.anthropic.protocol import (
-    MAX_TOOLS,
     PARAM_NAMES,
     CountTokensBody,
     MessagesBody,
@@ -20,6 +19,7 @@ from deployments.anthropic.protocol import (
 from deployments.generation import THINKING_VARIABLES, GenerationRequest
 from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
+from deployments.openai.tools import MAX_TOOLS
 from hdserve.conversation import ChatEnd
 from hdserve.core import SamplingParams
 from hdserve.errors import InvalidRequest, Unsupported
@@ -342,8 +342,7 @@ def test_what_is_not_offered_is_refused(fields: dict[str, Any]) -> None:
     assert [caught.value.param] == list(fields)
 
 
-def test_more_tools_than_in_a_chat() -> None:
-    """As many as a conversation may have messages."""
+def test_as_many_tools_as_a_conversation_may_have_messages() -> None:
     tools = [{**TOOL, "name": f"mcp__server__{number}"} for number in range(MAX_TOOLS)]
     assert len(generation(tools=tools).tools) == MAX_TOOLS > 128
     with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS}") as caught:

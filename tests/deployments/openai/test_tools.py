@@ -14,6 +14,8 @@ from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.protocol import ChatBody
 from deployments.openai.response_builder import ResponseBuilder
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.openai.tools import MAX_TOOLS
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve import grammar
 from hdserve.core import DraftCounts
@@ -52,6 +54,31 @@ def test_tools_reach_the_template() -> None:
     for fields in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}):
         assert request(**fields).tools == ()
         assert request(**fields).sampling == {}
+
+
+def test_all_apis_take_as_many_tools() -> None:
+    """The functions of namespaces count as those beside them."""
+
+    def of_response(functions: list[dict[str, Any]]) -> GenerationRequest:
+        tools = [{"type": "function", **function} for function in functions]
+        body = ResponsesBody.parse({"model": "m", "input": "hi", "tools": tools})
+        return body.to_chat().to_generation("r")
+
+    def of_group(functions: list[dict[str, Any]]) -> GenerationRequest:
+        tools = [{"type": "function", **function} for function in functions]
+        group = {"type": "namespace", "name": "ns", "tools": tools}
+        body = ResponsesBody.parse({"model": "m", "input": "hi", "tools": [group]})
+        return body.to_chat().to_generation("r")
+
+    def of_chat(functions: list[dict[str, Any]]) -> GenerationRequest:
+        return request(tools=[{"type": "function", "function": each} for each in functions])
+
+    functions = [{"name": f"f{number}"} for number in range(MAX_TOOLS + 1)]
+    for ask in (of_chat, of_response, of_group):
+        assert len(ask(functions[:-1]).tools) == MAX_TOOLS == 2048
+        with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS}") as caught:
+            ask(functions)
+        assert caught.value.param == "tools"
 
 
 def test_unknown_fields_of_tools_do_not_reach_the_template() -> None:
@@ -203,7 +230,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
-    ({"tools": [TOOL] * 129}, "tools"),
+    ({"tools": [TOOL] * (MAX_TOOLS + 1)}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice"),
