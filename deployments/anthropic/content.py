@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from deployments.anthropic.billing import BILLING, is_billed, without_billing
 from deployments.openai.body import Body, Truth
 from deployments.openai.kinds import only_kinds
 from deployments.openai.messages import MAX_MESSAGES
@@ -118,9 +119,11 @@ class InputMessage(Body):
 
     @property
     def unmet(self) -> set[str]:
-        """What it says in vain: no chat template is told that a result is an error, and nobody can
-        read what was redacted."""
+        """What it says in vain: no chat template is told that a result is an error, nobody can read
+        what was redacted, and nobody is billed."""
         found: set[str] = set()
+        if self.role == "system" and is_billed(texts_of(self.content)):
+            found.add(f"system.{BILLING}")
         if isinstance(self.content, str):
             return found
         for block in self.content:
@@ -136,11 +139,21 @@ InputMessages = Annotated[
 ]
 
 
-def text_of(content: str | Iterable[TextBlock] | None) -> str:
-    """Return the text of a content, with a line break between two blocks."""
+def texts_of(content: str | Iterable[Body] | None) -> list[str]:
+    """Return the texts of a content: of each block that has one, its own."""
     if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(block.text for block in content)
+        return [content or ""]
+    return [block.text for block in content if isinstance(block, TextBlock)]
+
+
+def text_of(content: str | Iterable[Body] | None) -> str:
+    """Return the text of a content, with a line break between two blocks."""
+    return "\n".join(texts_of(content))
+
+
+def system_text(content: str | Iterable[Body] | None) -> str:
+    """Return the text of a content of the system, as the model is told it."""
+    return "\n".join(without_billing(texts_of(content)))
 
 
 def chat_messages(messages: Iterable[InputMessage]) -> Iterator[dict[str, Any]]:
@@ -159,6 +172,7 @@ def chat_messages(messages: Iterable[InputMessage]) -> Iterator[dict[str, Any]]:
 
 
 def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    said = system_text if role == "system" else text_of
     texts: list[TextBlock] = []
     has_results = False
     for block in blocks:
@@ -166,14 +180,14 @@ def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:
             texts.append(block)
         elif isinstance(block, ToolResultBlock) and role == "user":
             if texts:
-                yield {"role": role, "content": text_of(texts)}
+                yield {"role": role, "content": said(texts)}
                 texts = []
             has_results = True
             yield block.for_chat()
         else:
             raise InvalidRequest(f"role {role!r} has no block of type {block.type!r}", PARAM)
     if texts or not has_results:
-        yield {"role": role, "content": text_of(texts)}
+        yield {"role": role, "content": said(texts)}
 
 
 def _of_assistant(blocks: Iterable[Any]) -> dict[str, Any]:

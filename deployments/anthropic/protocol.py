@@ -7,7 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.anthropic.content import PARAM, InputMessages, Texts, chat_messages, text_of
+from deployments.anthropic.billing import BILLING, is_billed
+from deployments.anthropic.content import (
+    PARAM,
+    InputMessages,
+    Texts,
+    chat_messages,
+    system_text,
+    texts_of,
+)
 from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.kinds import only_kinds
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
@@ -188,6 +196,7 @@ class CountTokensBody(OfferedBody):
             "context_management": bool(self.context_management),
             "output_config.task_budget": self.output_config is not None
             and self.output_config.task_budget is not None,
+            f"system.{BILLING}": is_billed(texts_of(self.system)),
             "tools.strict": is_free and has_unheld_strict(self.tools or (), choice),
             **{f"thinking.{name}": True for name in thinking},
         }
@@ -237,7 +246,7 @@ class CountTokensBody(OfferedBody):
         }
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        system = text_of(self.system)
+        system = system_text(self.system)
         if system:
             yield {"role": "system", "content": system}
         yield from chat_messages(self.messages)
