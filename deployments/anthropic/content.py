@@ -11,11 +11,31 @@ from pydantic import Discriminator, Field, Tag
 
 from deployments.anthropic.billing import BILLING, is_billed, without_billing
 from deployments.openai.body import Body, Truth
-from deployments.openai.kinds import only_kinds
+from deployments.openai.kinds import named_kind, only_kinds
+from deployments.openai.left_out import MEDIA, LeftOut, Media, is_media
 from deployments.openai.messages import MAX_MESSAGES
 from hdserve.errors import InvalidRequest
 
 PARAM = "messages"
+
+LEFT_OUT_BLOCKS = frozenset(
+    {
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "fallback",
+        "mcp_tool_listing",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    }
+)
+"""The types of the blocks that say what a server did itself, in conversations that began there;
+what came of it is in the texts behind them."""
 
 
 class TextBlock(Body):
@@ -68,6 +88,25 @@ Texts = Annotated[
 """Blocks of text alone, of whatever parameter."""
 
 
+# Brackets tell forms of a value from its fields where an error is told.
+def _form_of_returned(block: Any) -> str:
+    return "[media]" if is_media(named_kind(block)) else "[text]"
+
+
+Returned = Annotated[
+    tuple[
+        Annotated[
+            Annotated[TextBlock, Tag("[text]")] | Annotated[Media, Tag("[media]")],
+            Discriminator(_form_of_returned),
+            only_kinds("content blocks", {"text", *MEDIA}, PARAM),
+        ],
+        ...,
+    ],
+    Field(fail_fast=True),
+]
+"""What a tool returned: texts, and images and the like, for which texts stand."""
+
+
 class ToolResultBlock(Body):
     """What an earlier call returned."""
 
@@ -75,8 +114,14 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Texts | None = None
+    content: str | Returned | None = None
     is_error: Truth | None = None
+
+    @property
+    def media(self) -> list[str]:
+        """The types of the blocks for which texts stand."""
+        blocks = () if isinstance(self.content, str) else self.content or ()
+        return [block.type for block in blocks if isinstance(block, Media)]
 
     def for_chat(self) -> dict[str, Any]:
         """Return the message of a chat that has it, in which the text alone says whether it is an
@@ -84,8 +129,10 @@ class ToolResultBlock(Body):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text_of(self.content)}
 
 
-# Brackets tell forms of a value from its fields where an error is told.
+# An error that lists the types names one of those that are left out.
 def _type_of_block(block: Any) -> Any:
+    if named_kind(block) in LEFT_OUT_BLOCKS:
+        return "[server_tool_use]"
     return f"[{block.get('type')}]" if isinstance(block, Mapping) else None
 
 
@@ -94,11 +141,12 @@ InputBlock = Annotated[
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[LeftOut, Tag("[server_tool_use]")],
     Discriminator(_type_of_block),
     only_kinds(
         "content blocks",
-        {"text", "thinking", "redacted_thinking", "tool_use", "tool_result"},
+        {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *LEFT_OUT_BLOCKS},
         PARAM,
     ),
 ]
@@ -133,6 +181,18 @@ class InputMessage(Body):
                 found.add("messages.content.redacted_thinking")
         return found
 
+    @property
+    def left_out(self) -> Iterator[tuple[str, str]]:
+        """The names and the types of the blocks that are left out, those of results included."""
+        if isinstance(self.content, str):
+            return
+        for block in self.content:
+            if isinstance(block, LeftOut):
+                yield f"messages.content.{block.type}", block.type
+            elif isinstance(block, ToolResultBlock):
+                for kind in block.media:
+                    yield f"messages.content.content.{kind}", kind
+
 
 InputMessages = Annotated[
     tuple[InputMessage, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -143,7 +203,7 @@ def texts_of(content: str | Iterable[Body] | None) -> list[str]:
     """Return the texts of a content: of each block that has one, its own."""
     if content is None or isinstance(content, str):
         return [content or ""]
-    return [block.text for block in content if isinstance(block, TextBlock)]
+    return [block.text for block in content if isinstance(block, (TextBlock, Media))]
 
 
 def text_of(content: str | Iterable[Body] | None) -> str:
@@ -184,7 +244,7 @@ def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:
                 texts = []
             has_results = True
             yield block.for_chat()
-        else:
+        elif not isinstance(block, LeftOut):
             raise InvalidRequest(f"role {role!r} has no block of type {block.type!r}", PARAM)
     if texts or not has_results:
         yield {"role": role, "content": said(texts)}
@@ -202,7 +262,7 @@ def _of_assistant(blocks: Iterable[Any]) -> dict[str, Any]:
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             calls.append(block.for_chat())
-        elif not isinstance(block, RedactedThinkingBlock):
+        elif not isinstance(block, (RedactedThinkingBlock, LeftOut)):
             raise InvalidRequest(f"role 'assistant' has no block of type {block.type!r}", PARAM)
     found = {
         "role": "assistant",

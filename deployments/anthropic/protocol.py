@@ -17,13 +17,13 @@ from deployments.anthropic.content import (
     texts_of,
 )
 from deployments.openai.body import Body, ClosedBody, Truth
-from deployments.openai.kinds import only_kinds
+from deployments.openai.kinds import only_kinds, unsupported
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
 from deployments.openai.structured import Schema
 from deployments.openai.tools import MAX_TOOLS, has_unheld_strict
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
     "parallel_tool_calls": "tool_choice",
@@ -203,6 +203,15 @@ class CountTokensBody(OfferedBody):
         said = {name for message in self.messages for name in message.unmet}
         said |= {name for tool in self.tools or () for name in tool.unmet}
         return super().unmet.union(said, (name for name, is_asked in asked.items() if is_asked))
+
+    @property
+    def left_out(self) -> Mapping[str, Unsupported]:
+        """What another server did itself, and what tools returned that is no text."""
+        return {
+            name: unsupported("content blocks", kind, PARAM)
+            for message in self.messages
+            for name, kind in message.left_out
+        }
 
     @property
     def output_format(self) -> OutputFormat | None:

@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from deployments.openai.body import Body
 from deployments.openai.json_text import MAX_PARTS, num_parts, parse_json
+from deployments.openai.kinds import unsupported
+from deployments.openai.left_out import is_media, stand_in
 from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 2048
@@ -32,6 +34,10 @@ class Part(Body):
     type: Any = None
     text: Any = None
     refusal: Any = None
+
+    def unread_fields(self) -> dict[str, Any]:
+        """Return what was sent beside the documented fields; of what is no text nothing is read."""
+        return {} if is_media(self.type) else super().unread_fields()
 
 
 Parts = Annotated[tuple[Part, ...], Field(fail_fast=True)]
@@ -101,7 +107,8 @@ class Message(Body):
         says nothing.  Fields nobody documents may be the template's own.
 
         Raises:
-            Unsupported: a part of the message is neither text nor a call of a tool.
+            Unsupported: a part of the message is neither text nor a call of a tool, nor what a
+                tool returned.
             InvalidRequest: somebody else than the assistant calls a tool.
         """
         self._check_is_whole()
@@ -110,7 +117,7 @@ class Message(Body):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
-        text = joined(self.content, part_types=_TEXT_PARTS)
+        text = joined(self.content, part_types=_TEXT_PARTS, is_result=self.role == "tool")
         fields = {
             "role": self.role,
             "content": "\n".join(filter(None, (text, self.refusal))),
@@ -156,11 +163,29 @@ def messages_for_template(messages: Sequence[Message]) -> tuple[dict[str, Any], 
     return tuple(message.for_template() for message in messages)
 
 
+def left_out_of(messages: Iterable[Message]) -> dict[str, Unsupported]:
+    """Return what tools returned that is no text: by its name, the error that it is elsewhere."""
+    results = [message.content for message in messages if message.role == "tool"]
+    return {
+        f"messages.content.{kind}": unsupported("content parts", kind, "messages")
+        for result in results
+        for kind in media_of(result)
+    }
+
+
+def media_of(content: str | Iterable[Part] | None) -> list[str]:
+    """Return the types of the parts of a content for which other texts stand in a tool's result."""
+    parts = () if content is None or isinstance(content, str) else content
+    return [part.type for part in parts if is_media(part.type)]
+
+
 def joined(
     content: str | Iterable[Part] | None,
     param: str = "messages",
     part_types: Collection[str] = ("text",),
     separator: str = "\n",
+    *,
+    is_result: bool = False,
 ) -> str:
     """Return the text of a content.
 
@@ -168,6 +193,7 @@ def joined(
         param: the parameter the client gave it in.
         part_types: those of the parts that are text.
         separator: what stands between parts.
+        is_result: whether a tool returned it, so that a text stands for an image.
 
     Raises:
         Unsupported: a part of it is not text.
@@ -177,7 +203,10 @@ def joined(
         return ""
     if isinstance(content, str):
         return content
-    return separator.join(_text(part, param, part_types) for part in content)
+    return separator.join(
+        stand_in(part.type) if is_result and is_media(part.type) else _text(part, param, part_types)
+        for part in content
+    )
 
 
 def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:

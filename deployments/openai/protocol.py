@@ -16,7 +16,13 @@ from deployments.generation import (
 )
 from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
-from deployments.openai.messages import Messages, Parts, joined, messages_for_template
+from deployments.openai.messages import (
+    Messages,
+    Parts,
+    joined,
+    left_out_of,
+    messages_for_template,
+)
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.openai.structured import Constraint, StructuredFields, one_of
@@ -266,6 +272,11 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         return super().unmet.union({"tools.function.strict"} if is_unheld else ())
 
     @property
+    def left_out(self) -> Mapping[str, Unsupported]:
+        """What tools returned that is no text."""
+        return left_out_of(self.messages)
+
+    @property
     def variables(self) -> Mapping[str, Collection[str]]:
         return variables_of(self.reasoning_effort, self.verbosity)
 
@@ -423,6 +434,11 @@ class TokenizeBody(OfferedBody, ChatFields):
     add_special_tokens: bool = True
     tools: Tools | None = None
     return_token_strs: bool | None = None
+
+    @property
+    def left_out(self) -> Mapping[str, Unsupported]:
+        """What tools returned that is no text."""
+        return left_out_of(self.messages or ())
 
     def to_generation(self) -> GenerationRequest:
         """Return the conversation as a request to continue it would have it.

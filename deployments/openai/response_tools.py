@@ -11,6 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
+from deployments.openai.left_out import LeftOut
 from deployments.openai.tools import (
     MAX_TOOLS,
     ONLY_CHOICES,
@@ -56,17 +57,6 @@ class FunctionTool(FunctionDefinition):
     def shown(self) -> dict[str, Any]:
         """Return the tool as the answer repeats it."""
         return self.model_dump(include={*FunctionTool.model_fields})
-
-
-class LeftOut(Body):
-    """What the model is not told of: a tool that agents offer to every server, and go on without,
-    or what another server did itself."""
-
-    type: str
-
-    def unread_fields(self) -> dict[str, Any]:
-        """Return nothing, as the whole of it is not read."""
-        return {}
 
 
 # Brackets tell forms of a value from its fields where an error is told.

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth, at_most
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
-from deployments.openai.messages import MAX_MESSAGES, Parts, joined
+from deployments.openai.left_out import LeftOut
+from deployments.openai.messages import MAX_MESSAGES, Parts, joined, media_of
 from deployments.openai.protocol import (
     ChatBody,
     ReasoningEffort,
@@ -19,7 +20,7 @@ from deployments.openai.protocol import (
     variables_of,
 )
 from deployments.openai.request_body import RequestBody
-from deployments.openai.response_tools import LeftOut, ResponseToolFields, full_name
+from deployments.openai.response_tools import ResponseToolFields, full_name
 from deployments.openai.structured import Schema
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -96,7 +97,14 @@ _NEVER_THERE = frozenset(
 """What ``include`` may ask for that belongs to items, or parts of items, that no answer here has.
 Some clients ask for it always."""
 
-_READ_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+_READ_ITEMS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
 
 LEFT_OUT_ITEMS = frozenset(
     {
@@ -139,13 +147,8 @@ class InputReasoning(Body):
     encrypted_content: str | None = None
 
     def text(self) -> str:
-        """Return what it says in full, else its summary.
-
-        Raises:
-            Unsupported: only the server that wrote it can read it.
-        """
-        if self.encrypted_content:
-            raise Unsupported("encrypted reasoning is not supported", "input")
+        """Return what it says in full, else its summary; what is encrypted only the server can read
+        that wrote it."""
         return joined(self.content or self.summary, "input", _REASONING_PARTS)
 
 
@@ -161,12 +164,30 @@ class InputCall(Body):
     arguments: str
 
 
+class InputCustomCall(Body):
+    """A call of a tool that takes a text, made by the model of another server: here it is one of a
+    function with one parameter, as agents offer such a tool to models that know functions alone."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    @property
+    def arguments(self) -> Mapping[str, str]:
+        """The arguments of the function."""
+        return {"input": self.input}
+
+
 class InputCallOutput(Body):
     """What an earlier call of a tool returned."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | Parts
 
@@ -198,6 +219,8 @@ InputItem = Annotated[
     | Annotated[InputReasoning, Tag("[reasoning]")]
     | Annotated[InputCall, Tag("[function_call]")]
     | Annotated[InputCallOutput, Tag("[function_call_output]")]
+    | Annotated[InputCustomCall, Tag("[custom_tool_call]")]
+    | Annotated[InputCallOutput, Tag("[custom_tool_call_output]")]
     | Annotated[LeftOut, Tag("[left out]")],
     Discriminator(_type_of_item),
     only_kinds("items", {*_READ_ITEMS, *LEFT_OUT_ITEMS}, "input"),
@@ -330,16 +353,21 @@ class ResponsesBody(RequestBody, ResponseToolFields):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """Tools that are no functions, and what another server did itself."""
-        left_out_items = [item.type for item in self._items if isinstance(item, LeftOut)]
-        return {
-            f"{param}.{kind}": unsupported(things, kind, param)
-            for things, param, kinds in (
-                ("tools", "tools", self.left_out_tools),
-                ("items", "input", left_out_items),
-            )
-            for kind in kinds
+        """Tools that are no functions, what another server did itself, or alone can read, and what
+        tools returned that is no text."""
+        found = {
+            f"tools.{kind}": unsupported("tools", kind, "tools") for kind in self.left_out_tools
         }
+        for item in self._items:
+            if isinstance(item, LeftOut):
+                found[f"input.{item.type}"] = unsupported("items", item.type, "input")
+            elif isinstance(item, InputReasoning) and item.encrypted_content:
+                error = Unsupported("encrypted reasoning is not supported", "input")
+                found["input.encrypted_content"] = error
+            elif isinstance(item, InputCallOutput):
+                for kind in media_of(item.output):
+                    found[f"input.output.{kind}"] = unsupported("content parts", kind, "input")
+        return found
 
     def to_chat(self) -> ChatBody:
         """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
@@ -385,7 +413,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
 
 
 def _messages_of(
-    items: Iterable[InputMessage | InputReasoning | InputCall | InputCallOutput],
+    items: Iterable[InputMessage | InputReasoning | InputCall | InputCustomCall | InputCallOutput],
 ) -> list[Any]:
     """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
     calls to the one before them, and so does what is said behind them, since results follow the
@@ -405,7 +433,7 @@ def _messages_of(
             elif thought:
                 found.append({"role": "assistant", "content": [], "reasoning_content": [thought]})
         elif isinstance(item, InputCallOutput):
-            text = joined(item.output, "input", _TEXT_PARTS)
+            text = joined(item.output, "input", _TEXT_PARTS, is_result=True)
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": [text]})
         else:
             if not found or found[-1]["role"] != "assistant":

@@ -303,10 +303,10 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str, reason: str)
         (
             {
                 "messages": [
-                    {"role": "user", "content": [RESULT | {"content": [{"type": "document"}]}]}
+                    {"role": "user", "content": [RESULT | {"content": [{"type": "search"}]}]}
                 ]
             },
-            None,
+            "messages",
             "content blocks",
         ),
         ({"system": [{"type": "image"}]}, None, "content blocks"),

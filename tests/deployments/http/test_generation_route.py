@@ -14,6 +14,7 @@ import openai
 import pytest
 from ray import serve
 
+from deployments.anthropic.protocol import MessagesBody
 from deployments.gateway import Gateway
 from deployments.generation import (
     Alternative,
@@ -28,7 +29,7 @@ from deployments.http.completion_routes import MAX_ECHO_CHARACTERS
 from deployments.http.generation_route import _header_value, ignored_header
 from deployments.http.routes import build_api
 from deployments.metrics.samples import HistogramValue
-from deployments.openai.protocol import CompletionBody
+from deployments.openai.protocol import ChatBody, CompletionBody
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.response_builder import ResponseBuilder
 from deployments.openai.responses_protocol import ResponsesBody
@@ -372,6 +373,59 @@ def test_what_is_left_out_is_refused_where_requests_are_strict() -> None:
     assert ignored(gateway(), body) == {"x-hdserve-ignored": "tools.web_search, zebra"}
     with pytest.raises(Unsupported, match=r"^tools of type 'web_search' are not supported$"):
         ignored(gateway(strict_requests=True), body)
+
+
+RESULTS: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
+    (
+        ChatBody,
+        {
+            "messages": [
+                {"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url"}]},
+            ]
+        },
+        "messages.content.image_url",
+    ),
+    (
+        ResponsesBody,
+        {
+            "input": [
+                {
+                    "type": "function_call_output",
+                    "call_id": "1",
+                    "output": [{"type": "input_image"}],
+                }
+            ]
+        },
+        "input.output.input_image",
+    ),
+    (
+        MessagesBody,
+        {
+            "max_tokens": 9,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}
+                    ],
+                }
+            ],
+        },
+        "messages.content.content.image",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "name"), RESULTS)
+def test_images_in_results_of_tools_are_left_out_unless_requests_are_strict(
+    kind: type[OfferedBody], fields: dict[str, Any], name: str
+) -> None:
+    body = kind.parse({"model": "m", **fields})
+    assert ignored(gateway(), body) == {"x-hdserve-ignored": name}
+    reason = rf"of type '{name.split('.')[-1]}' are not supported$"
+    with pytest.raises(Unsupported, match=reason) as caught:
+        ignored(gateway(strict_requests=True), body)
+    assert caught.value.param == name.split(".")[0]
 
 
 class Reasoning:

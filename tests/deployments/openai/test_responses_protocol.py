@@ -78,7 +78,8 @@ def test_every_documented_item_is_read_or_left_out_or_refused() -> None:
     annotations = [item.__annotations__["type"] for item in get_args(union)]
     kinds = {kind for found in annotations for kind in literals(found)}
     assert len(kinds) > 25
-    read = {"message", "reasoning", "function_call", "function_call_output"}
+    calls = {"function_call", "custom_tool_call"}
+    read = {"message", "reasoning", *calls, *(f"{kind}_output" for kind in calls)}
     assert kinds > LEFT_OUT_ITEMS | read
     for kind in kinds - LEFT_OUT_ITEMS - read - {"item_reference"}:
         with pytest.raises(Unsupported, match=rf"^items of type '{kind}' are not supported$"):
@@ -180,7 +181,7 @@ def test_many_texts_of_a_message_are_copied_once(item: dict[str, Any], name: str
 
 
 def test_reasoning_belongs_to_what_follows() -> None:
-    """A message or calls of the assistant; what only another server can read is refused."""
+    """A message or calls of the assistant; what only another server can read is left out."""
 
     def thought(text: str) -> dict[str, Any]:
         parts = [{"type": "reasoning_text", "text": text}]
@@ -206,9 +207,52 @@ def test_reasoning_belongs_to_what_follows() -> None:
     (_, answer, _) = request(input=[user, thought("a"), short, nothing, said, user]).messages
     assert (answer["content"], answer["reasoning_content"]) == ("assistant", "ain short")
     assert request(input=[nothing, user]).messages == request(input=[user]).messages
-    with pytest.raises(Unsupported, match="encrypted") as caught:
-        request(input=[{"type": "reasoning", "summary": [], "encrypted_content": "x"}, user])
-    assert caught.value.param == "input"
+    for encrypted, same in ((nothing, nothing), (short, {**short, "encrypted_content": None})):
+        items = [user, {**encrypted, "encrypted_content": "x"}, said, user]
+        assert request(input=items).messages == request(input=[user, same, said, user]).messages
+        body = ResponsesBody.parse({"model": "m", "input": items})
+        assert body.ignored == ("input.encrypted_content",)
+        (error,) = body.left_out.values()
+        assert (error.message, error.param) == ("encrypted reasoning is not supported", "input")
+
+
+def test_calls_of_tools_that_take_a_text() -> None:
+    """Are those of functions with one parameter, as a model that knows functions alone has them."""
+    user = {"role": "user", "content": "hi"}
+    call = {"type": "custom_tool_call", "id": "ctc_1", "status": "completed", "call_id": "c1"}
+    items = [
+        user,
+        {**call, "name": "apply_patch", "input": "*** Begin Patch\n"},
+        {"type": "custom_tool_call_output", "id": "o1", "call_id": "c1", "output": "Done."},
+        {**call, "call_id": "c2", "namespace": "ns", "name": "f", "input": ""},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": ""},
+        user,
+    ]
+    body = ResponsesBody.parse({"model": "m", "input": items})
+    assert body.ignored == ()
+    functions = {
+        "c1": ("apply_patch", {"input": "*** Begin Patch\n"}),
+        "c2": ("ns__f", {"input": ""}),
+    }
+    found = request(input=items).messages
+    assert [message["role"] for message in found] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "user",
+    ]
+    for message in found[1:4:2]:
+        (called,) = message["tool_calls"]
+        name, arguments = functions[called["id"]]
+        assert called["function"] == {"name": name, "arguments": arguments}
+    assert [(found[place]["tool_call_id"], found[place]["content"]) for place in (2, 4)] == [
+        ("c1", "Done."),
+        ("c2", ""),
+    ]
+    with pytest.raises(InvalidRequest, match=r"^input\.0\.input: is missing$"):
+        request(input=[{**call, "name": "f"}])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Conversations go on without what the model cannot be told of them, which is named."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from anthropic.types.beta import BetaContentBlock
+
+from deployments.anthropic.content import LEFT_OUT_BLOCKS
+from deployments.anthropic.protocol import MessagesBody
+from hdserve.errors import InvalidRequest, Unsupported
+
+USER = {"role": "user", "content": "hi"}
+CALLING = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "x"},
+    "cache_control": {"type": "ephemeral"},
+}
+DOCUMENT = {"type": "document", "title": "t", "source": {"type": "url", "url": "x"}}
+TEXT = {"type": "text", "text": "a"}
+
+
+def body(*messages: dict[str, Any]) -> MessagesBody:
+    return MessagesBody.parse({"model": "m", "max_tokens": 9, "messages": messages})
+
+
+def told(*messages: dict[str, Any]) -> tuple[Any, ...]:
+    """What the template is given of a conversation."""
+    return tuple(body(*messages).to_chat().to_generation("r").messages)
+
+
+def returning(content: Any) -> list[dict[str, Any]]:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content}
+    return [
+        USER,
+        {"role": "assistant", "content": [CALLING]},
+        {"role": "user", "content": [result]},
+    ]
+
+
+def test_a_text_stands_for_an_image_that_a_tool_returned() -> None:
+    """It stays in the conversation, whose every later turn would be refused."""
+    messages = returning([TEXT, IMAGE, DOCUMENT, TEXT])
+    result = told(*messages)[-1]
+    assert result == {
+        "role": "tool",
+        "tool_call_id": "t1",
+        "content": "a\n[image left out: this model reads text only]\n"
+        "[document left out: this model reads text only]\na",
+    }
+    found = body(*messages)
+    assert found.ignored == ("messages.content.content.document", "messages.content.content.image")
+    for kind, error in zip(("image", "document"), found.left_out.values(), strict=True):
+        assert error.message == f"content blocks of type '{kind}' are not supported"
+        assert error.param == "messages"
+    assert body(*returning([TEXT])).ignored == body(*returning("a")).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "reason"),
+    [
+        ([{"type": "frobs"}], Unsupported, r"^content blocks of type 'frobs' are not supported$"),
+        ([{"type": 5}], InvalidRequest, r"^messages\.2\.content\.0\.content\.0\.type: 'text' is"),
+        ([TEXT, "a"], InvalidRequest, r"^messages\.2\.content\.0\.content\.1: an object is"),
+        ([{"type": "text"}], InvalidRequest, r"content\.0\.text: is missing$"),
+    ],
+)
+def test_what_a_tool_cannot_return(content: Any, kind: type[InvalidRequest], reason: str) -> None:
+    with pytest.raises(kind, match=reason) as caught:
+        body(*returning(content))
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("block", [IMAGE, DOCUMENT])
+def test_what_a_user_shows_is_refused(block: dict[str, Any]) -> None:
+    """An answer that takes no notice of it would be another one."""
+    with pytest.raises(Unsupported, match=f"type '{block['type']}' are not supported$"):
+        body({"role": "user", "content": [TEXT, block]})
+
+
+@pytest.mark.parametrize("kind", sorted(LEFT_OUT_BLOCKS))
+def test_what_another_server_did_is_left_out(kind: str) -> None:
+    """Conversations that began there go on: what came of it is in the texts behind it."""
+    block = {"type": kind, "id": "s1", "tool_use_id": "s1", "content": [{"type": "x"}], "input": {}}
+    for blocks in ([block, TEXT], [TEXT, block], [block, TEXT, block]):
+        messages = [USER, {"role": "assistant", "content": blocks}, USER]
+        assert [message["content"] for message in told(*messages)] == ["hi", "a", "hi"]
+        found = body(*messages)
+        assert found.ignored == (f"messages.content.{kind}",)
+        (error,) = found.left_out.values()
+        assert error.message == f"content blocks of type '{kind}' are not supported"
+        assert error.param == "messages"
+    assert told(USER, {"role": "assistant", "content": [block]}) == (USER,)
+
+
+def test_every_block_of_an_answer_is_known() -> None:
+    """By all types that the client's library has for one; what holds the conversation itself, or a
+    file of it, is refused."""
+    (union, *_) = get_args(BetaContentBlock)
+    kinds = {
+        kind
+        for block in get_args(union)
+        for kind in get_args(block.model_fields["type"].annotation)
+    }
+    read = {"text", "thinking", "redacted_thinking", "tool_use"}
+    assert kinds == read | LEFT_OUT_BLOCKS | {"compaction", "container_upload"}
