@@ -25,6 +25,7 @@ from deployments.openai.protocol import (
 )
 from deployments.openai.request_body import UNSUPPORTED_EXTENSIONS
 from deployments.openai.responses_protocol import ResponsesBody
+from deployments.openai.tools import MAX_TOOLS
 from deployments.replica.sequence_builder import (
     MAX_ANSWER_LOGPROBS,
     MAX_PROMPT_IDS,
@@ -174,6 +175,7 @@ def test_every_parameter_is_documented(model: type[BaseModel]) -> None:
         f"answers per prompt, up to {MAX_CHOICES}, and {MAX_ANSWERS} to all prompts",
         f"up to {MAX_LOGIT_BIASES} token ids",
         f"up to {MAX_MESSAGES} of `system`",
+        f"`tools` (up to {MAX_TOOLS})",
         f"up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_CHARACTERS} characters",
         f"`top_logprobs` (up to {MAX_TOP_LOGPROBS})",
     ],

@@ -92,8 +92,8 @@ class GatewayConfig(StrictModel):
     complete then is ended with an error; ``None`` lets it take as long as it takes."""
 
     strict_requests: bool = False
-    """Whether a request with a field nobody documents, or with tools or items that are left out, is
-    refused; otherwise these are named in the header ``x-hdserve-ignored``."""
+    """Whether a request with a field nobody documents, or with tools, items or parts that are left
+    out, is refused; otherwise these are named in the header ``x-hdserve-ignored``."""
 
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may ask this server from a browser, as in
