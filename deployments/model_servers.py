@@ -68,6 +68,9 @@ class ModelServers:
                     yield without_fault(records)
         except RequestError:
             raise
+        except RequestCancelledError as error:
+            cancel_stream(stream)
+            raise (deadline.error if deadline.is_over else asyncio.CancelledError()) from error
         except Exception as error:
             raise (deadline.error if deadline.is_over else translated(error)) from error
         except BaseException:  # closed or cancelled

@@ -20,6 +20,7 @@ from deployments.http.generation_route import (
     whole_answer,
 )
 from deployments.http.json_body import off_loop_by_body, read_json
+from deployments.http.keep_alive import COMMENT
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
 from deployments.openai.responses_protocol import ResponsesBody
@@ -38,6 +39,7 @@ async def answer_as_chat(
     param_names: Mapping[str, str],
     make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
     headers: Mapping[str, str] = MappingProxyType({}),
+    sign: bytes = COMMENT,
 ) -> Response:
     """Return the answer to the chat that a request is, in one object or as events with names.
 
@@ -46,6 +48,7 @@ async def answer_as_chat(
         param_names: what the API calls the parameters of a chat that it calls otherwise.
         make_builder: of the answer, from the body, an id, and what reads calls.
         headers: of the answer, beside those that all answers have.
+        sign: of life, where the answer is a stream.
     """
     deadline = gateway.deadline()
     large_work = partial(off_loop_by_body, request, gateway.off_loop)
@@ -63,4 +66,12 @@ async def answer_as_chat(
     records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))
     if not body.stream:
         return await whole_answer(builder, records, own_headers, gateway.off_loop)
-    return await streamed_answer(builder, records, own_headers, deadline, write=named_event)
+    return streamed_answer(
+        builder,
+        records,
+        own_headers,
+        deadline,
+        write=named_event,
+        interval_s=gateway.config.gateway.stream_keep_alive_s,
+        sign=sign,
+    )

@@ -124,6 +124,12 @@ async def _answer(
     )
     if not body.stream:
         return await whole_answer(builder, messages, headers, gateway.off_loop)
-    return await streamed_answer(
-        builder, messages, headers, deadline, write=server_sent_event, last=STREAM_END
+    return streamed_answer(
+        builder,
+        messages,
+        headers,
+        deadline,
+        write=server_sent_event,
+        interval_s=gateway.config.gateway.stream_keep_alive_s,
+        last=STREAM_END,
     )

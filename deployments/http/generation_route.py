@@ -9,14 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
-from starlette.types import Send
+from fastapi.responses import Response
 
 from deployments.deadline import Deadline
 from deployments.events import Event
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http.access import identity_of
+from deployments.http.event_stream import EVENT_STREAM, EventStream
 from deployments.http.json_answer import json_answer
+from deployments.http.keep_alive import COMMENT
 from deployments.http.tracing import trace_of
 from deployments.off_loop import OffLoop
 from deployments.openai.request_body import OfferedBody
@@ -25,13 +26,6 @@ from hdserve.errors import HdserveError, InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
-
-_EVENT_STREAM = "text/event-stream"
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-"""Nginx, which would keep events back, passes them on as they come."""
-
-_GRACE_S = 5.0
-"""How long a client may take, once the time of its request is over, to read what it was sent."""
 
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
@@ -48,7 +42,7 @@ GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
 GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream: true` its parts, as events",
-        "content": {_EVENT_STREAM: {"schema": {"type": "string"}}},
+        "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
     },
     **GENERATION_ERRORS,
 }
@@ -147,79 +141,60 @@ async def whole_answer(
                 builder.collect(record)
 
 
-async def streamed_answer(
+def streamed_answer(
     builder: AnswerBuilder,
     messages: AsyncGenerator[Records],
     headers: Mapping[str, str],
     deadline: Deadline,
     *,
     write: Callable[[Event], bytes],
+    interval_s: float | None,
+    sign: bytes = COMMENT,
     last: bytes = b"",
 ) -> Response:
-    """Return a stream of events.  The first records are awaited before any header is sent, so a
-    request that is refused gets its status.
+    """Return a stream of events.  A request that is refused before any was sent, or a sign of life,
+    gets its status; of what goes wrong later the last event tells.
 
     Args:
         write: an event as it is sent.
+        interval_s: how long nothing is sent before a sign of life is; ``None`` sends none.
+        sign: of life.
         last: what is sent behind the last event.
-
-    Raises:
-        HdserveError: nothing has come but this error.
     """
-    first = await _next(messages)
-    stream = _stream(builder, first, messages, write, last)
-    return _EventStream(stream, headers, deadline)
 
+    def write_error(error: HdserveError) -> bytes:
+        return b"".join(map(write, builder.fail(error))) + last
 
-class _EventStream(StreamingResponse):
-    """Events that end soon after ``deadline``, also where nobody reads them: a server waits with
-    what is sent for a client that has not read what was sent before, for as long as it stays."""
-
-    def __init__(
-        self, events: AsyncGenerator[bytes], headers: Mapping[str, str], deadline: Deadline
-    ) -> None:
-        all_headers = {**_STREAM_HEADERS, **headers}
-        super().__init__(events, media_type=_EVENT_STREAM, headers=all_headers)
-        self._events = events
-        self._deadline = deadline
-
-    async def stream_response(self, send: Send) -> None:
-        """Send the events.  Without their end, where they were not read in time: the connection is
-        closed then."""
-        limit = self._deadline.limit(_GRACE_S)
-        try:
-            async with limit:
-                await super().stream_response(send)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            await self._events.aclose()
+    return EventStream(
+        _stream(builder, messages, write, last),
+        write_error,
+        headers,
+        deadline,
+        sign=sign,
+        interval_s=interval_s,
+    )
 
 
 async def _stream(
     builder: AnswerBuilder,
-    first: Records,
-    rest: AsyncGenerator[Records],
+    messages: AsyncGenerator[Records],
     write: Callable[[Event], bytes],
     last: bytes,
 ) -> AsyncGenerator[bytes]:
-    """Yield the events as they are sent: what came together is written together, and an error in
-    mid-stream is the last event."""
-    records = first
-    async with aclosing(rest):
-        events: list[Event] = []
-        try:
-            while True:
-                events += _events_of(builder, records)
-                if isinstance(records[-1], Summary):
-                    break
-                if events:
-                    yield b"".join(map(write, events))
-                    events = []
-                records = await _next(rest)
-        except HdserveError as error:
-            events = builder.fail(error)
-        yield b"".join(map(write, events)) + last
+    """Yield the events as they are sent: what came together is written together.
+
+    Raises:
+        HdserveError: as the model server raised it, or that it ended too early.
+    """
+    async with aclosing(messages):
+        while True:
+            records = await _next(messages)
+            events = b"".join(map(write, _events_of(builder, records)))
+            if isinstance(records[-1], Summary):
+                yield events + last
+                return
+            if events:
+                yield events
 
 
 def _events_of(builder: AnswerBuilder, records: Records) -> Iterator[Event]:

@@ -19,6 +19,7 @@ from deployments.http.generation_route import (
     ignored_header,
 )
 from deployments.http.json_body import off_loop_by_body, read_json
+from deployments.http.keep_alive import PING
 from deployments.http.param_names import params_named
 from deployments.http.request_id import anthropic_headers, request_id
 
@@ -38,7 +39,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, with blocks and events."""
         headers = anthropic_headers(request.scope)
         return await answer_as_chat(
-            gateway, request, MessagesBody, PARAM_NAMES, MessageEvents, headers
+            gateway, request, MessagesBody, PARAM_NAMES, MessageEvents, headers, PING
         )
 
     @api.post(

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from deployments.http.errors import CLIENT_CLOSED_REQUEST
+from deployments.http.keep_alive import SIGNS
 from deployments.metrics.samples import Histogram, Observations, Sample
 from deployments.metrics.text import CONTENT_TYPE
 
@@ -56,8 +57,8 @@ class HttpMetrics:
             self._requests.setdefault((route, str(status)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
-        """Count a request that was answered: its first byte and its end came so long after its
-        arrival."""
+        """Count a request that was answered: its first byte, signs of life left out, and its end
+        came so long after its arrival."""
         self._requests[route, str(status)] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
             if (name, route) not in self._histograms:
@@ -104,7 +105,7 @@ class MeasuredRequests:
             nonlocal status, first_byte_s
             if message["type"] == "http.response.start":
                 status = message["status"]
-            elif not first_byte_s:
+            elif not first_byte_s and message.get("body") not in SIGNS:
                 first_byte_s = time.monotonic() - started_s
             await send(message)
 

@@ -194,7 +194,10 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
         is_of_gateway=True,
     )
     for name, text in (
-        ("hdserve_http_first_byte_seconds", "Request to the first byte of the body."),
+        (
+            "hdserve_http_first_byte_seconds",
+            "Request to the first byte of the body; what keeps a silent stream alive is none.",
+        ),
         ("hdserve_http_request_seconds", "Request to the last byte of the body."),
     ):
         yield MetricInfo(name, "histogram", text, ("route",), _REQUEST_S, is_of_gateway=True)

@@ -63,16 +63,19 @@ class ResponseEvents:
 
     def add(self, delta: Delta) -> list[Event]:
         """Return the events of a delta; before the first one those that begin the response."""
-        begun = [] if self._num_events else self._begin_response(delta)
+        if not self._num_events:  # now it is known what is sampled with
+            self._head |= {"temperature": delta.temperature, "top_p": delta.top_p}
+        begun = self._begin_response()
         self._finish_reason = delta.finish_reason or self._finish_reason
         is_last = delta.finish_reason is not None
         pieces = self._reader.read(delta.text, reasoning=delta.reasoning, is_last=is_last)
         events = [event for piece in pieces for event in self._read(piece)]
         return begun + [self._numbered(event) for event in events]
 
-    def _begin_response(self, first: Delta) -> list[Event]:
-        """Return the events before those of ``first``, which knows what is sampled with."""
-        self._head |= {"temperature": first.temperature, "top_p": first.top_p}
+    def _begin_response(self) -> list[Event]:
+        """Return the events before all others, if they have not come."""
+        if self._num_events:
+            return []
         response = self._response("in_progress")
         kinds = ("response.created", "response.in_progress")
         return [self._numbered({"type": kind, "response": response}) for kind in kinds]
@@ -101,7 +104,8 @@ class ResponseEvents:
 
     def fail(self, error: HdserveError) -> list[Event]:
         """Return the last events, instead of what has not come: the error, and the response that
-        failed.  Some clients know the one, and some the other.
+        failed.  Some clients know the one, and some the other.  Where nothing has come, those that
+        begin the response are before them, as clients want.
 
         The error has its fields as this API has them, and again as the object ``error`` of an
         answer, by which libraries find one in a stream.
@@ -109,6 +113,7 @@ class ResponseEvents:
         told = error_body(error)["error"]
         fields = {name: told[name] for name in ("code", "message", "param")}
         reason = {"code": _failure_code(error), "message": error.message}
+        begun = self._begin_response()
         events = [
             {"type": "error", **fields, "error": told},
             {
@@ -116,7 +121,7 @@ class ResponseEvents:
                 "response": {**self._response("failed"), "error": reason},
             },
         ]
-        return [self._numbered(event) for event in events]
+        return begun + [self._numbered(event) for event in events]
 
     def collect(self, delta: Delta) -> None:
         """Add a delta to the whole response."""
@@ -194,9 +199,11 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "store": False,
+        "temperature": body.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
         "tools": body.shown_tools,
+        "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
         "user": body.user,

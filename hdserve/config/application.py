@@ -91,6 +91,11 @@ class GatewayConfig(StrictModel):
     """How long an answer may take, from the arrival of the request to its last byte: what is not
     complete then is ended with an error; ``None`` lets it take as long as it takes."""
 
+    stream_keep_alive_s: float | None = Field(default=15.0, gt=0)
+    """After how long a silence a stream gets a comment, of ``/v1/messages`` a ``ping``, and again
+    each time it has been silent for as long: clients and proxies give up connections on which
+    nothing comes.  ``None`` sends none."""
+
     strict_requests: bool = False
     """Whether a request with a field nobody documents, or with tools, items or parts that are left
     out, is refused; otherwise these are named in the header ``x-hdserve-ignored``."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import uvicorn
 from ray import serve
-from starlette.types import Receive, Scope, Send
 
 from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, Records
 from deployments.http.routes import build_api
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
+from tests.deployments.http.server import Counted, served
 from tests.waiting import WAIT_S, eventually
 
 TIMEOUT_S, GRACE_S = 2.0, 0.1
@@ -39,35 +36,6 @@ class Endless:
             await asyncio.sleep(0.001)
 
 
-class Counted:
-    """An application, and how many of its requests are open."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self.num_open = self.num_begun = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.num_begun += 1
-        self.num_open += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self.num_open -= 1
-
-
-@contextmanager
-def served(app: Any) -> Iterator[tuple[str, int]]:
-    """Where it is asked."""
-    config = uvicorn.Config(app, port=0, log_config=None, lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    eventually(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()
-    server.should_exit = True
-    thread.join()
-
-
 def ask(address: tuple[str, int], path: str) -> socket.socket:
     """A stream of which nothing is read, on a connection with a small buffer."""
     body = json.dumps({"model": "m", "stream": True, **BODIES[path]})
@@ -86,7 +54,7 @@ def test_an_unread_stream_ends_soon_after_its_time(
 ) -> None:
     """It keeps no slot of the gateway, is counted as one that took too long, and whoever reads it
     after all finds that it has no end."""
-    monkeypatch.setattr("deployments.http.generation_route._GRACE_S", GRACE_S)
+    monkeypatch.setattr("deployments.http.event_stream._GRACE_S", GRACE_S)
     model: Any = serve.run(
         serve.deployment(Endless).bind(), name="endless", _local_testing_mode=True
     )

@@ -298,3 +298,16 @@ def test_an_error_in_mid_stream(error: Any, code: str, param: str | None, reason
     assert [item.type for item in last.response.output] == ["function_call"]
     assert (last.response.completed_at, last.response.usage) == (None, None)
     assert "error" not in failed  # by which a client would end before it has read it
+
+
+def test_an_error_before_anything_else() -> None:
+    """A response begins first, as clients read no other event before that, with what its request
+    says of sampling."""
+    body = ResponsesBody.parse({"model": "m", "input": "hi", "top_p": 0.5})
+    events = ResponseEvents(body, "r", None).fail(EngineStopped("the engine stopped"))
+    created, begun, error, failed = (EVENTS.validate_python(event) for event in events)
+    assert created.type == "response.created"
+    assert (created.response.temperature, created.response.top_p) == (None, 0.5)
+    assert (begun.type, error.type) == ("response.in_progress", "error")
+    assert failed.type == "response.failed"
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]

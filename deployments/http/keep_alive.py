@@ -1,0 +1,93 @@
+"""Signs of life in streams of which nothing comes for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Message, Send
+
+from deployments.events import named_event
+
+COMMENT = b": keep-alive\n\n"
+"""What clients of server-sent events read and forget."""
+
+PING = named_event({"type": "ping"})
+"""What the Messages API has instead."""
+
+SIGNS = frozenset({COMMENT, PING})
+
+
+class KeepAlive:
+    """Sends the parts of one stream, and a sign of life whenever none was sent for ``interval_s``,
+    so that neither the client nor a proxy takes the connection for dead.  Status and headers go
+    before the first of either.
+
+    A stream has one timer, which looks when the last part was sent and is set anew only when it
+    has rung, and a task only while a sign is on its way.
+
+    Args:
+        head: the message with status and headers.
+        interval_s: ``None`` sends no signs.
+
+    Attributes:
+        has_begun: whether status and headers were sent.
+    """
+
+    def __init__(self, send: Send, head: Message, sign: bytes, interval_s: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._head = head
+        self._sign = sign
+        self._interval_s = interval_s
+        self._last_s = self._loop.time()
+        self._is_sending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._signing: asyncio.Task[None] | None = None
+        self.has_begun = False
+
+    def __enter__(self) -> Self:
+        if self._interval_s is not None:
+            self._timer = self._loop.call_later(self._interval_s, self._look, self._interval_s)
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._signing is not None:
+            self._signing.cancel()
+
+    async def send(self, body: bytes, *, is_last: bool = False) -> None:
+        """Send a part, behind a sign that is on its way."""
+        if self._signing is not None:
+            await self._signing
+        await self._write(body, is_last=is_last)
+
+    async def _write(self, body: bytes, *, is_last: bool = False) -> None:
+        self._is_sending = True
+        if not self.has_begun:
+            self.has_begun = True
+            await self._send(self._head)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._is_sending = False
+        self._last_s = self._loop.time()
+
+    def _look(self, interval_s: float) -> None:
+        """Begin with a sign if it is time for one, which it is not where the client has yet to read
+        what it was sent."""
+        silent_s = 0.0 if self._is_sending else self._loop.time() - self._last_s
+        if silent_s >= interval_s:
+            self._signing = self._loop.create_task(self._give_sign(interval_s))
+        else:
+            self._timer = self._loop.call_later(interval_s - silent_s, self._look, interval_s)
+
+    async def _give_sign(self, interval_s: float) -> None:
+        await self._write(self._sign)
+        self._signing = None
+        self._timer = self._loop.call_later(interval_s, self._look, interval_s)
