@@ -154,6 +154,26 @@ def test_a_gateway_hears_of_a_client_that_hangs_up(tmp_path: Path, holding: Exit
             request.recv(1)
 
 
+def test_a_client_that_would_change_to_http_2_is_read(tmp_path: Path) -> None:
+    """As Java's would, whose body a gateway that was told of it would take for HTTP/2."""
+    head = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n"
+    change = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+        haproxy(tmp_path / "cfg", "conn-failure", gateway.getsockname()[1]) as port,
+        connected(port) as client,
+    ):
+        gateway.settimeout(END_S)
+        client.sendall(head + change + b"\r\nbody")
+        request, _ = gateway.accept()
+        with request:
+            request.settimeout(END_S)
+            received = b""
+            while not received.endswith(b"\r\n\r\nbody"):
+                received += request.recv(4096)
+    assert b"upgrade" not in received.lower()
+
+
 @pytest.mark.parametrize(
     ("sent", "answer"), [(b"", b""), (b"POST / HTTP/1.1\r\n", b"HTTP/1.1 408")]
 )
