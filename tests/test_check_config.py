@@ -75,7 +75,7 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         ),
         (
             MODEL % f", chat_template: {ROOT / 'k8s' / 'monitoring' / 'alerts.yaml'}",
-            "alerts.yaml is no chat template: unexpected char '$'",
+            "alerts.yaml is not a chat template: unexpected char '$'",
         ),
         (
             MODEL % "" + "access: {api_keys_file: /no/such/file}",

@@ -237,7 +237,7 @@ def test_what_is_no_chat_is_refused_by_name(llm: LLM) -> None:
         llm.chat([CHAT, [{"content": "a"}]])
     with pytest.raises(Unsupported, match="does not know tools"):
         llm.chat(CHAT, tools=[{"type": "function", "function": {"name": "a"}}])
-    with pytest.raises(InvalidRequest, match="is no template variable"):
+    with pytest.raises(InvalidRequest, match="is not a template variable"):
         llm.chat(CHAT, chat_template_kwargs={"tokenize": True})
 
 

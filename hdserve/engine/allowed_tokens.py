@@ -1,4 +1,4 @@
-"""The tokens that may be chosen, where a request names them."""
+"""The tokens a request allows, where it names them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hdserve.engine.request_check import check_token_ids
 
 
 class AllowedTokens:
-    """Nothing but ``token_ids`` of a vocabulary.
+    """Allows only ``token_ids`` of a vocabulary.
 
-    They may be most of it, so they are read once for all choices of a request, not in the engine's
-    thread.
+    They may be most of it, so they are read once for all choices of a request, outside the
+    engine's thread.
 
     Raises:
         InvalidRequest: one of them is not in the vocabulary.
@@ -26,8 +26,8 @@ class AllowedTokens:
         self._num_tokens = int(self._is_allowed.sum())
 
     def are_among(self, token_ids: Collection[int]) -> bool:
-        """Whether ``token_ids``, each of which is there once, have all of them; they may be beyond
-        the vocabulary."""
+        """Whether ``token_ids``, all distinct, include every allowed one; they may lie beyond the
+        vocabulary."""
         known = [token_id for token_id in token_ids if token_id < len(self._is_allowed)]
         others = torch.tensor(known, dtype=torch.int64)
         return int(self._is_allowed[others].sum()) == self._num_tokens

@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, and its outputs in the event loops of the requests."""
+"""The engine in a thread of its own; its outputs go to the event loops of the requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _Command = Callable[[Engine], None]
 
 _DISPENSABLE_S = 0.005
-"""How long a step may wait for commands that decoding can do without; one is always run."""
+"""How long a step may wait for commands that decoding does not need; at least one is run."""
 
 
 class _Dispensable:
@@ -43,7 +43,7 @@ class _Dispensable:
 
 
 class _Closed(Exception):
-    """Nothing more is to be done."""
+    """The engine was asked to stop."""
 
 
 class _Waiter:
@@ -65,16 +65,16 @@ class _Waiter:
 class AsyncEngine:
     """Runs an :class:`Engine` in one thread, the only one that ever touches it.
 
-    Everything from outside comes through one inbox that is read between steps; what decoding can do
-    without does not keep it from the next one for long.  Delivery never blocks the engine.  If a
-    step fails, and not for one sequence alone, every waiter gets ``EngineStopped`` with the cause,
-    and everybody who asks later ``EngineGone``: each request ends exactly once.
+    Everything from outside comes through one inbox, read between steps; commands that decoding
+    does not need delay the next step only briefly.  Delivery never blocks the engine.  If a step
+    fails as a whole, not for one sequence only, every waiter gets ``EngineStopped`` with the cause,
+    and every later call ``EngineGone``: each request ends exactly once.
 
     Args:
         make_engine: builds the engine, in the engine's own thread.
         max_num_open: most sequences that may be open, running and waiting together.
-        on_failure: called in the engine's thread once a failure has been told to every waiter;
-            not when the engine is closed.
+        on_failure: called in the engine's thread after every waiter was told of a failure; not
+            when the engine is closed.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class AsyncEngine:
 
     @contextmanager
     def room(self, num_prompts: int, num_choices: int) -> Iterator[None]:
-        """Keep places for sequences of so many choices of each prompt while they are made ready.
-        To be left before they are decoded.
+        """Reserve places for ``num_choices`` sequences of each of ``num_prompts`` prompts while
+        they are prepared; leave the context before they are decoded.
 
         Raises:
-            Overloaded: too many sequences are open or made ready.
-            InvalidRequest: so many may never be.
+            Overloaded: too many sequences are open or being prepared.
+            InvalidRequest: more than can ever be open at once.
         """
         check_num_sequences(num_prompts, num_choices, self._max_num_open)
         number = num_prompts * num_choices
@@ -144,10 +144,10 @@ class AsyncEngine:
             raise EngineStopped(f"the engine has not finished a step for {silence_s:.0f} s")
 
     def call(self, command: _Command) -> None:
-        """Have ``command`` run in the engine's thread between two steps, after those before it.
+        """Have ``command`` run in the engine's thread between two steps, in the order of the calls.
 
-        For what decoding can do without: an exception is logged, and the engine goes on; where
-        many come at once, there are steps between them.
+        For what decoding does not need: an exception is logged, and the engine goes on; many
+        commands at once are spread over several steps.
         """
         self._inbox.put(_Dispensable(command))
 
@@ -185,7 +185,7 @@ class AsyncEngine:
             InvalidRequest: the engine refuses the sequence, or its id is in use.
             EngineGone: it had failed or was closed before.
             EngineStopped: the engine fails or is closed.
-            HdserveError: the sequence has a value nobody checked, which the log tells.
+            HdserveError: the sequence has an invalid value that no check caught; see the log.
         """
         waiter = self._open(seq)
         is_ended = False
@@ -225,7 +225,7 @@ class AsyncEngine:
         with self._lock:
             self._num_open -= 1
             self._waiters.pop(request_id, None)
-            # Before the lock is free: else the id could be another sequence's by then.
+            # While the lock is held: afterwards the id could belong to another sequence.
             if aborts:
                 self._inbox.put(lambda engine: engine.abort(request_id))
 
@@ -235,8 +235,8 @@ class AsyncEngine:
         except HdserveError as error:
             self._deliver(seq, error)
         except FAULTS_OF_ONE_REQUEST:
-            logger.exception("the request %s failed alone", seq.request_id)
-            reason = "this request could not be begun; the server's log says why"
+            logger.exception("request %s failed; other requests are not affected", seq.request_id)
+            reason = "this request could not be started; the server's log says why"
             self._deliver(seq, HdserveError(reason))
 
     def _deliver(self, seq: Sequence, item: StepOutput | Exception) -> None:
@@ -250,7 +250,7 @@ class AsyncEngine:
             self._is_ready.set()
             self._serve(engine)
             self._fail(EngineStopped("the engine was closed"))
-        except BaseException as error:  # extension modules panic with what is no Exception
+        except BaseException as error:  # panics of extension modules are no Exception
             logger.exception("the engine stopped")
             self._fail(error)
             if self._is_ready.is_set() and self._on_failure is not None:
@@ -271,11 +271,11 @@ class AsyncEngine:
                 self._deliver(output.sequence, output)
 
     def _obey(self, engine: Engine, postponed: deque[_Dispensable], *, is_idle: bool) -> None:
-        """Run what has come, or, while there is nothing to do, what comes next; of what decoding
-        can do without as much as there is time for.
+        """Run the commands that have arrived, or wait for one while there is nothing to do; of
+        those that decoding does not need, as many as there is time for.
 
         Raises:
-            _Closed: that was said.
+            _Closed: the engine was asked to stop.
         """
         until_s = time.monotonic() + _DISPENSABLE_S
         while postponed:
@@ -304,7 +304,7 @@ class AsyncEngine:
         for waiter in waiters:
             waiter.deliver(self._stopped())
         for question in asked:
-            # The one that the engine failed with runs already.
+            # The question during which the engine failed is already running.
             if question.running() or question.set_running_or_notify_cancel():
                 question.set_exception(self._stopped())
 

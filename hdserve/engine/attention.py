@@ -20,16 +20,15 @@ ATTENTION_NAME: Final = "hdserve_packed"
 def register_attention() -> None:
     """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times.
 
-    Not as something that has masks: to make one, a model looks for packed sequences in its
-    positions, and waits for a GPU to find some.
+    It gets no mask function: to make a mask, a model would search its positions for packed
+    sequences, and on a GPU wait for the result.
     """
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
 
 
 def number_layers(module: torch.nn.Module) -> None:
-    """Tell the layers of a model their numbers as compiled code is given them: in tensors, so that
-    layers differ in tensors alone and one piece of code serves all
-    (:mod:`~hdserve.engine.repeated_layers`)."""
+    """Give each layer of a model its number as a tensor: then layers differ in tensors alone, and
+    compiled code of one serves all (:mod:`~hdserve.engine.repeated_layers`)."""
     for each in module.modules():
         if isinstance(getattr(each, "layer_idx", None), int):
             each.layer_number = torch.tensor(each.layer_idx)
@@ -47,19 +46,19 @@ def packed_attention(
     s_aux: torch.Tensor | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the rows' keys and values to the cache and attend, each row to its own sequence.
+    """Write the rows' keys and values to the cache and let each row attend to its own sequence.
 
-    On a CPU sequences of few rows are attended for in one call of the compiled kernel, the others
-    one by one: a mask over the concatenation would cost the square of the batch.  On a GPU all are
-    in one call.  To be called within :func:`~hdserve.engine.step_context.running`.
+    On a CPU all sequences of few rows are handled by one call of the compiled kernel, the others
+    one by one: a mask over the concatenation would cost the square of the batch.  On a GPU one call
+    handles all.  Call it within :func:`~hdserve.engine.step_context.running`.
 
     Args:
         query: ``[1, num_heads, num_rows, head_size]``.
         key, value: ``[1, num_kv_heads, num_rows, head_size]``.
         sliding_window: of this layer; ``None`` sees everything.
         softcap: bound of the scores (Gemma 2); ``None`` for none.
-        s_aux: sinks, as models call them, ``[num_heads]``: a score for each head that takes its
-            share of attention and gives nothing (gpt-oss); ``None`` for none.
+        s_aux: attention sinks, ``[num_heads]``: per head a score that takes its share of the
+            attention and contributes no value (gpt-oss); ``None`` for none.
 
     Returns:
         ``[1, num_rows, num_heads, value_size]`` and no weights.
@@ -81,10 +80,10 @@ def attend_by_plan(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend as :func:`packed_attention` does, in the layer with a number.
+    """Attend as :func:`packed_attention` does, in the layer with the given number.
 
-    An operator takes tensors and numbers, so it cannot be given the plan, and finds it where the
-    eager function does.
+    An operator takes only tensors and numbers, so it cannot be given the plan; it finds the plan
+    where the eager function does.
     """
     plan = current_plan()
     assert plan is not None, "attention is called within a step"

@@ -24,8 +24,8 @@ def _is_there() -> None:
 
 
 class BatchKind(NamedTuple):
-    """What batches have in common that have as many rows, as many rows with logits, and attend
-    alike."""
+    """Batches of one kind share their shape: the number of rows, the number of rows with logits,
+    and the attention kernel."""
 
     num_rows: int
     num_logits: int
@@ -37,15 +37,15 @@ class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
 
     Attributes:
-        logit_rows: ``[n]`` int64, the rows whose next token is to be chosen, then those of prompt
-            tokens that are scored, and padding.
-        logit_slices: per chunk its part of ``logit_rows``, in the order of the tree's nodes; empty
-            for a chunk without a tree.
-        num_nodes: of all trees; as many of ``logit_rows`` come first.
-        scored_slices: for chunks with scored tokens their part of ``logit_rows``, by their index.
-        send: copies what these tensors are to hold to the device, first of all in a forward, which
-            may be a graph.
-        kind: of batches that all have the very tensors of this one; ``None`` where there are none.
+        logit_rows: ``[n]`` int64, the rows that need logits: first the nodes of all trees, then the
+            prompt tokens that are scored, then padding.
+        logit_slices: for each chunk its part of ``logit_rows``, in the order of its tree's nodes;
+            empty for a chunk without a tree.
+        num_nodes: of all trees; the first ``num_nodes`` of ``logit_rows`` are theirs.
+        scored_slices: for each chunk with scored tokens, by index, its part of ``logit_rows``.
+        send: copies the contents of these tensors to the device; the first thing a forward does,
+            also when it runs as a CUDA graph.
+        kind: shared by all batches that reuse these same tensors; ``None`` if none do.
     """
 
     token_ids: torch.Tensor
@@ -70,8 +70,8 @@ def build_batch(
     """Pack ``chunks`` into one forward of an allowed shape.
 
     Args:
-        kernel: attends for all sequences if shapes are exact, and else for those of as many rows as
-            it is fast for.
+        kernel: attends for all sequences if shapes are exact, else only for sequences of at most
+            ``kernel.max_rows`` rows, up to which it is fast.
     """
     packed = pack_rows(chunks, shapes, cache.scratch_row)
     kv_rows = torch.from_numpy(packed.kv_rows).to(device)

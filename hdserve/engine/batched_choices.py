@@ -1,8 +1,8 @@
 """The choices of all nodes of many sequences at once, for a GPU.
 
-A walk that asks for one choice after the other would wait for the device at each node.  Noise is a
-function of seed, choice and position, and a node's position is known before it is reached, so the
-choices at all nodes are those a walk would make, whichever of them it reaches.
+A walk that asks for one choice at a time would wait for the device at each node.  Noise is a
+function of seed, choice and position, and a node's position is known in advance, so the choices
+computed at all nodes are those a walk would make, whichever nodes it reaches.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Nodes(NamedTuple):
 
 def choose_together(trees: Sequence[Nodes], max_logits: int = MAX_LOGITS) -> list[list[int]]:
     """What :func:`~hdserve.engine.sampler.choose` chooses at every node of every tree, or
-    :data:`NO_TOKEN`; it comes from the device in one piece.
+    :data:`NO_TOKEN`; fetched from the device in one transfer.
 
     Args:
         max_logits: see :data:`MAX_LOGITS`.
@@ -60,7 +60,7 @@ def choose_together(trees: Sequence[Nodes], max_logits: int = MAX_LOGITS) -> lis
 
 
 def _parts(trees: Sequence[Nodes], max_logits: int) -> Iterator[list[Nodes]]:
-    """``trees`` in order, as many together as have no more than ``max_logits``; at least one."""
+    """``trees`` in order, in groups of at most ``max_logits`` logits; at least one tree each."""
     part: list[Nodes] = []
     num_logits = 0
     for tree in trees:
@@ -76,7 +76,7 @@ def _choose(trees: Sequence[Nodes]) -> torch.Tensor:
     """The tokens of trees with equal parameters, one after the other."""
     logits = torch.cat([tree.logits for tree in trees])
     if can_be_read(logits, torch.bfloat16):
-        logits = logits.float()  # which the kernel reads that chooses one by one
+        logits = logits.float()  # as the kernel for single choices reads them
     tokens = choose(logits, trees[0].params, [key for tree in trees for key in tree.keys])
     chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     return torch.where(chosen.isfinite(), tokens, NO_TOKEN)

@@ -1,8 +1,8 @@
-"""Attention over packed draft trees by PyTorch's FlexAttention, as a GPU wants it.
+"""Attention over packed draft trees by PyTorch's FlexAttention, in the form a GPU needs.
 
-All rows of a step attend in one call, whatever sequences they belong to, to the cache as it lies:
-a list of the blocks of keys that any of them sees says what is read, and a function of row and key
-what is seen.  Shapes depend on the number of rows alone, and everything that changes from step to
+All rows of a step attend in one call, whatever sequences they belong to, to the cache in place: a
+list of the blocks of keys that any row sees says what is read, and a function of row and key says
+what is visible.  Shapes depend only on the number of rows, and everything that changes from step to
 step is read from tensors, so that a CUDA graph can hold it (docs/adr/0024).
 """
 
@@ -29,7 +29,7 @@ class BlockAttention:
     Args:
         seen: what the rows see; read when a step is run.
         num_keys: rows of the cache, a multiple of ``KEYS_PER_BLOCK``.
-        is_compiled: ``False`` computes the definition, as a CPU can.
+        is_compiled: ``False`` computes FlexAttention's reference definition, which a CPU can run.
     """
 
     def __init__(self, seen: SeenBlocks, num_keys: int, *, is_compiled: bool) -> None:
@@ -104,16 +104,16 @@ class BlockAttention:
 
 
 def _beside(sinks: torch.Tensor, attended: torch.Tensor, aux: Any) -> torch.Tensor:
-    """What is left to ``attended [1, num_heads, num_rows, value_size]``, whose scores sum up to
-    ``exp(aux.lse)``, beside ``sinks``."""
+    """``attended [1, num_heads, num_rows, value_size]``, the sum of whose exponentiated scores is
+    ``exp(aux.lse)``, scaled down by the share that ``sinks`` take."""
     shares = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[None, :, None])
     return attended * shares[..., None].to(attended.dtype)
 
 
 def _kernel_options(num_rows: int, num_groups: int) -> Any:
-    """For few rows all heads that share keys are in one tile, by default however large, and of two
-    warps, which have too few registers for 64 rows of 128 numbers: compiled for Hopper 24,232 bytes
-    of them spill with a window and 696 without one, by eight warps 176 and none."""
+    """For few rows, put all heads that share keys in one tile.  By default such a tile gets two
+    warps, however large it is, and spills registers: at 64 rows of 128 numbers on Hopper 24,232
+    bytes with a window and 696 without; with eight warps 176 and none."""
     if num_rows >= ROWS_PER_BLOCK:
         return None
     together = 1 << (num_rows * num_groups - 1).bit_length()
@@ -123,8 +123,8 @@ def _kernel_options(num_rows: int, num_groups: int) -> Any:
 
 
 def visible_in(seen: SeenBlocks, window: int | None) -> MaskFunction:
-    """Whether a row sees a row of the cache: what is committed of its sequence, and those of the
-    drafts under verification that it descends from, itself included; within a window of positions.
+    """Whether a row sees a row of the cache: the committed tokens of its sequence, and those drafts
+    under verification that are its ancestors, itself included; within a window of positions.
     """
     positions, starts, stops = seen.positions, seen.starts, seen.stops
     first_nodes, num_nodes = seen.first_nodes, seen.num_nodes

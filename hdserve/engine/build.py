@@ -54,16 +54,16 @@ def build_engine(
 
     Args:
         compiled: the model, if it has been compiled.
-        begin_to_compile: compiles it beside the first requests; not used where answers have to be
-            exact and are, since they would be others then.
+        begin_to_compile: compiles the model in the background while first requests are answered;
+            not used where exact answers are required and hold: compiled ones could differ.
         uses_blocks: see :class:`~hdserve.engine.model_runner.ModelRunner`.
-        is_exact: whether answers are exact, where an engine that runs the model alike has found out
-            what that costs; ``None`` is as the configuration says.
+        is_exact: whether answers are exact, if another engine for the same model has already
+            measured what that costs; ``None`` follows the configuration.
 
     Raises:
-        ConfigError: the KV cache is too small, or does not fit into memory, or forwards beside it;
-            or answers are to be exact and cannot be.
-        UnsupportedModel: the model gives other results in packed forwards.
+        ConfigError: the KV cache is too small or does not fit into memory, or forwards do not fit
+            besides it; or exact answers are required and impossible.
+        UnsupportedModel: the model gives different results in packed forwards.
     """
     drafting = config.drafting
     max_draft_tokens = drafting.most_draft_tokens(model.device.type) if drafters else 0
@@ -104,7 +104,7 @@ def build_engine(
 def _make_budget(
     config: ModelConfig, runner: ModelRunner, max_draft_tokens: int
 ) -> DraftBudget | None:
-    """Measure what forwards cost; ``None`` where trees are verified whole, or there are none."""
+    """Measure what forwards cost; ``None`` if trees are verified whole or never drafted."""
     if not (config.drafting.adapts_budget and max_draft_tokens):
         return None
     budget = DraftBudget(
@@ -138,8 +138,8 @@ def _prepare(
         max_rows: of the largest forward.
 
     Raises:
-        ConfigError: a GPU has no memory for that one, or answers are to be exact and cannot be.
-        UnsupportedModel: it gives other results in packed forwards.
+        ConfigError: the largest forward does not fit a GPU, or exact answers are impossible.
+        UnsupportedModel: the model gives different results in packed forwards.
     """
     if compiled is not None and runner.needs_hidden:
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
@@ -153,7 +153,7 @@ def _prepare(
 def _check(runner: ModelRunner) -> None:
     """
     Raises:
-        UnsupportedModel: the model gives other results in packed forwards, however it attends.
+        UnsupportedModel: the model gives different results in packed forwards with any attention.
     """
     try:
         check_packed_forward(runner)
@@ -166,8 +166,8 @@ def _check(runner: ModelRunner) -> None:
 
 
 def _may_change_over(runner: ModelRunner, config: EngineConfig) -> bool:
-    """Whether the model may be compiled while it answers: not where answers have to be exact and
-    are, unless they stay the same."""
+    """Whether the model may be compiled while it answers: not where exact answers are required and
+    hold, unless compiling keeps them the same."""
     stays_as_it_is = config.exact is True and runner.shapes.is_exact
     return not runner.needs_hidden and (can_pack(runner.model.module) or not stays_as_it_is)
 
@@ -189,9 +189,9 @@ def _make_scheduler(
 
 
 def _compile_kernels(runner: ModelRunner) -> None:
-    """Compile, or load, the kernels that no forward calls, before a request waits for them."""
+    """Compile, or load, the kernels that forwards do not call, before a request waits for them."""
     scratch_row = runner.cache.scratch_row
     runner.cache.keep([(scratch_row, scratch_row)])
     logits = torch.zeros((1, runner.model.vocab_size), device=runner.model.device)
-    for each in (logits, rounded(logits.to(runner.model.dtype))):  # shaped, and as they are
+    for each in (logits, rounded(logits.to(runner.model.dtype))):  # with penalties, and raw
         choose_one(each, core.SamplingParams(temperature=1.0), 0)

@@ -1,4 +1,4 @@
-"""How large the KV cache is, and what else takes memory beside it."""
+"""How large the KV cache is, and what else needs memory."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hdserve.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _MIN_SEQUENCE_TOKENS = 2
-"""A prompt of one token, and the one that is chosen."""
+"""A prompt of one token and one generated token."""
 
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
-"""The share of the free memory that the KV cache takes where the configuration does not say.  On a
+"""The share of the free memory that the KV cache takes if the configuration does not say.  On a
 GPU it leaves room for a forward."""
 
 _GPU_WORKSPACE_BYTES = 1 << 30
-"""What libraries take, and what layers pass on to each other."""
+"""What libraries take, and the activations that layers pass on."""
 
 _NUM_CHOICE_TENSORS = 8
-"""How many float64 tensors there are at a time while tokens are sampled."""
+"""How many float64 tensors exist at the same time while tokens are sampled."""
 
 
 def make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
     """A KV cache as large as the configuration says, or as memory allows.
 
     Args:
-        num_extra_rows: rows of a draft tree, for which there is room beside every sequence.
+        num_extra_rows: rows of a draft tree, which every sequence has room for in addition.
 
     Raises:
-        ConfigError: it has no room for a sequence and its drafts, or does not fit.
+        ConfigError: it cannot hold one sequence and its drafts, or does not fit into memory.
     """
     config = model_config.engine
     longest = align(model.max_model_len + num_extra_rows)
@@ -58,14 +58,14 @@ def make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: in
         logger.warning("the KV cache limits the context to %d tokens", num_tokens)
     try:
         return KVCache(model.kv_shape, wanted, model.dtype, model.device)
-    except RuntimeError as error:  # also that of a GPU without memory
+    except RuntimeError as error:  # also raised when a GPU is out of memory
         raise ConfigError(f"a KV cache of {wanted} tokens does not fit: {error}") from error
 
 
 def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: int) -> int:
-    """What a GPU needs beside weights and KV cache: mostly for logits, of the largest forward, as
-    the model gives them and in float32, or once more where it scales them, of all graphs, and while
-    tokens are sampled; for the penalties of all sequences; and while they attend."""
+    """What a GPU needs besides weights and KV cache.  Mostly logits: those of the largest forward,
+    in the model's dtype and once more in float32 or scaled; those of all CUDA graphs; and copies
+    while tokens are sampled.  Then the penalties of all sequences, and attention's scratch."""
     num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
     of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
     of_graphs = 2 * MAX_GRAPH_LOGITS * model.vocab_size * 4
@@ -76,7 +76,7 @@ def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: 
 
 
 def _attention_bytes(model: LoadedModel) -> int:
-    """The bytes of what the parts of a forward find while they attend, in float32."""
+    """The bytes of the partial results of attention in a forward, in float32."""
     longest = max(layer.value_size for layer in model.kv_shape.layers)
     width = (1 << (longest - 1).bit_length()) + 2
     return MAX_PARTS * QUERIES * model.num_heads * width * 4

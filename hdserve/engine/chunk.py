@@ -11,15 +11,15 @@ from hdserve.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The rows of one sequence in one forward: decided tokens, then the drafts that hang on the
+    """The rows of one sequence in one forward: decided tokens, then the drafts that follow the
     last of them.
 
     Attributes:
-        first_column: tokens already cached.
+        first_column: number of tokens already cached.
         token_ids: decided tokens that are not cached yet, at least one.
         tree: drafts after the last of ``token_ids``, its root; ``None`` when the chunk ends inside
-            the prompt, where no choice is to be made.
-        num_scored_tokens: the first of ``token_ids`` whose logits are wanted, too.
+            the prompt, where nothing is to be chosen.
+        num_scored_tokens: how many of ``token_ids``, from the first, need logits as well.
     """
 
     segment: Segment

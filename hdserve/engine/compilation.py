@@ -1,4 +1,4 @@
-"""Compiling a model: before the first request, or beside the first ones."""
+"""Compiling a model: before the first request, or in the background of the first ones."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _NUM_CACHED_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Faster:
-    """What an engine can change over to between two steps.
+    """What an engine can switch to between two steps.
 
     Attributes:
-        shapes: at which its forwards run.
-        cost: of its forwards; ``None`` where nobody asked.
+        shapes: of its forwards.
+        cost: of its forwards; ``None`` if it was not measured.
     """
 
     compiled: CompiledForward
@@ -58,17 +58,17 @@ BeginToCompile = Callable[[LoadedModel, EngineConfig, int, int, bool], Future[Fa
 def compile_model(
     model: LoadedModel, *, uses_native: bool = True, is_repeating: bool | None = None
 ) -> CompiledForward:
-    """Compile ``model`` for any number of rows, and compare it with itself not compiled.
+    """Compile ``model`` for any number of rows, and compare its results with those uncompiled.
 
-    Changes nothing of what the model computes, so that it may run beside an engine.
+    Does not change what the model computes, so an engine may be running it meanwhile.
 
     Args:
         uses_native: see :class:`~hdserve.engine.compiled_forward.CompiledForward`.
-        is_repeating: whether the code of one layer is to be made for all, if that can be; by
+        is_repeating: whether one layer's code is to serve all layers where that is possible; by
             default as :func:`~hdserve.engine.repeated_layers.should_repeat` says.
 
     Raises:
-        UnsupportedModel: it cannot be compiled, or gives something else then.
+        UnsupportedModel: it cannot be compiled, or gives different results compiled.
     """
     is_packed = can_pack(model.module)
     if is_repeating is None:
@@ -78,7 +78,10 @@ def compile_model(
         try:
             return _compile(model, is_repeating=True, uses_native=uses_native)
         except UnsupportedModel as error:
-            logger.warning("every layer is compiled: the code of one is not for all: %s", error)
+            logger.warning(
+                "one layer's compiled code cannot be reused for all layers, compiling each: %s",
+                error,
+            )
     unroll_layers(model.module)
     return _compile(model, is_packed=is_packed, uses_native=uses_native)
 
@@ -90,10 +93,10 @@ def _compile(model: LoadedModel, **options: bool) -> CompiledForward:
     try:
         with compiled.compiling():
             difference = _difference(model, compiled)
-    except Exception as error:  # of a compiler, any
+    except Exception as error:  # compilers raise anything
         raise UnsupportedModel(f"{name} cannot be compiled: {error}") from error
     if difference > tolerance(model.dtype):
-        raise UnsupportedModel(f"{name} gives other results when compiled (by {difference:.1%})")
+        raise UnsupportedModel(f"{name} gives different results compiled (by {difference:.1%})")
     logger.info("compiled %s in %.0f s", name, time.monotonic() - started)
     return compiled
 
@@ -105,10 +108,10 @@ def compile_beside(
     max_rows: int,
     measures_cost: bool,
 ) -> Future[Faster]:
-    """Compile in a thread of its own, find out whether forwards are exact then, and measure what
+    """Compile in a separate thread, find out whether forwards are then exact, and measure what
     they cost.
 
-    To be called before the engine runs forwards.
+    Call it before the engine runs forwards.
 
     Args:
         num_tree_rows: of the largest draft tree.
@@ -120,7 +123,7 @@ def compile_beside(
 
     def run() -> None:
         try:
-            torch.set_num_threads(num_threads)  # each thread has a number of its own
+            torch.set_num_threads(num_threads)  # each thread has its own setting
             compiled = compile_model(model)
             number = config.max_num_sequences
             num_rows = max(num_rows_to_measure(num_tree_rows, number), _NUM_TRIAL_ROWS)
@@ -140,9 +143,9 @@ def compile_beside(
 
 
 def _trace_beforehand() -> None:
-    """Trace what PyTorch's compiler would trace later, by replacing ``Module.__call__`` for some
-    milliseconds: a forward in another thread would fail then."""
-    with suppress(AttributeError, ImportError):  # of another version of PyTorch
+    """Trace now what PyTorch's compiler would trace later by replacing ``Module.__call__`` for some
+    milliseconds: a forward running in another thread at that time would fail."""
+    with suppress(AttributeError, ImportError):  # in other versions of PyTorch
         from torch._inductor.loop_body import InterpreterShim  # takes seconds to load
 
         cast("Any", InterpreterShim)._dummy_gm()
@@ -155,8 +158,8 @@ def _runner(model: LoadedModel, num_rows: int) -> ModelRunner:
 
 
 def _difference(model: LoadedModel, compiled: CompiledForward) -> float:
-    """By how much the logits differ, relative to how much they differ among themselves, in a
-    prompt, in a tree and in a single row."""
+    """By how much the logits differ, relative to their own spread, in a prompt, in a tree and in a
+    single row."""
     runner = _runner(model, _NUM_CACHE_ROWS)
     segment = Segment(0, _NUM_CACHE_ROWS)
     tree = DraftTree(5 % model.vocab_size, 3)

@@ -1,4 +1,4 @@
-"""The model as one compiled graph, with attention over the packed trees as its one operator."""
+"""The model as one compiled graph, whose only operator of ours is attention over packed trees."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hdserve.engine.shared_linear import is_plain, linear_layers_of
 
 
 def _watched(guards: Sequence[Any]) -> list[bool]:
-    """Which of the compiler's guards to keep: those of the inputs, and of PyTorch's own state.
+    """Which of the compiler's guards to keep: those on inputs and on PyTorch's own state.
 
-    The modules never change.  What is global may: transformers' table of attention functions grows,
-    and for that a model would be compiled anew beside requests, and without its packed weights.
+    The modules never change.  Global state does: when transformers' table of attention functions
+    grows, a guard on it would recompile the model during requests, and without its packed weights.
     """
     return [
         not guard.is_global and not guard.orig_guard.source.is_unspecialized_nn_module()
@@ -35,7 +35,7 @@ def _watched(guards: Sequence[Any]) -> list[bool]:
 
 _OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        "compile_threads": 1,  # no pool of processes beside the replica
+        "compile_threads": 1,  # no process pool next to the replica
         "guard_filter_fn": _watched,
     }
 )
@@ -44,35 +44,35 @@ _OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
 _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **_OPTIONS,
-        "cpp_wrapper": True,  # of 7.2 ms a row 1 ms less than a wrapper in Python (docs/adr/0014)
+        "cpp_wrapper": True,  # saves 1 of 7.2 ms a row over a Python wrapper (docs/adr/0014)
     }
 )
-"""Options of ``torch.compile`` on a CPU.  A GPU has CUDA graphs instead, and a wrapper in C++ would
-need the headers of CUDA there."""
+"""Options of ``torch.compile`` on a CPU.  A GPU has CUDA graphs instead, and a C++ wrapper would
+need the CUDA headers there."""
 
 _PACKING: Final[dict[str, Any]] = {
     "freezing": True,
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",
 }
-"""Further options, by which the compiler multiplies with loops of its own, and stores weights in
-the order in which the tiles of the processor take them (docs/adr/0014)."""
+"""Further options, by which the compiler multiplies in loops of its own, and stores weights in
+the order in which the processor's tiles read them (docs/adr/0014)."""
 
 _MAX_PACKED_BYTES = 1 << 31
-"""The most bytes of weights that are packed, because they are stored twice then."""
+"""The most bytes of weights that are packed, because packed weights are stored twice."""
 
 _SEVERAL_ROWS = 2
 """The fewest rows, and rows with logits, of a graph that is made for more than one row."""
 
 
 def can_compile() -> bool:
-    """Whether there is the C++ compiler that makes a model's code on a CPU; with it comes the one
-    for C that Triton needs on a GPU."""
+    """Whether the C++ compiler is there that compiles a model's code on a CPU; with it comes the C
+    compiler that Triton needs on a GPU."""
     return find_compiler() is not None
 
 
 def can_pack(module: torch.nn.Module) -> bool:
-    """Whether products by tiles of the processor (AMX) are to be had for the model's weights."""
+    """Whether the model's weights can be multiplied by the processor's tiles (AMX)."""
     layers = [*linear_layers_of(module)]
     can_be = all(
         is_plain(layer) and multiplies_tiles(layer.weight.device, layer.weight.dtype)
@@ -84,23 +84,22 @@ def can_pack(module: torch.nn.Module) -> bool:
 class CompiledForward:
     """Runs the stock model compiled by ``torch.compile``: its many small steps become few.
 
-    Numbers of rows and of logits are variables of the graph.  On a CPU one row is a number like
-    any other, so that the same code, which rounds alike, computes all forwards; on a GPU, and where
-    operators are left to Python, there is a graph of one row and one of more.  A graph is made when
-    it is first used, which takes a minute or so, and seconds where the code is in PyTorch's cache
-    on disk.
+    Numbers of rows and of logits are variables of the graph.  On a CPU one row is no special case:
+    the same code, with the same rounding, computes all forwards.  On a GPU, and where operators run
+    in Python, there is one graph for a single row and one for more.  A graph is made at its first
+    use, which takes about a minute, or seconds if the code is in PyTorch's cache on disk.
 
     Args:
         module: a causal language model of transformers that attends by
             :func:`~hdserve.engine.attention.packed_attention`.
-        is_packed: whether the graph has weights of its own, in another order; see
-            :func:`can_pack`.  It has at least two rows.
+        is_packed: whether the graph has its own copy of the weights, in another order; see
+            :func:`can_pack`.  Such a graph has at least two rows.
         is_repeating: whether the code of one layer is made once for all; see
             :func:`~hdserve.engine.repeated_layers.repeat_layers`.
-        uses_native: ``False`` leaves the operators to Python, as where there are no others.
+        uses_native: ``False`` runs the operators in Python, as where no C++ ones exist.
 
     Attributes:
-        is_native: whether all its linear layers are kernels of ours, called without Python.
+        is_native: whether all its linear layers are our kernels, called without Python.
         shapes: of its forwards.
     """
 
@@ -124,14 +123,14 @@ class CompiledForward:
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            options={**chosen},  # from which PyTorch takes the filter away
+            options={**chosen},  # a copy, since PyTorch removes the guard filter from it
         )
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """To be entered around the forwards for which graphs are made, in their thread.
+        """Enter this around forwards that may build graphs, in their thread.
 
-        Numbers of layers are constants of the code, or each would be made a tensor in every
+        Layer numbers are compiled in as constants; else each would be turned into a tensor in every
         forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.
         """
         chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
@@ -142,7 +141,7 @@ class CompiledForward:
             yield
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; to be called within
+        """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; call it within
         :func:`~hdserve.engine.step_context.running`."""
         rows = batch.logit_rows
         least = 1 if self._takes_one_row else min(_SEVERAL_ROWS, batch.token_ids.shape[1])
@@ -156,7 +155,7 @@ class CompiledForward:
 
 
 def _forward_of(module: torch.nn.Module) -> Any:
-    """The forward of a model as a function of rows: that there is one batch is a constant."""
+    """The model's forward as a function of the rows, with a constant batch size of one."""
     model = cast("Any", module)
 
     def forward(

@@ -10,7 +10,7 @@ OWN_GROUP = Path("/proc/self/cgroup")
 
 
 def directories(controller: str, groups: Path, own_group: Path) -> Iterator[tuple[int, Path]]:
-    """The version of the interface, 1 or 2, and the directories of the groups that bind this
+    """The version of the interface, 1 or 2, and the directories of the groups that limit this
     process, the innermost first.
 
     Args:
@@ -32,8 +32,8 @@ def directories(controller: str, groups: Path, own_group: Path) -> Iterator[tupl
 
 
 def read(path: Path) -> str:
-    """The text of a file; empty where it cannot be read.  What names a group may be no text: its
-    bytes are kept."""
+    """The text of a file; empty if it cannot be read.  Names of groups need not be valid text:
+    their bytes are kept."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

@@ -1,4 +1,4 @@
-"""One sequence's way from logits to tokens, text and its end."""
+"""One sequence's way from logits to tokens and text, up to its end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class SequenceDecoder:
     Attributes:
         ending_token_ids: tokens that end it.
         stop_token_ids: those of them that end it because the request says so.
-        detokenizer: ``None`` where only token ids are wanted.
+        detokenizer: ``None`` if only token ids are wanted.
         history: ``None`` when a choice depends on the logits alone.
         grammar: what the output must match; ``None`` allows everything.
-        scorer: of the prompt; ``None`` when its log probabilities are not wanted, or were given.
+        scorer: of the prompt; ``None`` when its log probabilities are not wanted, or known already.
     """
 
     seq: Sequence
@@ -54,12 +54,12 @@ class SequenceDecoder:
         self._noise_key = sequence_key(self.seq.params.seed, self.seq.choice_index)
 
     def set_aside(self) -> None:
-        """Take no memory of the device until the next choice."""
+        """Hold no memory of the device until the next choice."""
         if self.history is not None:
             self.history.set_aside()
 
     def score(self, prompt_logits: torch.Tensor) -> None:
-        """Score as many more tokens of the prompt as there are rows, ``[rows, vocab_size]``.
+        """Score the next tokens of the prompt, one for each row of ``[rows, vocab_size]``.
 
         Raises:
             SequenceFault: a token cannot be scored.
@@ -71,7 +71,7 @@ class SequenceDecoder:
             raise SequenceFault from error
 
     def nodes(self, tree: DraftTree, outputs: NodeOutputs) -> Nodes | None:
-        """The nodes of ``tree``, if what is sampled at each depends on its logits alone."""
+        """The nodes of ``tree``, if the choice at each depends on its logits alone."""
         params = self.seq.params
         if params.is_greedy or not self._is_free:
             return None
@@ -82,14 +82,14 @@ class SequenceDecoder:
     def decide(
         self, tree: DraftTree, outputs: NodeOutputs, chosen: list[int] | None = None
     ) -> Acceptance:
-        """Verify ``tree``: the model's choices at ``outputs``, as far as it guessed them.
+        """Verify ``tree``: the model's choices at ``outputs``, as far as the tree predicts them.
 
         Args:
-            chosen: the choice at every node of :meth:`nodes`, where they were made together.
+            chosen: the choice at every node of :meth:`nodes`, if they were computed in a batch.
 
         Raises:
             NoToken: no first token can be chosen.
-            SequenceFault: a value of the request has no place in a choice.
+            SequenceFault: a value of the request makes a choice impossible.
         """
         self._grammar_ends.clear()
         choose_next = self._chooser(outputs) if chosen is None else _chosen_at(chosen)
@@ -101,7 +101,7 @@ class SequenceDecoder:
         return acceptance
 
     def _scored(self, acceptance: Acceptance, outputs: NodeOutputs) -> list[TokenLogprob]:
-        """The log probabilities of what was chosen, if they are wanted."""
+        """The log probabilities of the chosen tokens, if they are wanted."""
         num_top = self.seq.params.logprobs
         if num_top is None:
             return []
@@ -112,8 +112,8 @@ class SequenceDecoder:
             raise SequenceFault from error
 
     def _chooser(self, outputs: NodeOutputs) -> Callable[[int], int]:
-        """A function that gives the choice of the model at a node; to be called along one path from
-        the root."""
+        """A function that gives the model's choice at a node; call it along one path from the
+        root."""
         params = self.seq.params
         if params.is_greedy and self._is_free:
             return _likeliest(*outputs.likeliest())
@@ -122,7 +122,7 @@ class SequenceDecoder:
 
     @property
     def _is_free(self) -> bool:
-        """Whether a choice depends on nothing chosen before."""
+        """Whether a choice does not depend on earlier choices."""
         return self.history is None and self.grammar is None
 
     def _choose(self, logits: torch.Tensor, position: int) -> int:
@@ -148,10 +148,10 @@ class SequenceDecoder:
         return token_id
 
     def _shaped(self, logits: torch.Tensor, *, may_end: bool = False) -> torch.Tensor:
-        """``[1, vocab_size]``: what the history and the grammar make of ``logits``.
+        """``[1, vocab_size]``: ``logits`` after the history and the grammar were applied.
 
         Args:
-            may_end: whatever ``min_tokens`` says.
+            may_end: allow ending tokens whatever ``min_tokens`` says.
         """
         if self.history is not None:
             logits = self.history.apply(logits, may_end=may_end)
@@ -162,17 +162,17 @@ class SequenceDecoder:
         return self.grammar is not None and self.grammar.error is not None
 
     def commit(self, tree: DraftTree, acceptance: Acceptance) -> tuple[Acceptance, StepOutput]:
-        """Append the chosen tokens up to the end of the sequence, if it comes among them.
+        """Append the chosen tokens, at most up to the one that ends the sequence.
 
         Returns:
-            The acceptance as far as it was used, and what to tell the request.
+            The part of the acceptance that was used, and what to tell the request.
 
         Raises:
-            SequenceFault: a token cannot be shown.
+            SequenceFault: a token cannot be decoded.
         """
         seq, texts = self.seq, list[str]()
         num_used = 0
-        if not seq.num_remaining_tokens:  # the prompt alone was asked for
+        if not seq.num_remaining_tokens:  # only the prompt was asked for
             acceptance, seq.finish_reason = Acceptance([], []), FinishReason.LENGTH
         for token_id in acceptance.token_ids:
             grammar_end = self._grammar_ends[num_used] if self.grammar else None
@@ -227,7 +227,7 @@ class SequenceDecoder:
             raise SequenceFault from error
 
     def _finish_text(self) -> str:
-        """The last of the text, in which a stop string may be found."""
+        """The rest of the text, which may contain a stop string."""
         if self.detokenizer is None:
             return ""
         text = self.detokenizer.finish(may_stop=self._may_stop)
@@ -242,7 +242,7 @@ class SequenceDecoder:
 
     @property
     def _stop_reason(self) -> str | int | None:
-        """What the request named that ended the sequence."""
+        """The stop string or token id of the request that ended the sequence."""
         if self.seq.finish_reason is not FinishReason.STOP:
             return None
         if self.detokenizer is not None and self.detokenizer.is_stopped:
@@ -256,7 +256,7 @@ class SequenceDecoder:
 
 
 def _repeated(choose: Callable[[int], int], token_ids: tuple[int, ...]) -> Callable[[int], int]:
-    """``token_ids``, one after the other, while the model chooses as it does without them."""
+    """``token_ids``, one after the other, while the model chooses as if they were not forced."""
     coming = iter(token_ids)
 
     def repeat(node: int) -> int:
@@ -278,7 +278,7 @@ def _chosen_at(token_ids: list[int]) -> Callable[[int], int]:
 
 
 def _likeliest(token_ids: list[int], logits: list[float]) -> Callable[[int], int]:
-    """The token of each node, if its logit is a number."""
+    """The likeliest token of each node, if its logit is finite."""
 
     def choose(node: int) -> int:
         if not isfinite(logits[node]):

@@ -1,4 +1,4 @@
-"""Which requests a model can answer, and what decodes each of them."""
+"""Which requests a model can answer, and the decoder of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hdserve.errors import InvalidRequest
 
 
 class DecoderFactory:
-    """Makes a :class:`SequenceDecoder` of every sequence that can be answered.
+    """Makes a :class:`SequenceDecoder` for every sequence that can be answered.
 
     Args:
         max_total_tokens: longest prompt and output together.
@@ -59,7 +59,7 @@ class DecoderFactory:
             raise InvalidRequest("min_tokens leaves no token to choose", "min_tokens")
 
     def make(self, seq: Sequence) -> SequenceDecoder:
-        """The decoder of a sequence that was checked before; a grammar that it has is begun."""
+        """The decoder of a sequence that was checked before; starts its grammar if it has one."""
         params, model = seq.params, self._model
         eos, ending = self._eos_token_ids(params), self._ending_token_ids(params)
         history = None
@@ -80,7 +80,7 @@ class DecoderFactory:
         )
 
     def _allowed(self, seq: Sequence) -> AllowedTokens | None:
-        """The tokens that a sequence may have; ``None`` is all.
+        """The tokens a sequence may contain; ``None`` allows all.
 
         Raises:
             InvalidRequest: one is not in the vocabulary.

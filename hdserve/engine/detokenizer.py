@@ -12,7 +12,7 @@ from hdserve.engine.stop_string import StopString
 
 _MAX_CHARACTER_BYTES = 4
 _MAX_UNDECODED_TOKENS = 16
-"""The most tokens of an unfinished character: after as many it will not become one."""
+"""The most tokens of an unfinished character: after more it will never become one."""
 
 _MAX_PROMPT_TOKENS = 24
 """How many tokens at the end of a prompt are searched for text."""
@@ -27,8 +27,8 @@ class Detokenizer:
 
     Args:
         backend: the ``tokenizers.Tokenizer`` of the model.
-        prompt: what the output follows: many decoders drop the space that a text begins with,
-            which is none where the output goes on.
+        prompt: what the output follows: many decoders drop a space at the beginning of a text,
+            which must be kept where the output continues another one.
     """
 
     def __init__(self, backend: Any, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
@@ -38,11 +38,11 @@ class Detokenizer:
         self._stop = [StopString(text) for text in params.stop]
         self._includes_stop = params.include_stop_str_in_output
         self._last_decoded = [*prompt[-_MAX_PROMPT_TOKENS:]]
-        """The tokens of the last text."""
+        """The tokens of the last complete text."""
         self._undecoded: list[int] = []
         self._held = ""
         self._num_deaf = 0
-        """How many of the first characters that are held no stop string may end in."""
+        """No stop string may end within this many of the first held characters."""
         self.found_stop: str | None = None
         """The stop string that ended the text."""
 
@@ -52,8 +52,8 @@ class Detokenizer:
         return self.found_stop is not None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add a token; what can be shown now.  Sets ``found_stop`` when a stop string ends with it
-        and ``may_stop``, after which nothing may be pushed."""
+        """Add a token; return the text that can be shown now.  If ``may_stop`` and a stop string
+        ends with it, sets ``found_stop``, after which nothing may be pushed."""
         assert not self.is_stopped
         self._undecoded.append(token_id)
         piece = self._step(token_id)
@@ -63,7 +63,7 @@ class Detokenizer:
             return ""
         elif self._decode(self._undecoded):
             piece = self._give_up()
-        else:  # special tokens that are skipped, all of which a stream would decode each time
+        else:  # special tokens that are skipped; a stream would decode all of them each time
             self._undecoded.clear()
             self._stream = self._stream_behind(self._last_decoded)
             return ""
@@ -72,8 +72,8 @@ class Detokenizer:
         return self._take(piece, may_stop)
 
     def finish(self, *, may_stop: bool = True) -> str:
-        """What was held back: the output is complete.  A character that was cut off shows as the
-        replacement character; what stands before it may end with a stop string."""
+        """Return the text held back, as the output is complete.  A character that was cut off
+        becomes the replacement character; the text before it may end with a stop string."""
         shown = ""
         if self._undecoded and not self.is_stopped:
             shown = self._take(self._decode(self._undecoded), may_stop)
@@ -81,8 +81,8 @@ class Detokenizer:
         return text
 
     def _stream_behind(self, token_ids: Sequence[int]) -> DecodeStream:
-        """A stream that goes on after the last text of ``token_ids``; a character that they leave
-        unfinished is none."""
+        """A stream that continues after the last text of ``token_ids``; one that begins anew if
+        they end with an unfinished character."""
         end, text = list[int](), ""
         for number in range(1, min(len(token_ids), _MAX_PROMPT_TOKENS) + 1):
             end = [*token_ids[-number:]]
@@ -93,10 +93,10 @@ class Detokenizer:
         return DecodeStream(begun, self._skips_special_tokens)
 
     def _step(self, token_id: int) -> str | None:
-        """The text that is complete with ``token_id``; ``None`` when there is none.
+        """The text that ``token_id`` completes; ``None`` if there is none.
 
-        After bytes that are no UTF-8, decoders with byte fallback take back characters that were
-        complete before, which the stream refuses; the text then goes on after what was shown.
+        After invalid UTF-8, decoders with byte fallback take back characters that were already
+        complete, which the stream refuses; the text then continues after what was shown.
         """
         try:
             piece: str | None = self._stream.step(self._backend, token_id)
@@ -106,9 +106,9 @@ class Detokenizer:
         return piece
 
     def _give_up(self) -> str:
-        """What no token that comes can make a character any more: each would be decoded with all of
-        it.  The tokens of one that may have begun stay: the text is the same with the cut before
-        them."""
+        """Return the text of undecoded tokens that no later token can complete; else every later
+        token would be decoded with all of them.  The last tokens stay if they may begin a
+        character: as many as can be cut off without changing the text."""
         tokens, whole = self._undecoded, self._decode(self._undecoded)
         num_kept = next(
             (
@@ -146,7 +146,7 @@ class Detokenizer:
         return shown
 
     def _find_stop(self) -> tuple[int, str] | None:
-        """Where the first stop string begins, and which it is."""
+        """Where the first stop string begins, and which one it is."""
         places = (
             (self._held.find(each.text, max(0, self._num_deaf - len(each.text) + 1)), each.text)
             for each in self._stop

@@ -1,4 +1,4 @@
-"""The device and the dtype a model runs on and in."""
+"""The device a model runs on, and its dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pick_device(device: Device) -> torch.device:
     """The device to run on; ``auto`` takes a GPU where there is one.
 
     Raises:
-        ConfigError: ``cuda`` is wanted and there is none.
+        ConfigError: ``cuda`` is asked for and there is none.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for, but torch finds no CUDA device")

@@ -45,10 +45,10 @@ class Engine:
         max_draft_tokens: most drafted tokens of a sequence and step.
         max_depth: longest drafted path.
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
-        on_finish: called with every sequence that ended, whatever the reason; for later drafts,
-            so decoding goes on when it fails.
-        faster: the model compiled, some time later; the engine changes over when it is there, and
-            goes on as it is if it never is.
+        on_finish: called with every sequence that ended, whatever the reason; used for later
+            drafts only, so decoding goes on when it fails.
+        faster: the compiled model, available some time later; the engine switches to it when it is
+            there, and stays as it is if it never is.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Engine:
         self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._outputs: deque[StepOutput] = deque()
-        """Outputs that nobody has been told of yet."""
+        """Outputs that were not handed out yet."""
         self._undecided: tuple[core.Sequence, int] | None = None
         """The sequence whose tokens are being decided, and how many it had before."""
         self._is_ending = False
-        """Whether what ran in an interrupted step is being ended; that may be interrupted, too."""
+        """Whether sequences of an interrupted step are being ended; this may be interrupted too."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
 
     @property
@@ -95,16 +95,16 @@ class Engine:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether there is something to hand out that is known already."""
+        """Whether there are outputs to hand out without another step."""
         return bool(self._outputs)
 
     def forget_prefixes(self) -> None:
-        """Let no request reuse what those that ended or run left in the KV cache."""
+        """Let no request reuse what ended or running sequences left in the KV cache."""
         self._scheduler.begin_anew()
 
     @property
     def max_total_tokens(self) -> int:
-        """Longest prompt and output together: of the model, or less where the cache is smaller."""
+        """Longest prompt and output together: the model's limit, or less if the cache is small."""
         return self._max_total_tokens
 
     @property
@@ -137,7 +137,7 @@ class Engine:
         return stats
 
     def lookup_times_s(self) -> dict[core.Source, float]:
-        """How long a draft for one of the running sequences takes from each source alone."""
+        """How long each source alone takes to draft for one of the running sequences."""
         for slot in self._scheduler.running:
             if self.drafters.has_started(slot.seq):
                 return self.drafters.lookup_times_s(slot.seq)
@@ -148,7 +148,7 @@ class Engine:
 
         Raises:
             InvalidRequest: it can never be answered; nothing was queued.
-            ArithmeticError, TypeError, ValueError: a value nobody checked; nothing was queued.
+            ArithmeticError, TypeError, ValueError: an unchecked invalid value; nothing was queued.
         """
         self.check(seq)
         seq.max_total_tokens = self._max_total_tokens
@@ -168,10 +168,10 @@ class Engine:
         self._factory.check(seq)
 
     def abort(self, request_id: str) -> None:
-        """End a sequence now; its slot and its drafter state are free at once.  One that has ended
-        stays as it is, and no step tells of it any more.
+        """End a sequence now; its slot and its drafter state are freed at once.  One that has ended
+        stays as it is, and no later step reports it.
 
-        When it is interrupted, the sequences that run end as in :meth:`run`.
+        If this is interrupted, the running sequences end as in :meth:`run`.
         """
         if self._is_ending:
             self._end_running()
@@ -197,20 +197,20 @@ class Engine:
                 return
 
     def step(self) -> list[StepOutput]:
-        """Run one forward, as :meth:`run`, and tell all that came of it.
+        """Run one forward, as :meth:`run`, and return its outputs.
 
         Returns:
-            One output per sequence that got tokens, or ended; after an interruption perhaps both.
+            One output per sequence that got tokens or ended; after an interruption perhaps both.
         """
         self.run()
         outputs, self._outputs = self._outputs, deque()
         return [*outputs]
 
     def hand_out(self, receive: Callable[[StepOutput], None]) -> None:
-        """Tell ``receive`` of all that nobody has been told of yet, in order.
+        """Call ``receive`` with all outputs not handed out yet, in order.
 
-        Where this is interrupted nothing is lost: the next call goes on with the same output, of
-        which ``receive`` may have been told.
+        If this is interrupted nothing is lost: the next call begins with the same output, which
+        ``receive`` may already have seen.
         """
         if self._is_ending:
             self._end_running()
@@ -219,11 +219,11 @@ class Engine:
             self._outputs.popleft()
 
     def run(self) -> None:
-        """Run one forward over everything that is scheduled; what comes of it stays until it is
+        """Run one forward over everything that is scheduled; its outputs are kept until they are
         handed out.
 
-        When it is interrupted, by ``KeyboardInterrupt`` or an exception, the sequences that run
-        end, as is told then; those that wait go on, and nothing of the cache is reused.
+        If it is interrupted, by ``KeyboardInterrupt`` or an exception, the running sequences end
+        with an error output; waiting ones go on, and nothing of the cache is reused.
         """
         if self._is_ending:
             self._end_running()
@@ -234,8 +234,8 @@ class Engine:
             raise
 
     def _end_running(self) -> None:
-        """What is decided is told, and nothing beyond it; which rows of the cache hold it is not
-        known.  Where this is interrupted the next call goes on with it."""
+        """End all running sequences with an error and the tokens already decided; nothing in the
+        cache can be trusted.  If this is interrupted the next call continues it."""
         self._is_ending = True
         told = {out.sequence.request_id for out in self._outputs if out.finish_reason is not None}
         waiting = {seq.request_id for seq in self._scheduler.waiting}
@@ -256,7 +256,7 @@ class Engine:
         self._is_ending = False
 
     def _step(self) -> None:
-        """Adds what is to be told to ``_outputs``."""
+        """Append the outputs to ``_outputs``."""
         started = time.perf_counter()
         if self._faster is not None and self._faster.done():
             self._change_over(self._faster)
@@ -264,7 +264,7 @@ class Engine:
             self._decoders[seq.request_id].set_aside()
             self._stats.num_preemptions += 1
         for seq in self._scheduler.admit():
-            if seq.admitted_s is None:  # else it was preempted
+            if seq.admitted_s is None:  # not readmitted after a preemption
                 self._count_admitted(seq)
         scheduled = self._scheduler.schedule()
         if not scheduled:
@@ -276,7 +276,7 @@ class Engine:
         forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
         num_tokens, ended = self._verify(scheduled, trees, forwarded)
-        elapsed = time.perf_counter() - started  # what follows is of the sequences that ended
+        elapsed = time.perf_counter() - started  # the rest only concerns sequences that ended
         own_s = self._drafts.took(elapsed, verifying - drafted)
         self._scheduler.took(scheduled, own_s)
         for slot in ended:
@@ -287,11 +287,11 @@ class Engine:
         self._faster = None
         error = faster.exception()
         if error is not None:
-            logger.warning("the model is not compiled: %s", error)
+            logger.warning("the model stays uncompiled: %s", error)
             return
         found = faster.result()
         if self.is_exact and not found.shapes.is_exact:
-            logger.warning("the model is not compiled: its forwards would not be exact")
+            logger.warning("the model stays uncompiled: compiled forwards would not be exact")
             return
         self._runner.compile_with(found.compiled)
         self._runner.shapes = found.shapes
@@ -335,7 +335,7 @@ class Engine:
         trees: Sequence[DraftTree | None],
         forwarded: Sequence[NodeOutputs | None],
     ) -> dict[str, list[int]]:
-        """The choices at all nodes of the sequences whose choices can be made so, by request."""
+        """By request id, the choices at all nodes, where they can be computed in a batch."""
         found: dict[str, Nodes] = {}
         if self._runner.chooses_together:
             for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
@@ -355,15 +355,15 @@ class Engine:
         moves: list[tuple[int, int]],
         verified: list[Verified],
     ) -> StepOutput | None:
-        """What to tell the request; nothing inside its prompt.
+        """The output for the request; ``None`` inside its prompt.
 
-        A value of the request that its decoder fails on, or logits that are no numbers, end this
-        sequence alone: with the tokens from before the step, and nothing left in the cache.
+        If its decoder fails on a value of the request, or logits are not finite, only this sequence
+        ends: with the tokens from before the step, and nothing left in the cache.
 
         Args:
-            chosen: the choices at all nodes of ``tree``, if they were made with those of others.
-            moves: the cache rows ``(from, to)`` of what was accepted of ``tree`` are added to it.
-            verified: what came of ``tree`` is added to it.
+            chosen: the choices at all nodes of ``tree``, if they were computed in a batch.
+            moves: gets the cache rows ``(from, to)`` of the accepted part of ``tree``.
+            verified: gets the result of verifying ``tree``.
         """
         seq = work.slot.seq
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
@@ -377,7 +377,7 @@ class Engine:
         except SequenceFault as fault:
             if isinstance(fault, NoToken) and self._tries_again(work):
                 return None
-            logger.exception("the request %s failed alone", seq.request_id)
+            logger.exception("request %s failed; other requests are not affected", seq.request_id)
             work.slot.leaves_nothing = True
             return _failed(seq, num_tokens)
         moves += _moves(work.slot.segment.start + num_tokens - 1, acceptance)
@@ -390,11 +390,11 @@ class Engine:
         return output
 
     def _tries_again(self, work: Scheduled) -> bool:
-        """Whether the rows of a sequence go through the model once more, and all later ones without
-        drafts.
+        """Whether the rows of a sequence go through the model once more, this time and from then on
+        without drafts.
 
-        Where PyTorch attends, a draft of which the model makes no numbers reaches the other rows: a
-        masked column counts for nothing, but nothing times what is no number is none.
+        With PyTorch's attention, a draft whose values are not finite spoils other rows of the
+        sequence: a masked column has weight 0, but 0 times infinity or NaN is NaN.
         """
         if not work.may_draft:
             return False
@@ -424,7 +424,7 @@ class Engine:
         self._stats.num_reused_tokens += seq.num_reused_tokens
 
     def _count_prefilled(self, seq: core.Sequence, num_tokens: int) -> None:
-        """The first ``num_tokens`` tokens are in the KV cache now."""
+        """Note that the first ``num_tokens`` tokens are in the KV cache."""
         before = seq.num_prefilled_tokens
         seq.num_prefilled_tokens = max(before, min(num_tokens, seq.num_prompt_tokens))
         self._stats.num_prompt_tokens += seq.num_prefilled_tokens - before
@@ -432,7 +432,7 @@ class Engine:
     def _count_step(
         self, started: float, drafted: float, verifying: float, num_tokens: int
     ) -> None:
-        """``forward_s`` counts packing the rows too; ``draft_s`` the scheduling."""
+        """``forward_s`` includes packing the rows; ``draft_s`` includes scheduling."""
         stats, now = self._stats, time.perf_counter()
         stats.num_steps += 1
         stats.num_output_tokens += num_tokens
@@ -458,7 +458,7 @@ def _failed(seq: core.Sequence, num_tokens: int) -> StepOutput:
 
 
 def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
-    """Cache rows ``(from, to)`` that bring the accepted path next to the committed columns."""
+    """Cache rows ``(from, to)`` that move the accepted path next to the committed columns."""
     for depth, node in enumerate(acceptance.path):
         if node != depth:
             yield root_row + node, root_row + depth

@@ -30,32 +30,32 @@ _TRIED_COUNTS = (1, 2, 3, 5, 8, 17, 64)
 _AFFORDABLE_COST = 1.03
 _NUM_COST_ROUNDS = 7
 _NUM_COST_TRIALS = 3
-"""Shapes cost more only if every one of this many trials finds so: on a busy machine a single trial
-may, though forwards take the same time."""
+"""Shapes count as too slow only if each of this many trials says so: on a busy machine a single
+trial may, though forwards take the same time."""
 
 _MAX_COST_S = 2.0
-"""How long a trial takes before it begins no other round: large models are slow, and their times
+"""How long a trial takes before it starts no further round: large models are slow, and their times
 vary less."""
 
 _CHUNKS_TOKENS = (64, 256)
-"""The chunks of prompts that are timed.  A long chunk may lose what a short one gains, where
-threads share it."""
+"""The lengths of the prompt chunks that are timed.  A long chunk may lose what a short one gains
+where threads share it."""
 
 
 def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["auto"]) -> Shapes:
-    """The shapes forwards of up to ``max_rows`` run at: exact ones if they are wanted, or cost next
-    to nothing.
+    """The shapes at which forwards of up to ``max_rows`` run: exact ones if they are required or
+    cost next to nothing.
 
-    Says in the log which of them hold.
+    The log says which were chosen.
 
     Raises:
-        ConfigError: exact ones are wanted, and there are none.
+        ConfigError: exact ones are required, and there are none.
     """
     if exact is False:
         return runner.shapes
     for candidates in _candidates(runner, max_rows):
         if exact == "auto" and not _is_affordable(runner, candidates):
-            break  # the next ones take longer
+            break  # the remaining candidates are slower
         found = find_exact_shapes(runner, candidates)
         if found is not None and found.pads(max_rows):
             counts = ", ".join(map(str, found.row_counts)) or "any number of"
@@ -72,7 +72,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
 
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
-    """The shapes to try, those that cost least first."""
+    """The shapes to try, cheapest first."""
     if runner.attends_by_tiles and can_pack(runner.model.module):
         yield replace(runner.shapes, is_exact=True)
     if _calls_kernels(runner):
@@ -81,7 +81,7 @@ def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
 
 
 def _calls_kernels(runner: ModelRunner) -> bool:
-    """Whether all products of exact forwards are made by the kernel."""
+    """Whether our kernel computes all products of exact forwards."""
     if runner.compiled is not None:
         return runner.compiled.is_native
     return multiply_row_by_row(runner.model.module)
@@ -89,7 +89,7 @@ def _calls_kernels(runner: ModelRunner) -> bool:
 
 @contextmanager
 def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
-    """Within it forwards run at other shapes."""
+    """Run forwards at other shapes within the context."""
     original = runner.shapes
     runner.shapes = shapes
     try:
@@ -99,8 +99,8 @@ def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
 
 
 def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
-    """Whether a sequence's last token gives the same logits at all of several row counts, in the
-    first and in the last row, after a short and a long context that ends with a chunk of as many
+    """Whether the logits of a sequence's last token are equal at each of several row counts, in the
+    first and in the last row, after a short and a long context whose last chunk has that many
     tokens."""
     found: dict[int, torch.Tensor] = {}
     for count in _TRIED_COUNTS:
@@ -119,8 +119,8 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
 
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
-    Where the cache has no room, the long context and then the largest counts are left out.
-    Candidates that allow any count are tried at several, all of which must agree.
+    If the cache is too small, the long context is left out, then the largest counts.  Candidates
+    that allow any count are tried at several counts, which must all agree.
 
     Returns:
         ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
@@ -142,7 +142,7 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Row counts that give the same ``logits``, after as many contexts as fitted."""
+    """Row counts that give the same ``logits``, one entry for each context that fitted."""
 
     logits: list[torch.Tensor]
     row_counts: list[int]
@@ -150,7 +150,7 @@ class _Group:
 
 def _add_to_group(groups: list[_Group], count: int, logits: list[torch.Tensor]) -> None:
     """Add a row count to those that give the same logits.  Larger counts may have been tried after
-    fewer contexts than those before."""
+    fewer contexts than earlier ones."""
     for group in groups:
         if all(map(torch.equal, group.logits, logits)):
             group.row_counts.append(count)
@@ -172,10 +172,10 @@ def _context_lengths(runner: ModelRunner, num_rows: int) -> list[int]:
 def _logits_at(
     runner: ModelRunner, num_rows: int, num_last: int = 0
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Per context length the logits of one token, in the first and in the last row.
+    """For each context length the logits of one token, in the first and in the last row.
 
     Args:
-        num_last: tokens of the context that go through the model after the others.
+        num_last: size of the last chunk, in which the context's last tokens go through the model.
     """
     cache = runner.cache
     lengths = _context_lengths(runner, num_rows)
@@ -202,7 +202,7 @@ def _logits_at(
 
 
 def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
-    """Put a prompt of ``length`` tokens into the cache, those from ``cut`` on by themselves."""
+    """Put a prompt of ``length`` tokens into the cache, those from ``cut`` on as a second chunk."""
     context = trial_text(length, runner.model.vocab_size)
     for first, stop in ((0, cut), (cut, length)):
         if first < stop:
@@ -210,7 +210,7 @@ def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) 
 
 
 def _neighbours(segment: Segment, num_rows: int, max_depth: int) -> list[Chunk]:
-    """A sequence with a tree of ``num_rows`` nodes, paths no deeper than ``max_depth``, or none."""
+    """One sequence with a tree of ``num_rows`` nodes, at most ``max_depth`` deep; or nothing."""
     if not num_rows:
         return []
     tree = DraftTree(2, num_rows - 1)
@@ -221,11 +221,11 @@ def _neighbours(segment: Segment, num_rows: int, max_depth: int) -> list[Chunk]:
 
 
 def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
-    """Whether forwards at ``shapes`` take about as long as others, for one row after some context
-    and for chunks of a prompt."""
+    """Whether forwards at ``shapes`` take about as long as the current ones, for one row after some
+    context and for chunks of a prompt."""
     are_same_rows = replace(runner.shapes, is_exact=True) == shapes
     if are_same_rows and runner.attends_by_tiles:
-        return True  # they are no other forwards
+        return True  # the forwards are the same
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
     longest = min(runner.cache.num_rows, runner.model.max_model_len)
     lengths = {min(number, longest) for number in _CHUNKS_TOKENS}
@@ -234,7 +234,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
         return True
     tried = [Chunk(segment, 0, [0] * length, None) for length in sorted(lengths)]
     is_native = runner.compiled is not None and runner.compiled.is_native
-    if not (are_same_rows and is_native):  # then one row is no other forward
+    if not (are_same_rows and is_native):  # else forwards of one row are the same
         tried.insert(0, Chunk(segment, cached, [0], DraftTree(0, 0)))
     try:
         return all(
@@ -246,7 +246,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
 
 
 def _cost(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:
-    """How many times as long a forward takes at ``shapes``, rounds interleaved."""
+    """A forward's time at ``shapes`` relative to the current ones, rounds interleaved."""
     best = {runner.shapes: float("inf"), shapes: float("inf")}
     runner.forward([chunk])
     until_s = time.monotonic() + _MAX_COST_S

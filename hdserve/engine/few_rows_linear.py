@@ -1,5 +1,5 @@
-"""Linear layers on a GPU, where a few rows take as long as reading the weights, and each product
-some microseconds more: those of the same input are multiplied together (docs/adr/0031)."""
+"""Linear layers on a GPU.  A few rows take as long as reading the weights, and each product adds
+some microseconds, so layers with the same input are multiplied together (docs/adr/0031)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hdserve.engine.step_context import current_plan
 
 
 class FewRowsLinear(SharedLinear):
-    """A layer that the kernel multiplies, in a step whose plan has one."""
+    """A layer that the kernel multiplies in steps whose plan has one."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         is_compiling = torch.compiler.is_dynamo_compiling()
@@ -40,7 +40,7 @@ def multiply_by_plan(
 def multiply_together_by_plan(
     rows: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    """``rows`` times each of ``weights``, as many tensors: what the operator does in Python."""
+    """``rows`` times each of ``weights``: what the operator does in Python."""
     plan = current_plan()
     if plan is None or plan.multiply_rows is None:
         return [F.linear(rows, *each) for each in zip(weights, biases, strict=True)]

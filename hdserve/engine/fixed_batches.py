@@ -1,4 +1,4 @@
-"""Forwards of a few numbers of rows, whose input lies in the same place every time, for GPUs."""
+"""Forwards of a few fixed numbers of rows, whose inputs stay at the same addresses, for GPUs."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ FIXED_SHAPES: Final = Shapes(row_counts=tuple(1 << power for power in range(18))
 hundred."""
 
 _MAX_FIXED_ROWS: Final = 1024
-"""The most rows of a batch that has a kind; larger batches are few."""
+"""The most rows of a batch that has a kind; larger batches are rare."""
 
 _LOGIT_COUNTS: Final = (1, 32, MAX_GRAPH_LOGITS)
-"""The numbers of rows with logits in a batch whose rows are not all nodes; fewer rows than that all
-have logits."""
+"""The allowed numbers of rows with logits in batches that hold more than tree nodes; in batches
+with fewer rows than that, all rows get logits."""
 
 
 class _Made(NamedTuple):
-    """What batches of a number of rows share."""
+    """What batches of the same number of rows share."""
 
     buffers: RowBuffers
     seen: SeenBlocks | SeenParts
     plan: StepPlan
 
     def send(self) -> None:
-        """Send to the device what the batch was filled with."""
+        """Send the contents of the batch to the device."""
         self.buffers.send()
         self.seen.send()
 
 
 class FixedBatches:
-    """Makes batches whose rows attend in one call: by a kernel of ours where all are nodes of trees
-    and the GPU runs it, else by :class:`~hdserve.engine.block_attention.BlockAttention`.
+    """Makes batches whose rows attend in one call: by our kernel if all rows are nodes of trees and
+    the GPU runs it, else by :class:`~hdserve.engine.block_attention.BlockAttention`.
 
     Args:
-        max_draft_tokens: most drafted tokens of a sequence; there is room for some, whatever it is.
+        max_draft_tokens: most drafted tokens of a sequence; 0 still leaves room for some.
         num_heads: of queries.
         is_compiled: whether ``BlockAttention`` is, as on a GPU.
 
     Attributes:
-        max_depth: of drafts, up to which the kernel of ours attends.
+        max_depth: of drafts, up to which our kernel can attend.
     """
 
     def __init__(
@@ -94,30 +94,30 @@ class FixedBatches:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the kernel of ours is used."""
+        """Whether our kernel is used."""
         return self._tree_attention is not None
 
     def do_without_parts(self) -> None:
-        """Have ``BlockAttention`` attend for all."""
+        """Use ``BlockAttention`` for all batches from now on."""
         self._tree_attention = None
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether the trees of ``chunks`` are not too large."""
+        """Whether all trees of ``chunks`` are small enough."""
         return all(
             chunk.tree is None or chunk.tree.num_draft_tokens <= self._max_draft_tokens
             for chunk in chunks
         )
 
     def build(self, chunks: Sequence[Chunk]) -> ForwardBatch:
-        """Pack ``chunks``, which fit, into one forward.
+        """Pack ``chunks``, which must fit, into one forward.
 
-        The batch before it of as many rows is another one then.
+        Overwrites the previous batch with the same number of rows.
         """
         packed = pack_rows(chunks, FIXED_SHAPES, self._cache.scratch_row)
         return self._build(packed, _num_logits(packed), by_parts=self._takes_parts(packed))
 
     def empty(self, num_rows: int) -> Iterator[ForwardBatch]:
-        """Batches of so much padding alone, of each kind that :meth:`build` makes."""
+        """Batches of ``num_rows`` rows of padding, one of each kind that :meth:`build` makes."""
         packed = pack_rows([], Shapes(row_counts=(num_rows,)), self._cache.scratch_row)
         by_parts = self._takes_parts(packed)
         if by_parts:
@@ -176,7 +176,7 @@ class FixedBatches:
     ) -> tuple[SeenBlocks | SeenParts, AttendByBlocks]:
         cache = self._cache
         if by_parts:
-            assert self._tree_attention is not None, "who else reads parts"
+            assert self._tree_attention is not None, "only our kernel reads parts"
             parts = SeenParts(num_rows, self._num_groups, cache.device)
             return parts, partial(self._tree_attention, parts)
         blocks = SeenBlocks(cache, num_rows, self._max_draft_tokens)
@@ -185,15 +185,15 @@ class FixedBatches:
 
 
 def _logit_counts(num_rows: int) -> list[int]:
-    """How many rows of so many have logits, where not all are nodes: few numbers, each of which is
-    compiled for, and none that is large."""
+    """The allowed numbers of rows with logits among ``num_rows`` rows that are not all nodes: few,
+    since each is compiled for, and none that is large."""
     if num_rows > _MAX_FIXED_ROWS:
         return [1]
     return [*(count for count in _LOGIT_COUNTS if count < num_rows), num_rows][: len(_LOGIT_COUNTS)]
 
 
 def _num_logits(packed: PackedRows) -> int:
-    """Rows with logits; more than there are where batches of a kind have more."""
+    """The number of rows with logits, rounded up to an allowed one."""
     if packed.are_all_nodes:
         return packed.num_rows
     needed = len(packed.logit_rows)

@@ -20,11 +20,11 @@ from hdserve.tree import DraftTree
 
 _NUM_COLUMNS = 128
 _NUM_MANY_COLUMNS = 1024
-"""Tokens each sequence has cached, where there is room."""
+"""Cached tokens of each sequence, if there is room."""
 
 _NUM_ROUNDS = 4
 _MAX_ROUND_S = 1.0
-"""What a round may take beside one short sequence."""
+"""The time limit of the additional forwards of a round, relative to one short sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Point:
 
 
 def num_rows_to_measure(max_rows: int, max_num_sequences: int) -> int:
-    """How many rows a cache needs for everything that :func:`measure_forward_cost` measures."""
+    """How many cache rows :func:`measure_forward_cost` needs to measure everything."""
     return max(
         max_num_sequences * align(_NUM_COLUMNS + max_rows), align(_NUM_MANY_COLUMNS + max_rows)
     )
@@ -54,11 +54,11 @@ def measure_forward_cost(
     """Time forwards of growing trees of growing numbers of sequences, and of one long sequence, on
     an unused cache.
 
-    Rounds go through all sizes, up and down in turns, and the fastest of each size counts, so that
-    neither other work on the machine nor the forward before, which may have filled the processor's
-    caches, passes for a property of a size.  What does not fit into the cache is left out, and what
-    would take too long with several sequences or a long one, the most rows first: more rows of
-    several sequences are then said to cost what they cost of one more (docs/adr/0029).
+    Rounds go through all sizes, alternately up and down, and the fastest time of each size counts:
+    so neither other work on the machine, nor a previous forward that filled the processor's caches,
+    is taken for a property of a size.  Left out are forwards that do not fit into the cache, and,
+    the most rows first, those of several or long sequences that would take too long; further rows
+    of several sequences are then assumed to cost what they cost one sequence (docs/adr/0029).
 
     Args:
         max_rows: of one sequence.
@@ -85,7 +85,7 @@ def measure_forward_cost(
 def _time_forwards(
     runner: ModelRunner, needed: Sequence[_Point], others: Sequence[_Point]
 ) -> dict[_Point, float]:
-    """The fastest of each in seconds, if there was room, and time for ``others``."""
+    """The fastest time of each in seconds, if there was room, and time for ``others``."""
     _write_rows(runner, [*needed, *others])
     best: dict[_Point, float] = {}
 
@@ -106,8 +106,8 @@ def _time_forwards(
 
 
 def _in_time(seconds: Mapping[_Point, float], others: Sequence[_Point]) -> list[_Point]:
-    """Those of the ``others`` for which a round has time, the fewest rows first, by what one
-    sequence took; in their order."""
+    """Those of ``others`` that fit into the time of a round, judged by what one sequence took, the
+    fewest rows first; returned in their order."""
     alone = ForwardCost({point.num_rows: elapsed for point, elapsed in seconds.items()})
     left_s, found = _MAX_ROUND_S, set[_Point]()
     for point in sorted(others, key=lambda each: each.num_rows_together):
@@ -119,7 +119,7 @@ def _in_time(seconds: Mapping[_Point, float], others: Sequence[_Point]) -> list[
 
 
 def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
-    """Write to the cache.  Pages that nobody has written to are all the same memory, which is read
+    """Write to the cache.  Pages never written to all map to the same memory, which would be read
     too fast."""
     num_rows = max(
         point.num_sequences * align(point.num_columns + point.num_rows) for point in points
@@ -131,8 +131,8 @@ def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
 
 
 def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCost | None:
-    """What each column after ``num_columns`` costs over the rows of its sequence, if a long one was
-    measured with all numbers of rows."""
+    """The cost of each column beyond ``num_columns``, by the number of rows of its sequence, if a
+    long one was measured with all numbers of rows."""
     found: dict[int, float] = {}
     for point, elapsed in seconds.items():
         num_more = point.num_columns - num_columns
@@ -144,7 +144,7 @@ def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCo
 
 
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
-    """Seconds to find the likeliest tokens of ``num_rows`` rows, beside the forward."""
+    """Seconds to find the likeliest tokens of ``num_rows`` rows, without the forward."""
     if runner.finds_top:
         return 0.0
     model = runner.model
@@ -158,8 +158,8 @@ def _time_reading(runner: ModelRunner, num_rows: int) -> float:
 
 
 def _num_columns(runner: ModelRunner, max_rows: int, wanted: int) -> int:
-    """The tokens that each sequence has cached: as many as the context and the cache leave room
-    for."""
+    """How many cached tokens each sequence has: ``wanted``, or less if the context or the cache is
+    smaller."""
     deepest = max(binary_tree(max_rows).depths)
     rows_left = runner.cache.num_rows - max_rows
     return max(0, min(wanted, runner.model.max_model_len - 1 - deepest, rows_left))
@@ -168,7 +168,7 @@ def _num_columns(runner: ModelRunner, max_rows: int, wanted: int) -> int:
 def _other_points(
     max_rows: int, max_num_sequences: int, num_columns: int, num_many_columns: int
 ) -> Iterator[_Point]:
-    """A long sequence and several short ones, at fewer row counts than one."""
+    """A long sequence and several short ones, at fewer row counts than a single short one."""
     few = [*_doubled(max_rows), max_rows]
     if num_many_columns > num_columns:
         for num_rows in few:
@@ -188,7 +188,7 @@ def _doubled(stop: int) -> Iterator[int]:
 
 
 def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
-    """Seconds, or ``None`` where the cache is too small."""
+    """Seconds, or ``None`` if the cache is too small."""
     cache, num_columns = runner.cache, point.num_columns
     allocated = [cache.allocate(num_columns + point.num_rows) for _ in range(point.num_sequences)]
     segments = [segment for segment in allocated if segment is not None]

@@ -1,4 +1,4 @@
-"""Forwards as CUDA graphs: a launch for a forward, not one for each of its kernels."""
+"""Forwards as CUDA graphs: one launch for a forward instead of one for each of its kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_GRAPH_LOGITS: Final = 256
 """The most rows with logits of a graph."""
 
 _ERROR_MODE: Final = "thread_local"
-"""Only calls of the capturing thread can spoil a graph; other threads, such as that of another
+"""Only calls of the capturing thread can break a capture; other threads, such as that of another
 engine, may use the device meanwhile."""
 
 _WAITING: Final = "called a synchronizing CUDA operation"
@@ -27,10 +27,10 @@ Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
 class ForwardGraphs:
-    """Runs batches that have a kind by a graph for each, made when it is first met.
+    """Runs each kind of batch as a CUDA graph, captured when the kind first occurs.
 
-    Where no graph can be made, as for models that branch on what they compute, it says so once, and
-    the model runs without.
+    If no graph can be captured, as for models that branch on what they compute, one warning is
+    logged, and the model runs without graphs.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ForwardGraphs:
                 at once.
 
         Raises:
-            torch.OutOfMemoryError: there is no room for a graph.
+            torch.OutOfMemoryError: there is no memory for a graph.
         """
         kind = batch.kind
         if kind is None or (self._has_failed and kind not in self._graphs):
@@ -62,11 +62,11 @@ class ForwardGraphs:
         return self._logits[: kind.num_logits]
 
     def _capture(self, forward: Forward, batch: ForwardBatch, kind: BatchKind) -> bool:
-        """Make the graph of ``kind``; whether it could be made."""
+        """Capture the graph of ``kind``; whether that was possible."""
         beside = self._stream = self._stream or cast("Any", torch.cuda).Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            logits = forward(batch)  # what is compiled or chosen by trying is, then
+            logits = forward(batch)  # afterwards all is compiled, and chosen by trial
             is_waiting = _waits(forward, batch)
         torch.cuda.current_stream().wait_stream(beside)
         if is_waiting:
@@ -76,7 +76,7 @@ class ForwardGraphs:
         graph = torch.cuda.CUDAGraph()
         try:
             with (
-                torch.cuda.stream(beside),  # sets the stream back, which a failed graph does not
+                torch.cuda.stream(beside),  # restores the stream, which a failed capture does not
                 torch.cuda.graph(graph, pool=self._pool, capture_error_mode=_ERROR_MODE),
             ):
                 self._logits[: kind.num_logits].copy_(forward(batch))
@@ -97,8 +97,8 @@ class ForwardGraphs:
 def _waits(forward: Forward, batch: ForwardBatch) -> bool:
     """Whether a forward waits for the device, as far as PyTorch can tell.
 
-    A graph cannot, and one that fails leaves PyTorch's allocator as if it were still being made:
-    from then on it gives no memory back to find room for more.
+    Such a forward cannot be captured, and a failed capture leaves PyTorch's allocator as if it were
+    still capturing: it then never releases memory to find room for more.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as found:

@@ -1,4 +1,4 @@
-"""The likeliest tokens of a forward's rows, found and sent to the host by the forward itself."""
+"""The likeliest tokens of a forward's rows, found and sent to the host within the forward."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Logits = npt.NDArray[np.float32]
 
 
 class _Landing(NamedTuple):
-    """Memory of the host to which the likeliest tokens of some number of rows are sent, and the
-    arrays in it."""
+    """Host memory that receives the likeliest tokens of some number of rows, and the arrays in
+    it."""
 
     memory: torch.Tensor
     tokens: npt.NDArray[np.int32]
@@ -25,16 +25,16 @@ class _Landing(NamedTuple):
 
 
 class TopOfForward:
-    """Finds the likeliest tokens of a forward, which may be a CUDA graph, from within it; they are
+    """Finds the likeliest tokens of a forward as part of it, so within a CUDA graph too; they are
     read after it."""
 
     def __init__(self) -> None:
         self._landings: dict[int, _Landing] = {}
-        """Where they are sent, by the number of rows."""
+        """The receiving memory, by the number of rows."""
 
     def send(self, logits: torch.Tensor) -> None:
         """Find the likeliest tokens of ``logits [num_rows, vocab_size]``, as many as any drafter
-        reads."""
+        may read."""
         num_rows, vocab_size = logits.shape
         found = find_largest(logits, min(NUM_TOP, vocab_size))
         if num_rows not in self._landings:
@@ -44,7 +44,7 @@ class TopOfForward:
         self._landings[num_rows].memory.copy_(found, non_blocking=True)
 
     def read(self, num_rows: int, num_read: int) -> tuple[Tokens, Logits]:
-        """What was sent last of ``num_rows`` rows, to be read once the device is done.
+        """The tokens sent last for ``num_rows`` rows; read them when the device has finished.
 
         Returns:
             The tokens of the first ``num_read`` rows and their logits, ``[num_read, k]``, the

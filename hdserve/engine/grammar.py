@@ -1,4 +1,4 @@
-"""Structured output: which tokens a grammar allows after those that were chosen."""
+"""Structured output: which tokens a grammar allows after those already chosen."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
 _QUOTED_RULES = re.compile(r"\n *\d+ \| ")
 _LEXER_IS_FULL = "too many states"
 _MAX_RENEWAL_S = 0.1
-"""What may take more to compile is not compiled in the engine's thread, where everybody waits."""
+"""Grammars that take longer are not compiled in the engine's thread, where everybody waits."""
 
 _NUM_TOKENS_OF_A_MASK = 500
-"""How many tokens of a text are read again in the time that one may take: some microseconds
-each."""
+"""How many tokens of a text are read again between two masks, each of which renews the lexer's
+budget; some microseconds each."""
 
 _MAX_RENEWALS = 4
-"""How often one text may need a lexer that is not full."""
+"""How often one text may get a fresh lexer because its own is full."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Compiled:
-    """A matcher that has read nothing.
+    """A compiled grammar, with a matcher at the beginning of a text.
 
     Attributes:
-        form: what it was made of.
+        form: what it was compiled from.
         cpu_s: the processor time that took.
-        guide: another one, of a lexer of its own, for drafts; ``None`` where it took long.
+        guide: a second matcher, with its own lexer, for drafts; ``None`` if compiling took long.
     """
 
     matcher: LLMatcher
@@ -58,13 +58,13 @@ class _Compiled:
 class Grammars:
     """Compiles grammars for one model and keeps those used last; thread-safe.
 
-    Compiling takes up to two seconds, and as long before it to try whether it does, so it is done
-    in a thread that prepares requests, one grammar at a time: the other cores are the model's, and
-    what many ask for at once is compiled once.  What took longer is not tried again.
+    Compiling takes up to two seconds, after a trial that takes as long, so it is done in a thread
+    that prepares requests, one grammar at a time: the other cores are the model's, and a grammar
+    that many ask for at once is compiled once.  What took too long is not tried again.
 
-    All texts of a grammar share the states of its lexer, of which there is a bound: one that has
-    reached it follows no text any more, so it is given up, and compiled again, for those who follow
-    it as well where that is quick, and for those who ask for it.
+    All texts of a grammar share the states of its lexer, whose number is limited.  A lexer at the
+    limit can follow no text, so it is given up, and the grammar is compiled again: for later
+    requests, and for the texts that use it now if compiling is quick.
 
     Args:
         step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
@@ -88,20 +88,20 @@ class Grammars:
         self._compiling = threading.Lock()
 
     def is_known(self, grammar: str) -> bool:
-        """Whether it is compiled, or refused, without waiting."""
+        """Whether the result, a compiled grammar or a refusal, is available without waiting."""
         return self._known(grammar) is not None
 
     def check(self, grammar: str) -> None:
         """Compile ``grammar`` (:mod:`hdserve.grammar`) and keep it.
 
         Raises:
-            InvalidRequest: it is wrong, too large, or uses what is not supported; says what.
+            InvalidRequest: it is wrong, too large, or not supported; the message says which.
             Unsupported: the bytes of this model's tokens are not known.
         """
         self._compiled(grammar)
 
     def state(self, grammar: str) -> GrammarState:
-        """The beginning of a text of ``grammar``.
+        """The state before the first token of a text of ``grammar``.
 
         Raises:
             InvalidRequest, Unsupported: as ``check``.
@@ -109,8 +109,8 @@ class Grammars:
         return GrammarState(self, grammar, self._compiled(grammar), self._vocab_size)
 
     def renewed(self, grammar: str, failed: _Compiled) -> _Compiled | None:
-        """What can be followed instead of ``failed``, whose lexer is full; ``None`` where nothing
-        is at hand and it takes long to compile.
+        """A replacement for ``failed``, whose lexer is full; ``None`` if none is available and it
+        would take long to compile.
 
         Args:
             failed: was given up.
@@ -121,7 +121,7 @@ class Grammars:
         return None if isinstance(found, InvalidRequest) else found
 
     def give_up(self, grammar: str, failed: _Compiled) -> None:
-        """``failed`` is for no other text."""
+        """Use ``failed`` for no further text."""
         with self._lock:
             if self._found.get(grammar) is failed:
                 del self._found[grammar]
@@ -163,8 +163,8 @@ class Grammars:
         return found
 
     def _begun(self, form: str, guide: LLMatcher | None = None) -> _Compiled | InvalidRequest:
-        """What the first token takes, up to a second, all texts share: the engine's thread does
-        without."""
+        """Compile, and compute the work of the first token, up to a second, which all texts share,
+        so that the engine's thread need not."""
         assert self._tokenizer is not None
         begin_s = time.thread_time()
         found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
@@ -176,8 +176,8 @@ class Grammars:
         return InvalidRequest(f"the grammar cannot be used: {_reason(trial)}", "grammar")
 
     def _guided(self, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
-        """With what guides drafts, where it compiles quickly; the same again, so it is tried no
-        more."""
+        """Add a second matcher that guides drafts, if the grammar compiles quickly; it is the same
+        grammar, so no trial is needed."""
         if isinstance(found, InvalidRequest) or found.cpu_s > _MAX_RENEWAL_S:
             return found
         again = self._begun(found.form)
@@ -194,14 +194,14 @@ class GrammarState:
     """How far one sequence has come in its grammar.
 
     The verifier asks for choices along one path from the root of a draft tree, and every choice
-    becomes part of the sequence, so the state only ever moves on: a draft costs no copy and no
-    way back, and nodes that are not visited cost nothing.
+    becomes part of the sequence, so the state only moves forward: drafts need no copy and no
+    rollback, and nodes that are not visited cost nothing.
 
     Args:
-        grammars: what compiled it.
+        grammars: the compiler it came from.
 
     Attributes:
-        guide: what the grammar leaves open, for drafts; ``None`` where they do without.
+        guide: tells drafts what the grammar allows next; ``None`` if they do without.
     """
 
     def __init__(
@@ -219,12 +219,12 @@ class GrammarState:
         self._num_renewals = 0
 
     def give_up_guide(self) -> None:
-        """Do without a guide; later texts get one of a lexer that is not full."""
+        """Drop the guide; later texts get one whose lexer is not full."""
         self.guide = None
         self._grammars.give_up(self._grammar, self._compiled)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[1, vocab_size]``: ``logits`` with what the grammar forbids at minus infinity."""
+        """``[1, vocab_size]``: ``logits``, with forbidden tokens at minus infinity."""
         if self._matcher.is_stopped():
             return logits
         mask = self._matcher.compute_bitmask()
@@ -236,7 +236,7 @@ class GrammarState:
         return logits.masked_fill(is_forbidden, -torch.inf)
 
     def push(self, token_id: int) -> None:
-        """``token_id`` was chosen."""
+        """Advance by ``token_id``, which was chosen."""
         if not self._matcher.is_stopped():
             self._token_ids.append(token_id)
             self._matcher.consume_token(token_id)
@@ -245,7 +245,7 @@ class GrammarState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether the grammar allows nothing further."""
         return self._matcher.is_stopped()
 
     @property
@@ -256,7 +256,7 @@ class GrammarState:
         return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
 
     def _is_renewed(self) -> bool:
-        """Whether the matcher has just failed and another one, perhaps failed, has its place."""
+        """Whether the matcher has just failed and was replaced by one that may fail too."""
         if not self._matcher.is_error():
             return False
         self._grammars.give_up(self._grammar, self._compiled)
@@ -273,7 +273,7 @@ class GrammarState:
         return True
 
     def _read_again(self) -> None:
-        """Follow the text from its beginning.  A mask begins what one token may take anew."""
+        """Read the text again from its beginning.  Computing a mask renews the lexer's budget."""
         for begin in range(0, len(self._token_ids), _NUM_TOKENS_OF_A_MASK):
             if self._matcher.is_stopped():
                 return
@@ -302,8 +302,8 @@ def _make_tokenizer(
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What the library complains of, in one line, without the rules that it quotes: a client has
-    not written them."""
+    """The library's complaint in one line, without the rules that it quotes, which the client has
+    not written."""
     text = matcher.get_error().replace("<non-verbose/>", "")
     text = _PANIC.sub("it cannot be compiled", text)
     text = _QUOTED_RULES.split(_PLACE.sub("", text))[0]

@@ -1,4 +1,4 @@
-"""Drafts of answers that must match a grammar: what it forces, and nothing that it forbids."""
+"""Drafts of answers that must match a grammar: forced tokens first, no forbidden ones."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from hdserve.engine.grammar_guide import GrammarGuide
 from hdserve.tree import Acceptance, DraftTree
 
 _CALL = "grammar", "propose"
-"""As what it is timed, and its failures are counted."""
+"""The source under which its time and its failures are counted."""
 
 _SCORE = 1.0
-"""Of a forced token; what comes of it is seen by the budget, as of all sources."""
+"""The score of a forced token; the budget learns its worth, as for all sources."""
 
 _WIDTH, _MOST = 4, 64
-"""Many nodes are forbidden, so that so many times those that there is room for are asked for, but
-no more than these, where there is room for fewer."""
+"""Many nodes are forbidden, so this many times as many nodes are asked for as there is room for, up
+to this limit, if there is room for fewer."""
 
 
 class GrammarDrafts:
     """Asks the drafters for trees of sequences with a grammar.
 
-    Such a tree begins with the tokens that the grammar leaves no choice of, which the drafters go
-    on behind, and has no node that it forbids.
+    Such a tree begins with the tokens that the grammar forces; the drafters continue after them;
+    nodes that the grammar forbids are left out.
 
-    It fails open, as drafters do: where the grammar cannot be asked, which is counted, the sequence
-    is drafted for as if it had none from then on.
+    It fails open, as drafters do: if the grammar cannot be asked, which is counted, the sequence is
+    from then on drafted for as if it had none.
 
-    A step takes 144 us more for each sequence, with 64 guesses that are looked at, and 99 in 100
-    less than 300 us (a script outside the project, docs/adr/0021).  What the lexer may do in it is
-    bounded, as it is for a mask.
+    It adds 144 us to a step for each sequence, with 64 candidate nodes, and in 99 of 100 steps
+    less than 300 us (a script outside the project, docs/adr/0021).  The lexer's work in it is
+    bounded, as for a mask.
     """
 
     def __init__(self, drafters: GuardedDrafters) -> None:
@@ -53,7 +53,7 @@ class GrammarDrafts:
         self._drafters.propose(seq, tree, corrections)
 
     def observe(self, seq: core.Sequence, tree: DraftTree, acceptance: Acceptance) -> None:
-        """Learn what the scores of a tree from :meth:`propose` were worth."""
+        """Learn how useful the scores of a tree from :meth:`propose` were."""
         if _guide(seq) is not None:
             self._pruner.observe(tree, acceptance)
 
@@ -65,13 +65,13 @@ class GrammarDrafts:
 
 
 def _guide(seq: core.Sequence) -> GrammarGuide | None:
-    """``None`` where a recording is repeated, too, which nothing holds to the grammar."""
+    """``None`` also if a recording is repeated, as nothing holds that to the grammar."""
     guide: GrammarGuide | None = seq.grammar_state.guide
     return guide if seq.recorded_token_ids is None else None
 
 
 def _begin(seq: core.Sequence, guide: GrammarGuide, wide: DraftTree, max_certain: int) -> bool:
-    """Begin ``wide`` with what is forced."""
+    """Begin ``wide`` with the forced tokens."""
     guide.follow(seq.token_ids, seq.num_prompt_tokens)
     if seq.speculation.allows(Source.GRAMMAR):
         wide.add_path(guide.forced()[:max_certain], Source.GRAMMAR, _SCORE)
@@ -86,6 +86,6 @@ def _fill(
     pruner: Pruner,
     tree: DraftTree,
 ) -> bool:
-    """Fill ``tree`` with what is allowed of ``wide``."""
+    """Copy into ``tree`` the nodes of ``wide`` that are allowed."""
     pruner.prune(wide, guide.allowed(wide, num_certain), tree)
     return True

@@ -1,4 +1,4 @@
-"""What the grammar of one answer leaves open of its next tokens, for drafts."""
+"""Which tokens the grammar of one answer allows next, for drafts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hdserve.tree import DraftTree
 
 
 class GrammarGuide:
-    """Follows one text, beside the :class:`~hdserve.engine.grammar.GrammarState` that chooses.
+    """Follows one text, next to the :class:`~hdserve.engine.grammar.GrammarState` that chooses.
 
-    The two share nothing: not the matcher, whose errors stay, and not its lexer either.  Whatever
-    reads a guess adds states to the lexer and takes of its work, of both of which there is a bound,
-    and a grammar that reaches one ends its text.  With a lexer for both, 16 guesses of 16 tokens
-    before each token ended texts that had not ended without, and filled it three times in 400
+    The two share nothing: not the matcher, whose errors are permanent, nor its lexer.  Reading
+    guesses adds lexer states and uses up lexer work, both of which are limited, and a grammar that
+    reaches a limit ends its text.  With one lexer for both, 16 guesses of 16 tokens before each
+    token ended texts that would not have ended otherwise, and filled the lexer three times in 400
     tokens.
 
     Args:
-        matcher: an ``LLMatcher`` that has read nothing, of a lexer that no ``GrammarState`` has.
+        matcher: an ``LLMatcher`` that has read nothing, whose lexer no ``GrammarState`` uses.
     """
 
     def __init__(self, matcher: Any) -> None:
@@ -27,13 +27,13 @@ class GrammarGuide:
         self._mask = b""
 
     def follow(self, token_ids: Sequence[int], begin: int = 0) -> None:
-        """Read what the output, which is ``token_ids`` from ``begin`` on, has more than before.
+        """Read the new tokens of the output, which is ``token_ids`` from ``begin`` on.
 
-        The mask that is made then is that of the place; it gives the lexer new work for the guesses
-        that are read there, so that they are bounded, too.
+        Then compute the mask there, which renews the lexer's work limit for the guesses that are
+        read next, so that these are bounded too.
 
         Raises:
-            RuntimeError: the grammar cannot be followed any more.
+            RuntimeError: the grammar cannot be followed any further.
         """
         new = token_ids[begin + self._num_read :]
         self._num_read += len(new)
@@ -43,16 +43,16 @@ class GrammarGuide:
         self._check()
 
     def forced(self) -> list[int]:
-        """The next tokens, as far as the grammar leaves no choice of them."""
+        """The next tokens, as long as the grammar allows only one."""
         found: list[int] = self._matcher.compute_ff_tokens()
         self._check()
         return found
 
     def allowed(self, tree: DraftTree, num_certain: int) -> list[bool]:
-        """Which nodes of ``tree`` the grammar lets come; ``tree`` begins with ``num_certain`` nodes
-        of the tokens that are forced.
+        """Which nodes of ``tree`` the grammar allows; ``tree`` begins with ``num_certain`` nodes of
+        forced tokens.
 
-        Each path is read once, to its first token that is not allowed.
+        Each path is read once, up to its first token that is not allowed.
         """
         paths = self._paths_to_read(tree, num_certain)
         num_allowed = [0] * len(tree)
@@ -61,7 +61,7 @@ class GrammarGuide:
             path, parent = paths[node], tree.parents[node]
             if path is None:
                 continue
-            if not num_allowed[node]:  # nothing that hangs on it was read
+            if not num_allowed[node]:  # its descendants were not read
                 num_allowed[node] = self._matcher.validate_tokens(path)
             num_allowed[parent] = max(num_allowed[parent], num_allowed[node])
             found[node] = num_allowed[node] >= tree.depths[node]
@@ -69,8 +69,8 @@ class GrammarGuide:
         return found
 
     def _paths_to_read(self, tree: DraftTree, num_certain: int) -> list[list[int] | None]:
-        """The tokens up to each node; ``None`` for those whose first token may not be the next, and
-        those that leave what is forced."""
+        """The tokens up to each node; ``None`` for nodes whose first token is not allowed next, or
+        that branch off the forced tokens."""
         token_ids, parents = tree.token_ids, tree.parents
         found: list[list[int] | None] = [None] * num_certain
         found.append(token_ids[1 : num_certain + 1])

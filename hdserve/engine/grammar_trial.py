@@ -1,9 +1,9 @@
-"""Whether a grammar compiles in bounded time and memory: it is tried in a process of its own.
+"""Whether a grammar compiles in bounded time and memory, tried in a separate process.
 
-A regular expression, or a few in one schema that have to hold together, can take hours and
-gigabytes to compile, which no size of the text and no limit of the library tells beforehand, and
-nothing ends a thread that compiles.  A process ends at its limits.  What tokens there are makes no
-difference to it, so it has those of single bytes: a start takes some 0.07 s of processor time.
+A regular expression, or several in one schema that must hold together, can take hours and
+gigabytes to compile.  Neither the size of the text nor any limit of the library predicts that, and
+a compiling thread cannot be stopped.  A process ends at its limits.  The vocabulary makes no
+difference, so the trial uses single bytes: starting takes about 0.07 s of processor time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 MAX_CPU_S = 2
 MAX_MEMORY_BYTES = 2**31
 _MAX_WAIT_S = 60.0
-"""How long a trial may take on a machine so busy that its two seconds of processor time take as
-long."""
+"""How long a trial may take in wall-clock time: its two seconds of processor time can take that
+long on a busy machine."""
 
 
 def parser_limits(step_fuel: int) -> LLParserLimits:
-    """What a grammar may take while it is followed.
+    """The limits of following a grammar.
 
     Args:
         step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
@@ -33,15 +33,15 @@ def parser_limits(step_fuel: int) -> LLParserLimits:
 
 
 _MAX_LEXER_STATES = 20_000
-"""The most states of a lexer, each of 1 to 2 kB.  A schema of 200 alternatives needs between 3,000
-and 10,000."""
+"""The most states of a lexer, each of 1 to 2 kB.  A schema of 200 alternatives needs 3,000 to
+10,000."""
 
 
 def compiles_in_time(grammar: str, step_fuel: int) -> bool:
-    """Whether ``grammar``, right or wrong, is compiled, or refused, within the limits.
+    """Whether ``grammar``, valid or not, is compiled or refused within the limits.
 
     Raises:
-        RuntimeError: the process fails for another reason.
+        RuntimeError: the process failed for another reason.
     """
     try:
         done = subprocess.run(

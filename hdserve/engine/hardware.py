@@ -22,9 +22,9 @@ class Hardware:
     Attributes:
         name: of the GPU, or ``cpu``.
         dtype: what ``auto`` means here.
-        num_threads: that PyTorch would use.
-        free_bytes: memory free on the device, or in the container.
-        has_unused_gpu: the machine has an NVIDIA driver, and this torch cannot use it.
+        num_threads: the default of PyTorch.
+        free_bytes: free memory of the device, or of the container.
+        has_unused_gpu: the machine has an NVIDIA driver, but this torch cannot use it.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Hardware:
 
 
 def node_resources() -> dict[str, float]:
-    """What Ray counts of this machine when it is started here."""
+    """The resources Ray would count on this machine if started here."""
     return {"CPU": available_cpus(), "GPU": torch.cuda.device_count()}
 
 

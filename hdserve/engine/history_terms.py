@@ -1,4 +1,4 @@
-"""What the tokens of a sequence so far make of the logits of its next one."""
+"""How the tokens of a sequence so far change the logits of its next one."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class _Terms(NamedTuple):
 
 
 class HistoryTerms:
-    """What changes the logits of one sequence because of the tokens before, or for all of it:
-    penalties, biases, the tokens that are allowed, and ``min_tokens``.
+    """Changes to the logits of one sequence that depend on its tokens so far, or are constant:
+    penalties, biases, allowed tokens, and ``min_tokens``.
 
     Args:
         token_ids: the prompt.
         ending_token_ids: tokens that ``min_tokens`` forbids at first.
-        device: on which they take :data:`BYTES_PER_TOKEN` of the vocabulary, from the first use on
-            until they are set aside.
-        allowed: the only tokens that may be chosen, if not all may.
+        device: where they take :data:`BYTES_PER_TOKEN` bytes for each token of the vocabulary, from
+            their first use until they are set aside.
+        allowed: the only tokens that may be chosen; ``None`` for all.
     """
 
     BYTES_PER_TOKEN: ClassVar = 9
@@ -72,7 +72,7 @@ class HistoryTerms:
         """The logits of the next token, ``[1, vocab_size]``, as a new tensor.
 
         Args:
-            may_end: whatever ``min_tokens`` says.
+            may_end: allow ending tokens whatever ``min_tokens`` says.
         """
         params, terms = self._params, self._terms
         if params.repetition_penalty != 1.0:
@@ -98,5 +98,5 @@ class HistoryTerms:
         self._chosen.append(token_id)
 
     def set_aside(self) -> None:
-        """Give the memory on the device back until the next use."""
+        """Free the memory on the device until the next use."""
         self.__dict__.pop("_terms", None)

@@ -1,4 +1,4 @@
-"""One model with all it needs to answer, without Ray: a replica's inside."""
+"""One model with everything it needs to answer, without Ray: the inside of a replica."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class ModelHost:
     The databases are owned by the thread that owns the engine, once there is one.
 
     Args:
-        model: instead of the one the configuration names.
-        max_database_bytes: bound of the model database, and of each one drafted from.
+        model: used instead of the one that the configuration names.
+        max_database_bytes: limit of the model database, and of each one drafted from.
         num_threads: threads of the CPU kernels if the configuration does not say.
-        locate_statistics: picks, of the directories of the configuration, the statistics database
-            to map.
-        on_output: told the namespace and the token ids of every output that may be shared; called
-            in the engine's thread, must not block.
-        is_server: whether it stays long enough for a model to be compiled beside the first
-            requests.
+        locate_statistics: picks the statistics database to map among the directories of the
+            configuration.
+        on_output: called with the namespace and the token ids of every output that may be shared;
+            runs in the engine's thread, so it must not block.
+        is_server: whether it lives long enough for compiling the model in the background of the
+            first requests.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ModelHost:
         self.tokenizer = _load_tokenizer(config)
         self.model = _ending_with(model or load_model(config), self.tokenizer.eos_token_id)
         self.max_total_tokens = self.model.max_model_len
-        """Longest prompt and output together: of the model, or less once an engine has a smaller
-        cache."""
+        """Longest prompt and output together: the model's limit, or less once an engine has a
+        smaller cache."""
         self.grammars = Grammars(self.tokenizer, self.model.vocab_size, self.model.eos_token_ids)
         self._locate_statistics = locate_statistics
         self.statistics = self._open_statistics(logging.ERROR)
@@ -113,13 +113,13 @@ class ModelHost:
     def make_engine(self, *, is_drafting: bool = True) -> Engine:
         """A new engine around the model and its databases; call it in the engine's thread.
 
-        All begin exact, or none: what that costs is measured for the first, and is not always found
-        to be the same.
+        Either all engines begin exact or none: the cost is measured for the first only, as repeated
+        measurements may disagree.
 
         Args:
-            is_drafting: ``False`` makes an engine that only ever decodes plainly.
+            is_drafting: ``False`` makes an engine that never drafts.
         """
-        torch.set_num_threads(self.num_threads)  # each thread has a number of its own
+        torch.set_num_threads(self.num_threads)  # each thread has its own setting
         own, *others = self.databases.values()
         resources = DraftResources(
             vocab_size=self.model.vocab_size,
@@ -145,7 +145,7 @@ class ModelHost:
         )
         self._is_exact = engine.is_exact
         self.max_total_tokens = engine.max_total_tokens
-        end_own_threads()  # beside which what is compiled would be measured
+        end_own_threads()  # they would distort the measurements of the compiled model
         return engine
 
     @property
@@ -157,11 +157,11 @@ class ModelHost:
         return self.config.engine.compile == "auto" and self._is_server and can_compile()
 
     def _compile(self) -> CompiledForward | None:
-        """The model compiled before the first request, if it is to be: on a GPU in any case, where
-        graphs could not be made beside the requests.
+        """The model compiled before the first request, if it is to be: on a GPU always, because
+        there CUDA graphs cannot be captured while requests run.
 
         Raises:
-            UnsupportedModel: it has to be compiled and cannot be.
+            UnsupportedModel: it must be compiled but cannot be.
         """
         if self.config.engine.compile is True:
             return compile_model(self.model)
@@ -170,16 +170,16 @@ class ModelHost:
         try:
             return compile_model(self.model)
         except UnsupportedModel as error:
-            logger.warning("the model is not compiled: %s", error)
+            logger.warning("the model stays uncompiled: %s", error)
             return None
 
     def apply(self, model: str, namespace: str, outputs: Sequence[TokenIds]) -> None:
-        """Add what other replicas, or other models to draft from, have generated."""
+        """Add outputs of other replicas, or of other models to draft from."""
         self.databases[model].apply(namespace, outputs)
 
     def forget(self, engine: Engine, model: str, namespace: str) -> None:
-        """Drop what ``model`` has generated in ``namespace``, and what drafting learned of it; and
-        what is kept of prompts, of all namespaces, which costs them a prefill.  In the engine's
+        """Drop what ``model`` has generated in ``namespace`` and what drafting learned from it, and
+        all cached prompts of all namespaces, which costs those a prefill.  Call it in the engine's
         thread."""
         self.databases[model].clear(namespace)
         if model == self.config.name:
@@ -187,12 +187,12 @@ class ModelHost:
             engine.forget_prefixes()
 
     def find_statistics(self) -> StatisticsDatabase | None:
-        """Look again for the statistics database of the configuration, which may have come since;
-        that there is none was said before."""
+        """Look again for the statistics database of the configuration, which may have been added;
+        does not log again that it is missing."""
         return self._open_statistics(logging.DEBUG)
 
     def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:
-        """Draft from another corpus, or none, from now on; in the engine's thread."""
+        """Draft from another corpus, or none, from now on; call it in the engine's thread."""
         self.statistics = statistics
         engine.drafters.use_statistics(statistics)
 
@@ -206,22 +206,21 @@ class ModelHost:
         return SamplingParams(**{**drawn, **self.model.default_sampling, **chosen})
 
     def allowed_tokens(self, params: SamplingParams) -> AllowedTokens | None:
-        """The tokens that a request allows; ``None`` is all.
+        """The tokens that a request allows; ``None`` for all.
 
         Raises:
-            InvalidRequest: one is not in the vocabulary.
+            InvalidRequest: an id is not in the vocabulary.
         """
         token_ids = params.allowed_token_ids
         return AllowedTokens(token_ids, self.model.vocab_size) if token_ids else None
 
     def _open_statistics(self, missing_level: int) -> StatisticsDatabase | None:
-        """The statistics database of the configuration; without one the model is served all the
-        same.
+        """The statistics database of the configuration; the model is served without one too.
 
         Drafting fails open, so a database that cannot be used is logged, not raised.
 
         Args:
-            missing_level: of the log, for a database that is not there or cannot be used.
+            missing_level: log level for a database that is missing or cannot be used.
         """
         name, statistics = self.config.name, self.config.statistics
         if statistics is None:
@@ -252,7 +251,7 @@ def _load_tokenizer(config: ModelConfig) -> Tokenizer:
     """
     Raises:
         ConfigError: it cannot be loaded.
-        UnsupportedModel: nor would the model be, which needs no tokenizer then.
+        UnsupportedModel: the model could not be loaded either, and so needs no tokenizer.
     """
     try:
         return load_tokenizer(
@@ -268,8 +267,8 @@ def _load_tokenizer(config: ModelConfig) -> Tokenizer:
 
 
 def _ending_with(model: LoadedModel, token_id: int | None) -> LoadedModel:
-    """``model``, whose sequences end with ``token_id``, too: the tokenizer's own end of a text,
-    which the generation configs of many tuned models do not name."""
+    """``model``, with ``token_id`` as a further end of sequences: the tokenizer's own end of text,
+    which the generation configs of many fine-tuned models do not list."""
     if token_id is None or token_id >= model.vocab_size:
         return model
     return replace(model, eos_token_ids=model.eos_token_ids | {token_id})

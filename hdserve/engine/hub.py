@@ -1,4 +1,4 @@
-"""Whether a model can be asked for at the Hugging Face hub."""
+"""Whether the Hugging Face hub can be asked for a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, resolve_model
 
 _ANSWERS = (401, 403, 404)
-"""The hub has no such model, or not for everybody: transformers asks once, and says so."""
+"""The hub has no such model, or not for everybody: transformers asks once and reports it."""
 
 
 def check_hub(model: str, revision: str | None) -> None:
-    """Ask the hub once for a model without an owner, most likely a bundled one with its name
-    misspelt.  Where there is no way to the hub, transformers asks for over a minute.
+    """Ask the hub once for a model without an owner, most likely a misspelt bundled model.  Without
+    network access, transformers would keep trying for over a minute.
 
     Raises:
         ConfigError: the hub does not answer, and there is no copy on this machine.
@@ -30,8 +30,8 @@ def check_hub(model: str, revision: str | None) -> None:
 
 
 def hub_fault(model: str, revision: str | None) -> str | None:
-    """Ask the hub once for a model of which there is no copy on this machine, and return why it
-    does not answer, if so."""
+    """Ask the hub once for a model of which there is no copy on this machine; why it does not
+    answer, or ``None``."""
     if Path(resolve_model(model)).is_dir():
         return None
     try:
@@ -39,8 +39,8 @@ def hub_fault(model: str, revision: str | None) -> str | None:
             return None
         file_exists(model, "config.json", revision=revision)
     except ValueError:
-        return None  # no name the hub could have, as transformers says, too
-    except Exception as error:  # of connections; their class is another library's
+        return None  # not a name the hub could have; transformers says so as well
+    except Exception as error:  # connection errors, of another library's classes
         is_answer = isinstance(error, HfHubHTTPError) and error.response.status_code in _ANSWERS
         return None if is_answer else str(error)
     return None

@@ -1,4 +1,4 @@
-"""Up to how many rows a kernel of ours is faster than the library's, on this machine."""
+"""Up to how many rows our kernel is faster than the library's on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _NUM_ROUNDS = 3
 def max_rows_faster(
     counts: Sequence[int], ours: Callable[[int], object], theirs: Callable[[int], object]
 ) -> int:
-    """The largest of the ascending ``counts`` up to which our kernel never takes longer; 0 if it
-    does at the first one.  The rounds are interleaved, and the fastest of each counts."""
+    """The largest of the ascending ``counts`` up to which our kernel is never slower; 0 if it is
+    slower at the first one.  The rounds are interleaved, and the fastest of each counts."""
     found = 0
     for count in counts:
         best = [float("inf"), float("inf")]

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences, in rows of which each sequence owns a segment."""
+"""The keys and values of all sequences, in rows; each sequence owns a segment of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROW_ALIGNMENT = 32
 """Segments begin and end at multiples of this."""
 
 STORED_ALIGNMENT = 128
-"""The number of rows of a cache is a multiple of this, so that attention may read them in
+"""The number of stored rows is a multiple of this, so that attention may read them in
 blocks."""
 
 
@@ -36,8 +36,8 @@ Mover = Callable[[Sequence[torch.Tensor], Sequence[tuple[int, int]]], None]
 """See :class:`hdserve.engine.gpu_kernels.move.RowMover`."""
 
 _ROWS_COPIED_AT_ONCE = 1024
-"""Rows copied at once, where the rows that are read and those that are written overlap.  Such a
-part is copied twice, so it has to be small."""
+"""Rows copied at once if the rows that are read and those that are written overlap.  They are
+copied twice, so the number is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Segment:
 
 
 class Owned(NamedTuple):
-    """A segment, of whose first columns ``num_used`` hold something, and which is to have
-    ``num_rows`` rows, aligned and no fewer than it has."""
+    """A segment with ``num_used`` columns in use, counted from the first, that is to have
+    ``num_rows`` rows: aligned, and no fewer than now."""
 
     segment: Segment
     num_used: int
@@ -81,7 +81,7 @@ class KVShape:
     def of_equal_layers(
         cls, num_layers: int, num_heads: int, key_size: int, value_size: int
     ) -> KVShape:
-        """The shape of a model whose layers all store the same, as those of most models do."""
+        """The shape of a model whose layers all store the same, as in most models."""
         return cls((LayerShape(num_heads, key_size, value_size),) * num_layers)
 
     @property
@@ -96,8 +96,8 @@ class KVShape:
 class KVCache:
     """Keys ``[heads, rows, key_size]`` and values ``[heads, rows, value_size]`` of every layer.
 
-    The rows of one head lie together, as attention reads them (a fifth faster on a CPU than the
-    heads of one row together).  Layers of one shape are one tensor, so that a move is one call.
+    The rows of one head are contiguous, as attention reads them (on a CPU a fifth faster than with
+    the heads of one row together).  Layers of one shape are one tensor, so that a move is one call.
 
     Column ``c`` of a segment holds the ``c``-th token of its sequence; the columns after the
     committed ones hold the nodes of the draft tree under verification::
@@ -106,12 +106,12 @@ class KVCache:
                    committed          | node 0, node 1, ...                   |
 
     ``keep`` moves the nodes of the accepted path to the columns they are committed to.  Rows are
-    zero at first.  Those that are free, or of drafts that were rejected, may hold what is no
-    number, and a value of none is none even with a weight of 0; so who reads rows that the sequence
-    has not written clears them.
+    zero at first.  Free rows, and rows of rejected drafts, may hold NaN or infinity, which spoils a
+    weighted sum even at a weight of 0; so whoever reads rows that the sequence has not written
+    clears them first.
 
     Attributes:
-        is_read_whole: whether :meth:`read_all` is used; then no value is stored that is no number.
+        is_read_whole: whether :meth:`read_all` is used; then only finite values are stored.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class KVCache:
         self.dtype = dtype
         self.is_read_whole = False
         self._stored: list[torch.Tensor] = []
-        """``[layers of a shape, heads, rows, size]``: keys and values in turns."""
+        """``[layers of a shape, heads, rows, size]``: keys and values in alternation."""
         found: dict[LayerShape, Iterator[tuple[torch.Tensor, torch.Tensor]]] = {}
         for layer, number in Counter(shape.layers).items():
             size = (number, layer.num_heads, self.num_stored_rows)
@@ -148,7 +148,7 @@ class KVCache:
 
     @property
     def scratch_row(self) -> int:
-        """Where the keys of padding rows are written; nothing reads it."""
+        """The row where the keys of padding rows are written; nothing reads it."""
         return self.num_rows
 
     @property
@@ -167,7 +167,7 @@ class KVCache:
         return gap if gap is not None and gap.start == start else None
 
     def allocate(self, num_rows: int) -> Segment | None:
-        """Take the first gap of at least ``num_rows`` rows; ``None`` when there is none now."""
+        """Take the first gap of at least ``num_rows`` rows; ``None`` if there is none now."""
         wanted = align(num_rows)
         for index, gap in enumerate(self._free):
             if gap.num_rows >= wanted:
@@ -177,7 +177,7 @@ class KVCache:
         return None
 
     def allocate_at(self, start: int, num_rows: int) -> Segment | None:
-        """Take the rows from ``start``, where a free row is; ``None`` if one of them is taken."""
+        """Take the rows from ``start``, which must be free; ``None`` if a later one is taken."""
         wanted = Segment(start, align(num_rows))
         for index, gap in enumerate(self._free):
             if gap.start <= start and wanted.end <= gap.end:
@@ -196,11 +196,11 @@ class KVCache:
         self._free[around] = _merge([*self._free[around], segment])
 
     def shorten(self, segment: Segment, num_rows: int) -> Segment:
-        """Give back the rows of ``segment`` but the first ``num_rows``, of which it has as many or
-        more.
+        """Give back all but the first ``num_rows`` rows of ``segment``, which has at least as
+        many.
 
         Returns:
-            What is left of it.
+            The rows that are left.
         """
         kept = Segment(segment.start, align(num_rows))
         if kept.num_rows < segment.num_rows:
@@ -208,20 +208,20 @@ class KVCache:
         return kept
 
     def free_all(self) -> None:
-        """Give all rows back, whoever has them."""
+        """Give all rows back, whoever owns them."""
         self._free = [Segment(0, self.num_rows)]
 
     def clear(self, segment: Segment) -> None:
-        """Make its rows zero, which may hold what is no number."""
+        """Set its rows to zero, as they may hold NaN or infinity."""
         for stored in self._stored:
             stored.narrow(2, segment.start, segment.num_rows).zero_()
 
     def compact(self, owned: Sequence[Owned]) -> list[Segment]:
-        """Move all segments to the beginning, so that the free rows lie together, and let them
+        """Move all segments to the beginning, so that the free rows are contiguous, and let them
         grow.
 
         Args:
-            owned: every segment; there are free rows enough for those that grow.
+            owned: every segment; there must be enough free rows for those that grow.
 
         Returns:
             Where each of them is now.
@@ -245,12 +245,12 @@ class KVCache:
         return [moved[one.segment] for one in owned]
 
     def push(self, segments: Sequence[Segment], start: int, end: int, to: int) -> list[Segment]:
-        """Move ``segments`` together, all that lie between rows ``start`` and ``end``, of which no
-        other row is taken; the free rows between become one gap.
+        """Move ``segments``, all that are between rows ``start`` and ``end``, next to each other;
+        no other row there may be taken.  The free rows between become one gap.
 
         Args:
             segments: in order.
-            to: ``start`` or ``end``, where they lie afterwards.
+            to: ``start`` or ``end``, the side they are moved to.
 
         Returns:
             Where each of them is now.
@@ -291,9 +291,9 @@ class KVCache:
         """Store ``keys [1, heads, n, key_size]`` and ``values [1, heads, n, value_size]`` at
         ``rows [n]``.
 
-        Where float16 overflowed, zeros are stored.  Where all rows are read, zeros are stored for
-        values that are no numbers, and keys that are none beside them: a score of no number is not
-        seen where a mask hides it, and those who do see it get no numbers.
+        Where float16 overflowed, zeros are stored.  If all rows are read, non-finite values are
+        stored as zeros and their row's keys as NaN: masked rows then do no harm, and rows that see
+        the key get NaN.
         """
         own_keys, own_values = self._layers[layer]
         if self.is_read_whole and self._store_rows is not None:
@@ -319,8 +319,8 @@ class KVCache:
         return self._layers[layer]
 
     def keep(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy rows ``(source, target)`` in all layers, as if simultaneously: none is read that an
-        earlier one has written."""
+        """Copy rows ``(source, target)`` in all layers, as if simultaneously: no source row is the
+        target of an earlier move."""
         if not moves:
             return
         if self._mover is not None:
@@ -331,8 +331,8 @@ class KVCache:
 
 
 def _move(stored: torch.Tensor, moves: npt.NDArray[np.int64]) -> None:
-    """Copy rows of a tensor, on a CPU by the kernel where it knows the size of a row: in 8 us for
-    two rows of 8 layers of hdserve-tiny, where indices take 54."""
+    """Copy rows of a tensor.  On a CPU the kernel does it if it supports the row size: 8 us for two
+    rows of 8 layers of hdserve-tiny, where indexing takes 54."""
     num_layers, num_heads, num_rows, size = stored.shape
     if stored.device.type == "cpu" and size * stored.itemsize % BYTES_AT_ONCE == 0:
         num_words = size * stored.itemsize // 4
@@ -344,7 +344,7 @@ def _move(stored: torch.Tensor, moves: npt.NDArray[np.int64]) -> None:
 
 
 def _merge(gaps: Iterable[Segment]) -> list[Segment]:
-    """``gaps`` in order, those that touch as one."""
+    """``gaps`` in order, adjacent ones merged."""
     merged: list[Segment] = []
     for gap in sorted(gaps, key=lambda gap: gap.start):
         if not merged or merged[-1].end < gap.start:

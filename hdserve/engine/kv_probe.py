@@ -1,7 +1,7 @@
-"""What a model stores of a token, read off what it gives its attention function.
+"""What a model stores of each token, seen from what it passes to its attention function.
 
-Not off its own cache: what that holds may be compressed, as in models with latent attention
-(DeepSeek-AI 2024, "DeepSeek-V2", 2.1), or left out of layers that attend to the keys of another.
+Its own cache does not tell: that may be compressed, as in models with latent attention
+(DeepSeek-AI 2024, "DeepSeek-V2", 2.1), or be missing in layers that attend to another layer's keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OF_ITS_OWN = "does not go through the attention interface of transformers"
 
 
 class _Recorder:
-    """Stands where a cache is, and keeps the shapes alone."""
+    """Takes the place of a cache, and records only the shapes."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
@@ -33,10 +33,10 @@ class _Recorder:
 
 @torch.inference_mode()
 def probe_kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
-    """Run one token through a model that has our attention, which attends to nothing.
+    """Run one token through a model that uses our attention, here a stub that attends to nothing.
 
     Raises:
-        UnsupportedModel: it cannot be run so, or not all of its layers call the function.
+        UnsupportedModel: it cannot run so, or some of its layers do not call the function.
     """
     name, recorder = type(module).__name__, _Recorder()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)

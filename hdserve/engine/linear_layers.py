@@ -17,8 +17,8 @@ from hdserve.engine.turned_linear import TurnedLinear
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
-"""From this mean number of weights per layer on, the kernel is also used for one row.  A call of it
-from Python takes about 10 us, in which a tenth as many weights are read."""
+"""If layers have more weights than this on average, the kernel is also used for one row.  Calling
+it from Python takes about 10 us, in which a tenth as many weights are read."""
 
 _MAX_COPIED_BYTES = 1 << 28
 """The most bytes of weights that are stored twice."""
@@ -31,13 +31,13 @@ _TRIED_WEIGHTS = 1 << 24
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     """Choose how the layers are multiplied, in place.
 
-    On a GPU see :class:`~hdserve.engine.few_rows_linear.FewRowsLinear`.  On a CPU there is another
-    kernel for few rows, which is for all of them where results must be exact.  Else it is for up to
-    as many rows as it is faster for than PyTorch, which is tried.  PyTorch multiplies float32
-    weights faster by columns, so these are copied where layers are small, and PyTorch has one row
-    and many; where the kernel is not faster they are stored by columns alone.  Where the processor
-    multiplies tiles, PyTorch does all of it unless results must be exact; where it multiplies
-    bfloat16 in pairs, a kernel for all rows does, for which weights are turned.
+    On a GPU see :class:`~hdserve.engine.few_rows_linear.FewRowsLinear`.  On a CPU our kernel for
+    few rows is used for all numbers of rows if results must be exact, else up to the number at
+    which a trial finds PyTorch faster.  PyTorch multiplies float32 weights faster by column: if
+    layers are small, they are copied in that order, and PyTorch computes one row and many; layers
+    the kernel cannot speed up are stored by column only.  On processors with AMX tiles, PyTorch
+    does everything unless results must be exact; on those with bfloat16 pairs, a kernel for any
+    number of rows, with turned weights.
     """
     layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
@@ -67,8 +67,8 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
 
 
 def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
-    """Have compiled models call the kernel for one row, too, or not; whether kernels of ours
-    multiply in all linear layers, called without Python."""
+    """Set whether compiled models call the kernel for one row too; return whether all linear layers
+    use our kernels, called without Python."""
     layers = [*linear_layers_of(module)]
     for layer in layers:
         if isinstance(layer, RowLinear):
@@ -77,8 +77,8 @@ def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
 
 
 def multiply_row_by_row(module: torch.nn.Module) -> bool:
-    """Whether no row of a linear layer depends on the others where shapes are exact: kernels of
-    ours multiply all of them."""
+    """Whether rows of a linear layer never depend on each other if shapes are exact: our kernels
+    multiply all of them."""
     return all(
         isinstance(layer, TurnedLinear)
         or (isinstance(layer, RowLinear) and layer.by_column is None)
@@ -87,7 +87,7 @@ def multiply_row_by_row(module: torch.nn.Module) -> bool:
 
 
 def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
-    """Whether PyTorch multiplies one row faster than the kernel is called."""
+    """Whether PyTorch multiplies one row in less time than calling the kernel takes."""
     is_float32 = layers[0].weight.dtype == torch.float32
     num_weights = sum(layer.weight.numel() for layer in layers)
     return is_float32 and num_weights < _MIN_MEAN_WEIGHTS * len(layers)
@@ -97,7 +97,7 @@ def _are_small(layers: Sequence[torch.nn.Linear]) -> bool:
 def _max_rows(
     layers: Iterable[torch.nn.Linear], by_column: dict[torch.nn.Linear, torch.Tensor]
 ) -> int:
-    """The most rows for which the kernel is as fast as PyTorch, tried with some of the layers."""
+    """The most rows for which the kernel is as fast as PyTorch, in a trial with some layers."""
     tried = [*_some(layers)]
     if not tried:
         return 0
@@ -122,7 +122,7 @@ def _max_rows(
 
 
 def _some(layers: Iterable[torch.nn.Linear]) -> Iterator[torch.nn.Linear]:
-    """The first layers with so many weights that the trial is neither long nor of the cache."""
+    """The first layers, with few enough weights for a short trial and too many for the caches."""
     num_weights = 0
     for layer in layers:
         if num_weights and num_weights + layer.weight.numel() > _TRIED_WEIGHTS:
@@ -134,7 +134,7 @@ def _some(layers: Iterable[torch.nn.Linear]) -> Iterator[torch.nn.Linear]:
 def _not_embedded(
     module: torch.nn.Module, layers: Iterable[torch.nn.Linear]
 ) -> list[torch.nn.Linear]:
-    """The layers whose weights are not those of an embedding, which reads rows (docs/adr/0014)."""
+    """The layers that share no weights with an embedding, which reads rows (docs/adr/0014)."""
     embedded = {
         id(layer.weight) for layer in module.modules() if isinstance(layer, torch.nn.Embedding)
     }

@@ -56,12 +56,12 @@ class LoadedModel:
 
     Attributes:
         module: the stock model, in evaluation mode.
-        dtype: of what is computed and cached; that of the weights unless they are quantised.
+        dtype: of computation and cache; that of the weights unless they are quantised.
         max_model_len: longest prompt and output together, tokens.
-        eos_token_ids: every id that ends a sequence, by the model's generation config; none that
-            is not in the vocabulary.
+        eos_token_ids: every id that ends a sequence by the model's generation config, except ids
+            that are not in the vocabulary.
         num_heads: of queries.
-        max_attended_rows: of one sequence, up to which the kernel attends on a CPU.
+        max_attended_rows: rows of one sequence up to which the kernel attends on a CPU.
         default_sampling: sampling parameters of the generation config that differ from the
             OpenAI defaults, by our names.
     """
@@ -100,12 +100,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True if config.load_format == "safetensors" else None,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told below
+            ignore_mismatched_sizes=True,  # reported below
             **options,
         )
         module: torch.nn.Module = loaded[0].to(device).eval()
         generation = _generation_config(path, options)
-    except KeyError as error:  # of a table of attention functions that is not the shared one
+    except KeyError as error:  # it looked its attention up in another table
         reason = f"its attention {OF_ITS_OWN}: {error}"
         raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
     except _LOADING_FAULTS as error:
@@ -116,7 +116,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
 
 def read_architecture(config: ModelConfig) -> Any:
-    """The configuration of transformers, of an architecture that is served, as far as it says.
+    """The configuration of transformers; its architecture is supported as far as that says.
 
     Raises:
         ConfigError: there is no such model, or transformers does not know it.
@@ -135,7 +135,7 @@ def read_architecture(config: ModelConfig) -> Any:
 
 
 def _is_language_model(config: Any) -> bool:
-    """Whether there is a class to load it with, of transformers or in the model's own code."""
+    """Whether transformers or the model's own code has a class to load it with."""
     own_code = getattr(config, "auto_map", None) or {}
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or AutoModelForCausalLM.__name__ in own_code
 
@@ -147,11 +147,11 @@ def _hub_options(config: ModelConfig) -> dict[str, Any]:
 def _check_weights(model: str, module: torch.nn.Module, info: Mapping[str, Any]) -> None:
     """
     Args:
-        info: what transformers says of the checkpoint.
+        info: what transformers reports of the checkpoint.
 
     Raises:
-        ConfigError: it lacks weights, which would be random numbers, others in each process; or has
-            biases that the configuration leaves out.
+        ConfigError: weights are missing, which would be random, and different in each process; or
+            it has biases that the configuration leaves out.
     """
     missing = sorted(info["missing_keys"])
     missing += [f"{key} ({error})" for key, error in sorted(_mismatched(info))]
@@ -228,8 +228,8 @@ def prepare_model(
 
 
 def _stored_bytes(tensor: Any) -> int:
-    """The bytes of a tensor, or, where an object stands for one as with quantised weights, of the
-    tensors in it."""
+    """The bytes of a tensor; if an object represents it, as with quantised weights, those of the
+    tensors in the object."""
     if not is_traceable_wrapper_subclass(tensor):
         return int(tensor.nbytes)
     names, _ = tensor.__tensor_flatten__()
@@ -260,8 +260,8 @@ def _check_architecture(config: Any) -> None:
 
 
 def _layer_types(config: Any) -> set[str]:
-    """The types of layers that the configuration names; it may name none though the class of the
-    model has recurrent layers."""
+    """The types of layers that the configuration names; it may name none although the model's class
+    has recurrent layers."""
     return set(getattr(config, "layer_types", None) or ())
 
 
@@ -275,12 +275,12 @@ def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _max_model_len(config: Any, wanted: int | None) -> int:
-    """The context length, cut to where rotary embeddings still treat sequences independently.
+    """The context length, limited to where rotary embeddings treat sequences independently.
 
     ``yarn`` stretches the original context by its factor, whatever the length of a forward.
     ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
     forward, so beyond the original context one sequence would change another's output.  Llama 4
-    scales queries by their place in a forward, all alike before ``floor_scale``.
+    scales queries by their position in a forward, which has no effect before ``floor_scale``.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
@@ -312,17 +312,17 @@ def _eos_token_ids(*holders: Any) -> Iterable[int]:
 
 
 def _default_sampling(generation: Any) -> dict[str, float]:
-    """What the model's authors recommend; how to sample, when they recommend that at all.
+    """The sampling parameters that the model's authors recommend, if they recommend sampling.
 
     Raises:
-        ConfigError: a value is none that a request could have.
+        ConfigError: a value would not be allowed in a request.
     """
     names = ["repetition_penalty"]
     if getattr(generation, "do_sample", False):
         names += ["temperature", "top_p", "top_k", "min_p"]
     values = {name: getattr(generation, name, None) for name in names}
     found = {name: value for name, value in values.items() if value is not None}
-    if found.get("top_k") == -1:  # as other servers write that it is off
+    if found.get("top_k") == -1:  # other servers' value for off
         found["top_k"] = 0
     try:
         SamplingParams(**found)

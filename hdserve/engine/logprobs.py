@@ -12,21 +12,21 @@ from hdserve.core import TokenLogprob
 from hdserve.engine.top import topk
 
 _NUM_CANDIDATES = 64
-"""How many of the likeliest tokens come from the device at once: with the few significant bits of a
-bfloat16 many are as likely as the last alternative."""
+"""How many of the likeliest tokens are fetched from the device at once: bfloat16 has so few
+significant bits that many may tie with the last alternative."""
 
 _NUM_AT_ONCE = 1 << 18
-"""Logits that are worked on at once on a CPU, if not of one row: in float64 they stay in the caches
-then."""
+"""Logits that are processed at once on a CPU, but at least a row: in float64 they stay in the
+caches."""
 
 
 def chosen_logprobs(
     logits: torch.Tensor, token_ids: Sequence[int], num_top: int
 ) -> list[TokenLogprob]:
     """The log probability of one token per row of raw logits, ``[rows, vocab_size]``, and the
-    ``num_top`` likeliest, in float64; they come from the device in one piece.
+    ``num_top`` likeliest, in float64; fetched from the device in one transfer.
 
-    Alternatives are in order of probability, ties by token id.  What is no number is not chosen.
+    Alternatives are in order of probability, ties by token id.  NaN is never an alternative.
     """
     num_rows, vocab_size = logits.shape
     if not num_rows:
@@ -41,9 +41,9 @@ def chosen_logprobs(
 
 
 def _found(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Per row of ``logits``, in float64: the log probability of one of ``tokens``; then, if any are
-    wanted, how many are as likely as the last alternative or likelier, and of some of the likeliest
-    the log probabilities and the ids."""
+    """Per row of ``logits``, in float64: the log probability of its one of ``tokens``; then, if
+    alternatives are wanted, how many are at least as likely as the last of them, and the log
+    probabilities and the ids of some of the likeliest."""
     logprobs = _float64_logprobs(logits)
     chosen = logprobs.gather(1, tokens)
     if not num_top:
@@ -61,8 +61,8 @@ def _score(
     """
     Args:
         found: see :func:`_found`.
-        logits: of the row, in which all are looked for that are as likely as the last alternative,
-            if ``found`` has not all of them.
+        logits: of the row; if ``found`` lacks some tokens as likely as the last alternative, all
+            are searched for here.
     """
     top: list[tuple[float, int]] = []
     if num_top:
@@ -102,5 +102,5 @@ def token_logprobs(
 
 
 def _without_nan(logits: torch.Tensor) -> torch.Tensor:
-    """``logits`` with what is no number at minus infinity, as choosing takes it."""
+    """``logits`` with NaN at minus infinity, as choosing takes them."""
     return logits.masked_fill(logits.isnan(), -torch.inf)

@@ -1,8 +1,8 @@
 """Whether a model tells its attention function all that its masks say, and nothing unknown.
 
-Packed attention builds no mask of the model's: it hides what ``sliding_window`` says.  A model
-whose window is in the mask alone would see everything, and only beyond its window.  Sinks or biases
-that come beside queries, keys and values would be left out, which not every text shows.
+Packed attention uses none of the model's masks: it hides what ``sliding_window`` says.  A model
+that has its window in the mask only would see too much, noticeable only beyond the window.  Sinks
+or biases passed along with queries, keys and values would be ignored, which not every text shows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hdserve.errors import UnsupportedModel
 
 _PROBE_NAME: Final = "hdserve_mask_probe"
 _KNOWN_TENSORS = {"position_ids", "s_aux"}
-"""The tensors that packed attention knows, beside queries, keys, values and masks.  The plan of the
-step has the same positions."""
+"""The tensors that packed attention handles besides queries, keys, values and masks.  Positions are
+also part of the step's plan."""
 
 _FIRST_MARK = 64
 """Masks are marked with consecutive integers, which bfloat16 holds up to 256."""
@@ -33,15 +33,15 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class _Probe:
-    """What a forward makes of masks.
+    """What a forward does with masks.
 
     Attributes:
         num_tokens: of the longest sequence.
-        visible: per mask the model made, which tokens the last one of such a sequence sees.
+        visible: for each mask the model made, which tokens the last one of such a sequence sees.
         looks_ahead: whether a layer says that a token sees those after it.
-        changes_masks: whether a layer attends by something that is none of them.
-        num_misled: layers that attend by a mask that says other than their ``sliding_window``.
-        unknown: names of tensors that the attention function is given and does not know.
+        changes_masks: whether a layer attends with something else than one of these masks.
+        num_misled: layers whose mask disagrees with their ``sliding_window``.
+        unknown: names of tensors passed to the attention function that it does not handle.
     """
 
     num_tokens: int
@@ -74,11 +74,11 @@ _PROBE: Final[ContextVar[_Probe | None]] = ContextVar("hdserve_mask_probe", defa
 @torch.inference_mode()
 def check_masks(module: torch.nn.Module, num_tokens: int) -> None:
     """Compare what the masks of a stock model hide from the last of ``num_tokens`` tokens with what
-    its attention function is told; by a forward of one token.
+    its attention function is told, by a forward of one token.
 
     Raises:
-        UnsupportedModel: they differ, or the model looks ahead, changes its masks, which nobody
-            would see, or attends by something else that packed attention does not know.
+        UnsupportedModel: they differ, or the model looks ahead, changes its masks unnoticed, or
+            attends by something else that packed attention does not handle.
     """
     model, name = cast("Any", module), type(module).__name__
     device = next(module.parameters()).device
@@ -119,7 +119,7 @@ def _probing(probe: _Probe) -> Iterator[_Probe]:
 def _make_mask(
     *, batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, **options: Any
 ) -> torch.Tensor:
-    """A mask in the form of the eager one, all of it the mark of ``mask_function``."""
+    """A mask in the form of eager attention's, filled with the mark of ``mask_function``."""
     probe = _PROBE.get()
     assert probe is not None, "masks are marked within a check"
     with torch.device("cpu"):
@@ -137,7 +137,7 @@ def _attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Nothing but zeros, in the shape of what attention gives."""
+    """Zeros, in the shape of an attention result."""
     probe = _PROBE.get()
     assert probe is not None, "attention is observed within a check"
     probe.looks_ahead |= not getattr(module, "is_causal", True)

@@ -20,9 +20,9 @@ _NAMES = {
 
 
 def free_bytes(device: torch.device, gpu_share: float = 1.0) -> float:
-    """Free memory of ``device``; of the CPU's no more than the container's limit leaves, of a GPU's
-    no more than is left of this process's share.  What PyTorch keeps for later of what was freed,
-    such as another engine's KV cache, is free."""
+    """Free memory of ``device``: of the CPU's, at most what the container's limit leaves; of a
+    GPU's, at most what is left of this process's share.  Memory that PyTorch keeps cached after it
+    was freed, such as another engine's KV cache, counts as free."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         num_own = torch.cuda.memory_allocated(device)
@@ -32,14 +32,14 @@ def free_bytes(device: torch.device, gpu_share: float = 1.0) -> float:
 
 
 def free_bytes_of_share(free: int, total: int, num_own: int, share: float) -> float:
-    """What a process that has ``num_own`` bytes may still take: the others on its device may not
-    have begun to take theirs."""
+    """What a process that has ``num_own`` bytes may still take; other processes on the device may
+    not have taken their shares yet."""
     return float(max(0.0, min(free, total * share - num_own)))
 
 
 def free_bytes_of_machine(memory_info: Path = MEMORY_INFO) -> float:
-    """What Linux says it can give without swapping: pages of files count as free, of which a
-    machine that runs for long, or has just read a model, is full.  Elsewhere pages nobody uses."""
+    """What Linux can give without swapping: the page cache, which fills a machine that has run long
+    or has just read a model, counts as free.  On other systems only unused pages."""
     for line in read(memory_info).splitlines():
         name, _, number = line.partition(":")
         if name == "MemAvailable":
@@ -50,13 +50,13 @@ def free_bytes_of_machine(memory_info: Path = MEMORY_INFO) -> float:
 def free_bytes_of_group(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> float:
     """What the memory limits of the control groups (version 2 or 1) leave; infinite without one.
 
-    Inactive pages of files count as free: they go first when memory is short.
+    Inactive pages of files count as free: they are dropped first when memory is short.
     """
     return min((_free_bytes_in(*names) for names in _limits(groups, own_group)), default=math.inf)
 
 
 def _limits(groups: Path, own_group: Path) -> Iterator[tuple[Path, Path, str]]:
-    """The files of each limit and usage, and how its statistics call inactive pages of files."""
+    """For each limit its file, the usage file, and the statistics' name of inactive file pages."""
     for version, directory in directories("memory", groups, own_group):
         names = _NAMES[version]
         yield directory / names[0], directory / names[1], names[2]

@@ -1,4 +1,4 @@
-"""Whether a model gives in packed forwards what it gives by itself."""
+"""Whether a model gives the same results in packed forwards as by itself."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ _FAULTS = (KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """By how much logits of the same tokens may differ, relative to how much they differ among
-    themselves."""
+    """By how much logits of the same tokens may differ, relative to their own spread."""
     return _TOLERANCES.get(dtype, _TOLERANCE)
 
 
 def check_packed_forward(runner: ModelRunner) -> None:
     """Compare a packed forward of a draft tree with plain forwards of each of its paths.
 
-    So a model whose attention does something that packed attention does not know of is refused,
-    and never answers wrongly.
+    So a model whose attention does something that packed attention does not handle is refused
+    instead of answering wrongly.
 
     Raises:
-        UnsupportedModel: it gives something else, or cannot be run so at all.
+        UnsupportedModel: the results differ, or it cannot run so at all.
     """
     model, cache = runner.model, runner.cache
     name = type(model.module).__name__
@@ -66,12 +65,12 @@ def check_packed_forward(runner: ModelRunner) -> None:
         reason = f"transformers itself cannot run it: {error!r}"
         raise UnsupportedModel(f"{name}, as its configuration has it: {reason}") from error
     errors = relative_errors(packed, plain)
-    # the median, so that a mixture of experts may round one row to another expert
+    # the median, as rounding may send one row of a mixture of experts to another expert
     difference = float(errors.median()) if len(errors) else 0.0
     if difference > tolerance(model.dtype):
         raise UnsupportedModel(
-            f"{name} gives other results in packed forwards (by {difference:.1%}); its attention "
-            "does something that is not known here"
+            f"{name} gives different results in packed forwards (by {difference:.1%}); its "
+            "attention does something that is not known here"
         )
     check_masks(model.module, min(model.max_model_len, cache.num_rows))
 
@@ -94,7 +93,7 @@ def _plain_logits(
     """``[num_leaves, vocab_size]``: each leaf after its own path, by the stock model alone.
 
     Raises:
-        UnsupportedModel: it gives logits nobody asks for, of which packed forwards would take some.
+        UnsupportedModel: it returns logits nobody asked for; packed forwards would use wrong ones.
     """
     model = cast("Any", module)
     model.set_attn_implementation("eager")
@@ -118,13 +117,13 @@ def _leaves(tree: DraftTree) -> list[int]:
 
 
 def relative_errors(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """By how much rows of logits differ, relative to how much those ``wanted [num_rows,
-    vocab_size]`` differ among themselves; infinity where ``found`` are no numbers.
+    """By how much rows of logits differ, relative to the spread of those ``wanted [num_rows,
+    vocab_size]``; infinity where ``found`` is not finite.
 
-    Where the model makes no numbers of some token, rows beside it may have none either.
+    If the model gives non-finite logits for some token, other rows may become non-finite too.
 
     Returns:
-        An entry for each row; only for those that are numbers, where not all wanted ones are.
+        One entry for each row; if some wanted rows are not finite, only for those that are.
     """
     spread = (wanted - wanted.mean(dim=-1, keepdim=True)).norm(dim=-1)
     errors: torch.Tensor = (found - wanted).norm(dim=-1) / spread

@@ -38,14 +38,14 @@ class ModelRunner:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
         max_draft_tokens: see :class:`~hdserve.engine.fixed_batches.FixedBatches`.
-        uses_blocks: whether all rows attend in one call; ``None`` where that is compiled, on a GPU.
+        uses_blocks: whether all rows attend in one call; ``None``: if compiled, so on a GPU.
 
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
-        shapes: of the next forwards, but for fixed batches, which have their own.
+        shapes: of the next forwards, except fixed batches, which have their own.
         max_depth: of drafts, up to which a row's attention does not depend on where they lie.
-        chooses_together: whether to sample at all nodes of a forward at once: to wait for one
-            choice after the other takes longer on a GPU.
+        chooses_together: whether to sample at all nodes of a forward at once; on a GPU, waiting for
+            one choice after the other takes longer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ModelRunner:
         self.compiled: CompiledForward | None = None
 
     def compile_with(self, compiled: CompiledForward | None) -> None:
-        """Run the model by ``compiled``, or by its own modules, at the shapes that go with it."""
+        """Run the model by ``compiled``, or by its own modules; sets the shapes that fit this."""
         self.compiled = compiled
         self.shapes = Shapes() if compiled is None else compiled.shapes
         if self._graphs is not None:
@@ -97,11 +97,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, max_rows: int) -> None:
-        """Compile what forwards of up to ``max_rows`` need, and make their graphs, on a GPU; where
+        """On a GPU, compile what forwards of up to ``max_rows`` need, and capture their graphs; if
         that fails, sequences attend one by one from now on.
 
         Raises:
-            ConfigError: there is no memory for such a forward.
+            ConfigError: there is no memory for the largest forward.
         """
         if self._fixed is None:
             return
@@ -118,48 +118,54 @@ class ModelRunner:
                 "does not fit; lower kv_cache_tokens, prefill_chunk_tokens or max_num_sequences: "
                 + str(error).partition("\n")[0]
             ) from error
-        except Exception as error:  # of a compiler, any
+        except Exception as error:  # compilers raise anything
             if self.leave_trees_to_blocks(str(error)):
                 self.warm_up(max_rows)
             else:
                 self.attend_one_by_one(str(error))
 
     def leave_trees_to_blocks(self, reason: str) -> bool:
-        """Do without our kernel for trees and the graphs that call it; whether it was used."""
+        """Stop using our tree kernel and the graphs that call it; whether it was in use."""
         if self._fixed is None or not self._fixed.has_parts:
             return False
-        logger.warning("trees attend as prompts do: %s", reason.partition("\n")[0])
+        logger.warning(
+            "the tree attention kernel is disabled, FlexAttention is used: %s",
+            reason.partition("\n")[0],
+        )
         self._fixed.do_without_parts()
         if self._graphs is not None:
             self._graphs = ForwardGraphs()
         return True
 
     def attend_one_by_one(self, reason: str) -> None:
-        """Do without attention by blocks, and the graphs that need it."""
-        logger.warning("sequences attend one by one: %s", reason.partition("\n")[0])
+        """Stop using FlexAttention and the graphs that call it."""
+        logger.warning(
+            "FlexAttention is disabled, one SDPA call per sequence is used (slower): %s",
+            reason.partition("\n")[0],
+        )
         self._fixed = self._graphs = None
 
     @property
     def rounds_alike(self) -> bool:
-        """Whether tokens of a prompt go through the same kernels as those that are decoded.  On a
-        GPU they do not: drafts that hung on a prompt would come out otherwise than decoded alone,
-        by rounding (docs/adr/0035)."""
+        """Whether prompt tokens and decoded tokens go through the same kernels.  On a GPU they do
+        not: drafts verified together with a prompt would differ by rounding from decoding alone
+        (docs/adr/0035)."""
         return self._fixed is None
 
     @property
     def finds_top(self) -> bool:
-        """Whether forwards find the likeliest tokens themselves, so that it takes no time to ask
-        for a few of them."""
+        """Whether forwards find the likeliest tokens themselves, so that asking for a few takes no
+        time."""
         return self._top is not None and (not self.needs_hidden or self.compiled is not None)
 
     @property
     def attends_by_blocks(self) -> bool:
-        """Whether the rows of all sequences attend in one call, unless they are to be exact."""
+        """Whether the rows of all sequences attend in one call, unless they must be exact."""
         return self._fixed is not None
 
     @property
     def attends_by_tiles(self) -> bool:
-        """Whether the tiles of the processor attend, for all rows at any shapes."""
+        """Whether all rows, at any shapes, attend in the processor's tiles (AMX)."""
         return self._attention is not None and self._attention.uses_tiles
 
     @torch.inference_mode()
@@ -167,17 +173,17 @@ class ModelRunner:
         """Run the model once; the chunks' keys and values are in the cache afterwards.
 
         Args:
-            num_top: how many of the likeliest tokens of every row will be asked for, if any.
+            num_top: the most likeliest tokens of every row that will be asked for, if any are.
 
         Returns:
-            Per chunk the outputs at its tree's nodes, and of its scored tokens; ``None`` for a
-            chunk without either.
+            Per chunk the outputs at its tree's nodes and of its scored tokens; ``None`` for a chunk
+            with neither.
         """
         batch = self._batch(chunks)
         for span in batch.plan.spans:
             self.cache.clear(span.padding)
         logits, hidden = self._run(batch)
-        self._wait()  # whoever times a forward times all of it
+        self._wait()  # so that timing a forward includes the device's work
         top = TopTokens(logits[: batch.num_nodes], num_top, self._found(batch, logits, hidden))
         outputs = [
             None
@@ -193,13 +199,13 @@ class ModelRunner:
     def _found(
         self, batch: ForwardBatch, logits: torch.Tensor, hidden: torch.Tensor | None
     ) -> Found | None:
-        """The likeliest tokens, as far as the forward has found them itself."""
+        """The likeliest tokens, if the forward has found them itself."""
         if self._top is None or hidden is not None or not len(logits):
             return None
         return self._top.read(len(logits), batch.num_nodes)
 
     def _wait(self) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait until the device has finished its work."""
         if self.cache.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -221,7 +227,7 @@ class ModelRunner:
         return rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
 
     def _decoded(self, batch: ForwardBatch) -> torch.Tensor:
-        """The logits, of which the likeliest are on their way to the host where it can be so."""
+        """The logits; where possible, the likeliest tokens are already being sent to the host."""
         batch.send()
         logits = self._logits(batch)
         if self._top is not None and len(logits):
@@ -235,7 +241,7 @@ class ModelRunner:
         return rounded(self._output(batch).logits[0])
 
     def _output(self, batch: ForwardBatch) -> Any:
-        """What the model's own modules make of ``batch``."""
+        """The output of the model's own modules for ``batch``."""
         with running(batch.plan), _one_thread() if batch.plan.is_exact else nullcontext():
             return cast("Any", self.model.module)(
                 input_ids=batch.token_ids,
@@ -247,17 +253,17 @@ class ModelRunner:
 
 
 def rounded(logits: torch.Tensor) -> torch.Tensor:
-    """A model's logits as choices are made of them, bfloat16 or float32: what the order of sums
-    does to the last bits of float64 is none of their business."""
+    """A model's logits in the dtype in which choices are made, bfloat16 or float32: the last bits
+    of float64 depend on the order of sums, and must not matter."""
     return logits if logits.dtype is torch.bfloat16 else logits.float()
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Within it PyTorch shares nothing among threads, which its workers, our kernels, still do.
+    """Within it PyTorch uses one thread; our kernels, its workers, still use several.
 
-    Where it divides the numbers of an activation does not depend on where rows begin, and next to a
-    cut some are computed by other instructions, whose last bit may differ.
+    PyTorch splits an activation among threads regardless of where rows begin, and computes numbers
+    next to a split by other instructions, whose last bit may differ.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -13,16 +13,16 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from hdserve.engine import few_rows_linear, turned_linear  # noqa: F401 - with operators
 
 _MAX_TOGETHER = 3
-"""Layers of the same input."""
+"""The most layers of the same input that are combined."""
 
 _Nodes = Sequence[torch.fx.Node]
 
 
 class MultiplyTogether(CustomGraphPass):
-    """Has compiled code multiply the same rows by the weights of several layers in one call, which
-    is one loop to share, and one tensor of rows (docs/adr/0031, 0034).
+    """Makes compiled code multiply the same rows by the weights of several layers in one call: one
+    loop to divide among threads, and one tensor of rows (docs/adr/0031, 0034).
 
-    Not by weights that are computed, which may not be there when the first of the layers is called.
+    Not for computed weights, which may not exist yet when the first of the layers is called.
     """
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -51,7 +51,7 @@ def _is_given(node: Any) -> bool:
 
 
 def _few_rows(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
-    """The operator that does what ``nodes`` do, and what it takes."""
+    """The operator that replaces ``nodes``, and its arguments."""
     rows, weights, biases = nodes[0].args[0], *_columns(nodes)
     return torch.ops.hdserve.few_rows_linears.default, (rows, weights, biases)
 
@@ -64,8 +64,8 @@ def _turned(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _columns(nodes: _Nodes) -> list[list[Any]]:
-    """The arguments of ``nodes`` behind the rows: the first ones of all, the second ones, and so
-    on."""
+    """The arguments of ``nodes`` after the rows, grouped: the first ones of all nodes, the second
+    ones, and so on."""
     return [[*column] for column in zip(*(node.args[1:] for node in nodes), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What a forward says about the nodes of the draft trees it verified."""
+"""What a forward gives for the nodes of the draft trees it verified."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
 class TopTokens:
-    """The likeliest tokens of every row of a forward, computed when first asked for, for all
+    """The likeliest tokens of every row of a forward, computed at the first request for all
     sequences at once.
 
     Args:
         logits: ``[num_rows, vocab_size]``.
-        num_at_once: as many are computed if fewer are asked for.
-        found: some of them, if they are known: tokens and their logits.
+        num_at_once: how many are computed if fewer are asked for.
+        found: some of them, if already known: tokens and their logits.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TopTokens:
 
 
 def _to_host(values: torch.Tensor, tokens: torch.Tensor) -> Found:
-    """Tokens and values as arrays, which come from a GPU in one piece."""
+    """Tokens and values as arrays, fetched from a GPU in one transfer."""
     if values.device.type == "cpu":
         return tokens.numpy(), values.float().numpy()
     together = torch.stack((tokens.double(), values.double())).cpu().numpy()
@@ -55,16 +55,16 @@ def _to_host(values: torch.Tensor, tokens: torch.Tensor) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class NodeOutputs:
-    """What a forward says about the nodes of one tree; the ``Forward`` drafters see.
+    """What a forward gives for the nodes of one tree; the ``Forward`` that drafters see.
 
     Attributes:
         logits: ``[num_nodes, vocab_size]`` float32, or bfloat16 as the model gives them, in the
             order of the tree's nodes.
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
-        hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if they were asked for.
-        prompt_logits: ``[num_scored_tokens, vocab_size]`` float32, of a chunk that has scored
-            tokens.
+        hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if a drafter needs them.
+        prompt_logits: ``[num_scored_tokens, vocab_size]`` float32, for a chunk with scored tokens;
+            else ``None``.
     """
 
     logits: torch.Tensor

@@ -40,7 +40,7 @@ class PackedRows:
 
     @property
     def are_all_nodes(self) -> bool:
-        """Whether all rows but padding are nodes of trees, so that the ``n``-th row with logits is
+        """Whether all rows except padding are tree nodes, so that the ``n``-th row with logits is
         the ``n``-th row."""
         return not self.scored_slices and all(
             chunk.tree is not None and len(chunk.token_ids) == 1 for _, chunk in self.chunks.placed
@@ -48,9 +48,9 @@ class PackedRows:
 
 
 def pack_rows(chunks: Sequence[Chunk], shapes: Shapes, scratch_row: int) -> PackedRows:
-    """Put the rows of ``chunks`` one after the other, as many as ``shapes`` allow.
+    """Put the rows of ``chunks`` one after the other, padded to a number that ``shapes`` allow.
 
-    Padding rows repeat token 0 at position 0, write to the scratch row and are read by nothing.
+    Padding rows hold token 0 at position 0, write to the scratch row and are never read.
     """
     token_ids: list[int] = []
     placed: list[tuple[int, Chunk]] = []
@@ -69,7 +69,7 @@ def pack_rows(chunks: Sequence[Chunk], shapes: Shapes, scratch_row: int) -> Pack
     position_ids, kv_rows = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
     scored = _scored_rows(placed)
     num_logits = num_nodes + sum(map(len, scored.values()))
-    if num_logits:  # the head is a linear layer like the others
+    if num_logits:  # the LM head is a linear layer like the others
         num_logits = shapes.pad_rows(num_logits)
     logit_rows = np.zeros(num_logits, np.int64)
     found = PlacedChunks.of(placed)
@@ -96,8 +96,8 @@ def _scored_rows(placed: Sequence[tuple[int, Chunk]]) -> dict[int, range]:
 
 
 def _write_scored(scored: dict[int, range], logit_rows: IntArray, first: int) -> dict[int, slice]:
-    """Write the rows of ``scored`` behind the ``first`` of ``logit_rows``; which are those of each
-    chunk."""
+    """Write the rows of ``scored`` to ``logit_rows`` from ``first`` on; returns each chunk's
+    part."""
     slices = {}
     for index, rows in scored.items():
         slices[index] = slice(first, first + len(rows))

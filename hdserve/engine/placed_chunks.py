@@ -1,4 +1,4 @@
-"""The chunks of a forward, each with its first row, and the same as flat numbers."""
+"""The chunks of a forward, each with its first row, and the same as flat arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlacedChunks:
         numbers: ``[num_chunks, NUM_CHUNK_FIELDS]``, see :mod:`hdserve.engine.kernels.rows`.
         parents, depths: ``[num_drafts]``, of the drafted nodes of all trees; a parent is a node of
             its own tree, 0 the root.
-        num_ancestors: that all drafts have below their roots, themselves included.
+        num_ancestors: of all drafts together, below the roots, each draft itself included.
     """
 
     placed: list[tuple[int, Chunk]]

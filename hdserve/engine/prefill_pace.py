@@ -9,20 +9,20 @@ MIN_TOKENS = 16
 """The fewest tokens of a chunk: a model takes about as long for fewer."""
 
 _NUM_MEASURES = 3
-"""A measure is the median of so many steps, one of which something else may have stalled."""
+"""A measure is the median of this many steps, since one may have been stalled by something else."""
 
 _MAX_AGE_STEPS = 32
-"""After so many steps with prompts one without is taken: 3 % of a prompt's time."""
+"""After this many steps with prompts, one runs without them: 3 % of a prompt's time."""
 
 _MOST_CHANGE, _LEAST_SHARE = 0.5, 0.25
 
 
 class PrefillPace:
-    """Keeps steps short for those that decode, whatever a token of the prompt costs.
+    """Keeps steps short for decoding sequences, whatever a prompt token costs.
 
-    A step that only decodes is the measure: with prompt tokens in it, a step may take ``slowdown``
-    times as long.  Both are timed as they happen, so that the pace holds on any device and follows
-    a prompt into its depth, where a token has more to attend to::
+    With prompt tokens, a step may take ``slowdown`` times as long as one that only decodes.  Both
+    are timed while serving, so the pace fits any device and adapts as a prompt's tokens attend to
+    more and more::
 
         seconds  |                     ┌─────┐ ┌────┐        slowdown x decoding
                  |                     │chunk│ │chk.│
@@ -30,17 +30,17 @@ class PrefillPace:
                  | │decode│ │decode│   │dec. │ │dec.│
                  +-┴──────┴─┴──────┴───┴─────┴─┴────┴--> steps
 
-    That is for one prompt.  Where several have begun, a step may take as much longer for each of
-    them, so that they do not queue while few sequences decode.
+    That is for one prompt.  If several have started, each adds the same allowance, so that prompts
+    do not queue while few sequences decode.
 
-    Thirty sequences decode for longer than one, so 1, 2 to 3, 4 to 7 sequences and so on have a
-    measure each: the median of the last three.  Before it has three, and when none was taken for
-    32 steps, a step leaves the prompts out.  So decoding that takes longer from now on is noticed
-    within 66 steps of as many sequences while prompts never end.
+    Thirty sequences take longer than one, so 1, 2 to 3, 4 to 7 sequences and so on have a time
+    each: the median of the last three decode-only steps.  While there are fewer, or the last was 32
+    steps ago, prompts are left out of a step.  So slower decoding during endless prompts is
+    noticed within 66 steps of that many sequences.
 
     Args:
         max_tokens: most prompt tokens of any step.
-        slowdown: above 1; None: prompts are not held back.
+        slowdown: above 1; ``None`` does not hold prompts back.
     """
 
     def __init__(self, max_tokens: int, slowdown: float | None) -> None:
@@ -51,11 +51,11 @@ class PrefillPace:
         self._cost = _TokenCost()
 
     def num_tokens(self, num_decoding: int, num_prompts: int) -> int:
-        """Most prompt tokens of the next step; 0 where it is to be a measure.
+        """Most prompt tokens of the next step; 0 if it is to measure decoding alone.
 
         Args:
             num_decoding: sequences that decode in it.
-            num_prompts: sequences with a slot whose prompts are not through.
+            num_prompts: sequences in slots whose prompts are not finished.
         """
         if num_decoding == 0 or self._slowdown is None:
             return self._max_tokens
@@ -66,7 +66,7 @@ class PrefillPace:
         return max(self._min_tokens, self._cost.num_tokens(allowed_s, self._max_tokens))
 
     def begin_anew(self) -> None:
-        """Steps take something else from now on."""
+        """Forget all times: steps take a different time from now on."""
         self._measures.clear()
         self._cost = _TokenCost()
 
@@ -98,7 +98,7 @@ class _Measure:
 
     @property
     def seconds(self) -> float:
-        """Known once there is one, as it is of every step with a prompt: the first had none."""
+        """Only used once there is a time: steps with prompts come after at least one measure."""
         return median(self._last_s)
 
     def add(self, seconds: float) -> None:
@@ -106,18 +106,18 @@ class _Measure:
         self._age_steps = 0
 
     def grow_older(self) -> None:
-        """A step with prompts went by."""
+        """Count a step with prompts."""
         self._age_steps += 1
 
 
 class _TokenCost:
-    """How long a token of a prompt takes, of the last chunks.
+    """How long a prompt token takes, from the last chunks.
 
-    The rest of a step differs by more than a short chunk takes, so a reading counts the less the
-    shorter its chunk: a Kalman filter that errs by as much as it expects, beside steps that differ
-    by 0.7 of what decoding takes.  A step counts as at most half more or less than expected, as a
-    stall is no measure.  The first chunk counts as a quarter of its step at least, so that chunks
-    grow into their size.
+    Decoding time varies by more than a short chunk takes, so a time counts the less the shorter its
+    chunk: a Kalman filter whose own error is as large as its estimate, with noise of 0.7 of the
+    decoding time.  A step counts as at most half more or less than expected, since a stall says
+    nothing about tokens.  The first chunk counts as at least a quarter of its step, so that chunks
+    start small and grow.
     """
 
     def __init__(self) -> None:

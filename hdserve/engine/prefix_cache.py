@@ -1,4 +1,4 @@
-"""Keys and values that earlier sequences left, for prompts that begin alike."""
+"""Keys and values that earlier sequences left, reused for prompts with the same beginning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUM_COMPARED = 8
 """How many of the entries that begin with the same blocks are compared token by token."""
 
 _MAX_MOVED = 4
-"""At most so many rows of ended sequences are moved for each row that is wanted."""
+"""At most this many rows of ended sequences are moved for each row that is wanted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class _Entry:
 
     Attributes:
         keys: of its whole blocks; each stands for all tokens up to the end of its block.
-        is_running: whether the sequence that owns the segment has not ended.
+        is_running: whether the sequence that owns the segment is still running.
     """
 
     segment: Segment
@@ -41,22 +41,22 @@ class _Entry:
 
 @dataclass(slots=True)
 class PrefixCache:
-    """Places sequences in the KV cache, and finds them a beginning that is there already.
+    """Places sequences in the KV cache and reuses beginnings that are already in it.
 
-    The segment of a sequence that has ended stays, cut to what it holds, until rows are needed::
+    The segment of a sequence that has ended is kept, cut to what it holds, until rows are needed::
 
         segment of an earlier sequence   s s s s u u a a a
         a later prompt                   s s s s u u a a a t u u
                                          └ reused ───────┘ └ goes through the model
 
-    A continued conversation grows in place where there is room behind it, else rows are copied.
-    Entries whose sequence still runs can be copied from, too: their columns never change.  The
-    others move together where that makes room (:class:`RowRun`); where it does not, the one that
-    was not used for longest loses its last rows.  The same keys and values would be computed again,
-    so this changes speed, never tokens.
+    A continued conversation grows in place if there is room after it, else its rows are copied.
+    Entries whose sequence still runs can be copied from too: their columns never change.  Other
+    entries move together if that makes room (:class:`RowRun`); if not, the least recently used
+    loses its last rows.  Recomputing would give the same keys and values, so this changes speed,
+    never tokens.
 
     Args:
-        cache: all of whose segments for sequences are to be had here alone.
+        cache: nobody else may allocate its rows.
         is_enabled: ``False`` keeps and finds nothing.
     """
 
@@ -76,23 +76,23 @@ class PrefixCache:
 
     @property
     def _num_rows_to_have(self) -> int:
-        """How many rows are free or can be freed, whether or not they lie together."""
+        """How many rows are free or can be freed, whether or not they are contiguous."""
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         return self.cache.num_free_rows + num_idle_rows
 
     def keeps(self, num_tokens: int) -> bool:
-        """Whether anything of a prompt of so many tokens can be reused."""
+        """Whether anything of a prompt of ``num_tokens`` tokens can be reused."""
         return self.is_enabled and num_tokens > BLOCK_TOKENS
 
     def num_to_await(
         self, token_ids: Sequence[int], other: Sequence[int], namespace: str, min_tokens: int
     ) -> int:
-        """How many tokens the prompts ``token_ids`` and ``other`` begin with alike, but the last of
-        the first; 0 if they are less than ``min_tokens`` more than can be reused now."""
+        """The length of the common beginning of the prompts ``token_ids``, without its last token,
+        and ``other``; 0 if less than ``min_tokens`` more than can be reused already."""
         if not self.is_enabled or len(token_ids) <= min_tokens:
             return 0
         if token_ids[:min_tokens] != other[:min_tokens]:
-            return 0  # before anything is made of all of them
+            return 0  # before any arrays are made
         wanted, coming = (np.asarray(each, np.int64) for each in (token_ids[:-1], other))
         num_common = _num_common(wanted, coming)
         _, num_found = self._find(token_ids, namespace)
@@ -104,12 +104,12 @@ class PrefixCache:
         """A segment of ``num_rows`` rows for a sequence with the prompt ``token_ids``.
 
         Args:
-            is_shared: whether others may reuse what the sequence leaves; else what it reuses stays
-                where it is, for them.
+            is_shared: whether others may reuse what the sequence leaves; if not, what it reuses is
+                copied and stays available to others.
 
         Returns:
-            It, and how many tokens its first columns hold already, fewer than the prompt has;
-            ``None`` when there is no gap of that size now, and then nothing has changed.
+            The segment, and how many tokens of the prompt, never all, it already holds;
+            ``None`` if there is no gap of that size now, and then nothing has changed.
         """
         if not self._has_room(num_rows):
             return None
@@ -123,16 +123,16 @@ class PrefixCache:
         return segment, num_tokens
 
     def has_room_in_parts(self, num_rows: int) -> bool:
-        """Whether this many rows are free or can be freed, whether or not they lie together."""
+        """Whether this many rows are free or can be freed, whether or not they are contiguous."""
         return align(num_rows) <= self._num_rows_to_have
 
     def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
-        """``num_rows`` rows for a running sequence, more than it has: behind its own where that
-        moves no more rows than it has used, else elsewhere, where what its first ``num_used``
-        columns hold is moved.
+        """Grow a running sequence to ``num_rows`` rows, more than it has: in place if that moves no
+        more rows of ended sequences than it uses itself, else by moving its first ``num_used``
+        columns elsewhere.
 
         Returns:
-            Where it is now; ``None`` when there is no gap of that size, and then nothing has
+            Its new segment; ``None`` if there is no gap of that size now, and then nothing has
             changed.
         """
         grown = self._extend(segment, num_rows, max_moved_rows=num_used)
@@ -145,8 +145,8 @@ class PrefixCache:
         return grown
 
     def compact(self, running: Sequence[Owned], num_rows: int = 0) -> list[Segment]:
-        """Put all free rows together, and let running sequences grow; what ended sequences left
-        goes, the oldest first, until there are ``num_rows`` beside.
+        """Make all free rows contiguous, and let running sequences grow; entries of ended sequences
+        are dropped, oldest first, until ``num_rows`` rows are free in addition.
 
         Args:
             running: the segments of all running sequences.
@@ -168,7 +168,7 @@ class PrefixCache:
         return moved[: len(running)]
 
     def _move(self, moved: Mapping[int, Segment]) -> None:
-        """Find entries in the segments they are in now, by where they began."""
+        """Update the entries of segments that moved, keyed by where they began."""
         found = [(self._by_start.pop(old, None), segment) for old, segment in moved.items()]
         for entry, segment in found:
             if entry is not None:
@@ -212,9 +212,9 @@ class PrefixCache:
     def _reuse(
         self, source: _Entry, num_tokens: int, num_rows: int, *, may_take: bool
     ) -> Segment | None:
-        """Rows of which the first ``num_tokens`` hold what those of ``source`` do: its own and more
-        behind them if it goes on whole, else others, else its own at the cost of its neighbours;
-        ``None`` if there are none of these, and then nothing has changed."""
+        """Rows whose first ``num_tokens`` hold the same as ``source``: its own, extended, if it may
+        be taken over whole; else a copy; else its own rows, for which its neighbours are dropped.
+        ``None`` if none of this is possible, and then nothing has changed."""
         takes = may_take and not source.is_running and num_tokens == len(source.token_ids)
         with _held(source):
             segment = self._extend(source.segment, num_rows, num_tokens) if takes else None
@@ -231,7 +231,7 @@ class PrefixCache:
         return segment
 
     def _take_over(self, source: _Entry, num_tokens: int, num_rows: int) -> Segment | None:
-        """The rows of ``source`` and more behind them, for which its neighbours go."""
+        """Cut ``source`` to ``num_tokens`` and extend it, dropping its neighbours."""
         run = self._run_of(source)
         if run.num_rows < align(num_rows):
             return None
@@ -245,8 +245,8 @@ class PrefixCache:
             return self._extend(source.segment, num_rows, max_moved_rows=0)
 
     def _extend(self, segment: Segment, num_rows: int, max_moved_rows: int) -> Segment | None:
-        """Take rows behind ``segment`` until it has ``num_rows``, from which what ended sequences
-        left has moved away; ``None`` where there are none, and then nothing has changed."""
+        """Extend ``segment`` to ``num_rows`` by moving entries of ended sequences out of the way;
+        ``None`` if that is impossible, and then nothing has changed."""
         num_more = align(num_rows) - segment.num_rows
         if not num_more:
             return segment
@@ -255,7 +255,7 @@ class PrefixCache:
             return None
         self._push(part, to=part.end)
         more = self.cache.allocate_at(segment.end, num_more)
-        assert more is not None, "there was no room behind"
+        assert more is not None, "there was no room after the segment"
         return Segment(segment.start, segment.num_rows + num_more)
 
     def _part_from(self, start: int, num_rows: int, max_moved_rows: int) -> RowRun | None:
@@ -277,7 +277,7 @@ class PrefixCache:
         return RowRun(tuple(pieces), tuple(are_free))
 
     def _allocate(self, num_rows: int) -> Segment:
-        """Take rows, for which there is room if what ended sequences left moves or goes."""
+        """Take rows; there must be enough once entries of ended sequences move or are dropped."""
         wanted = align(num_rows)
         while (segment := self.cache.allocate(wanted)) is None:
             if self.cache.num_free_rows < wanted:
@@ -291,7 +291,7 @@ class PrefixCache:
         return segment
 
     def _has_room(self, num_rows: int) -> bool:
-        """Whether there would be a gap of ``num_rows`` rows without what ended sequences left."""
+        """Whether ``num_rows`` contiguous rows would be free without entries of ended sequences."""
         wanted = align(num_rows)
         pieces = chain(self.cache.gaps, (entry.segment for entry in self._idle()))
         if any(piece.num_rows >= wanted for piece in pieces):
@@ -305,14 +305,14 @@ class PrefixCache:
         return next(run for run in self._runs() if entry.segment in run.ended)
 
     def _push(self, run: RowRun, to: int) -> None:
-        """Move what ended sequences left to one end of ``run``."""
+        """Move the entries of ended sequences to one end of ``run``."""
         ended = run.ended
         if len(ended) < len(run.pieces):
             moved = self.cache.push(ended, run.start, run.end, to)
             self._move({old.start: new for old, new in zip(ended, moved, strict=True)})
 
     def _drop(self, num_rows: int) -> None:
-        """Free the last ``num_rows`` rows, or all, of what was not used for longest."""
+        """Free the last ``num_rows`` rows, or all, of the least recently used entry."""
         entry = next(self._idle())
         num_kept = entry.segment.num_rows - align(num_rows)
         if num_kept < BLOCK_TOKENS:
@@ -321,13 +321,13 @@ class PrefixCache:
             self._cut(entry, num_kept)
 
     def _cut(self, entry: _Entry, num_tokens: int) -> None:
-        """Keep the first tokens of an entry, and free the rows behind them."""
+        """Keep the first tokens of an entry, and free the rows after them."""
         self._cut_keys(entry, num_tokens // BLOCK_TOKENS)
         entry.token_ids = entry.token_ids[:num_tokens]
         entry.segment = self.cache.shorten(entry.segment, num_tokens)
 
     def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
-        """Who holds most of ``token_ids`` but the last, and how many tokens of it."""
+        """The entry with the longest match of ``token_ids`` without the last, and its length."""
         wanted = np.asarray(token_ids[:-1], np.int64)
         known: dict[_Entry, None] = {}
         for key in _keys(wanted, namespace):
@@ -371,7 +371,7 @@ class PrefixCache:
             self._cut_keys(entry, 0)
 
     def _cut_keys(self, entry: _Entry, num_kept: int) -> None:
-        """Find an entry by its first ``num_kept`` keys alone."""
+        """Keep an entry findable by its first ``num_kept`` keys only."""
         for key in entry.keys[num_kept:]:
             del self._by_key[key][entry]
             if not self._by_key[key]:
@@ -379,13 +379,13 @@ class PrefixCache:
         del entry.keys[num_kept:]
 
     def _idle(self) -> Iterator[_Entry]:
-        """The entries that can go, oldest first."""
+        """The entries that can be dropped, oldest first."""
         return (entry for entry in self._entries if not entry.is_running)
 
 
 @contextmanager
 def _held(entry: _Entry) -> Iterator[None]:
-    """Its rows stay where they are, as those of a running sequence do."""
+    """Keep its rows in place, as for a running sequence."""
     was_running, entry.is_running = entry.is_running, True
     try:
         yield
@@ -394,8 +394,8 @@ def _held(entry: _Entry) -> Iterator[None]:
 
 
 def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:
-    """A key for each whole block, of all tokens up to its end; those of different texts may be
-    equal by chance, so tokens and namespaces are compared in the end."""
+    """A key for each whole block, of all tokens up to its end; keys of different texts may collide,
+    so tokens and namespaces are compared as well."""
     key = hash(namespace)
     for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         key = hash((key, token_ids[start : start + BLOCK_TOKENS].tobytes()))

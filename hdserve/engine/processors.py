@@ -11,11 +11,11 @@ from hdserve.engine.control_groups import GROUPS, OWN_GROUP, directories, read
 
 
 def default_num_threads(reserved: float, num_models: int, available: int | None = None) -> int:
-    """Threads of a model's CPU kernels where nobody says.
+    """Threads of a model's CPU kernels if nobody says.
 
     Args:
-        reserved: cores Ray reserves for a replica: so many threads from one core on; below it the
-            models share what there is.
+        reserved: cores Ray reserves for a replica: from one core on, this many threads; below that
+            the models share the available cores.
         num_models: that are served.
         available: cores this process may use; default: :func:`available_cpus`.
     """
@@ -25,13 +25,13 @@ def default_num_threads(reserved: float, num_models: int, available: int | None 
 
 
 def available_cpus(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
-    """Cores this process may use: those it may run on, or less where its container has less."""
+    """Cores this process may use: its CPU affinity, or less if its container's limit is lower."""
     quota = min(_quotas(groups, own_group), default=math.inf)
     return max(1, int(min(_num_usable(), quota)))
 
 
 def _num_usable() -> int:
-    """Cores this process may run on, where the system says; else all."""
+    """Cores this process may run on, if the system says; else all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -11,12 +11,12 @@ from hdserve.core import TokenLogprob
 from hdserve.engine.logprobs import token_logprobs
 
 _ROWS_AT_ONCE = 16
-"""Rows that are scored at once, so that copies of their logits stay small with large
+"""Rows that are scored at once, so that copies of their logits stay small even for large
 vocabularies."""
 
 
 class PromptScorer:
-    """Scores the tokens of one prompt as its rows come out of the model, the first ones first.
+    """Scores the tokens of one prompt in order, as their rows come out of the model.
 
     The first token follows nothing, so it has no score.
 
@@ -30,7 +30,7 @@ class PromptScorer:
         self._found: list[TokenLogprob | None] = [None]
 
     def push(self, logits: torch.Tensor) -> None:
-        """Score as many tokens more as ``logits``, ``[rows, vocab_size]``, has rows.
+        """Score the next tokens, one for each row of ``logits``, ``[rows, vocab_size]``.
 
         Raises:
             TypeError: a token id is not an integer.
@@ -41,8 +41,8 @@ class PromptScorer:
             self._found += token_logprobs(rows, token_ids, self._num_top)
 
     def finish(self) -> tuple[TokenLogprob | None, ...]:
-        """One entry per token of the prompt, for its other choices, too; or what one of them has
-        found."""
+        """One entry per token of the prompt, shared with its other choices; or the result one of
+        them already has."""
         shared = self._seq.prompt_scores or core.PromptScores()
         if shared.found is None:
             assert len(self._found) == self._seq.num_prompt_tokens, "a row of the prompt is missing"

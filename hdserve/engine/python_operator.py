@@ -1,4 +1,4 @@
-"""Operators of PyTorch that are functions of Python."""
+"""PyTorch operators that are Python functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def define_operator(
     like: Callable[..., Tensors],
 ) -> None:
     """Define ``hdserve::name``, which compiled models call, and ``hdserve::name_in_python``, which
-    stays a function of Python also where ``name`` has code of its own for a device
+    remains the Python function even if ``name`` has native code for a device
     (``native/operators.cpp``).
 
     Args:
-        like: gives tensors of the shapes, dtypes and strides of what ``function`` gives.
+        like: gives tensors of the same shapes, dtypes and strides as ``function``.
     """
     for each in (f"hdserve::{name}", f"hdserve::{name}_in_python"):
         torch.library.define(each, signature)
@@ -30,5 +30,5 @@ def define_operator(
 
 
 def like_products(rows: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
-    """What an operator gives that multiplies ``rows`` by ``weight [num_outputs, num_inputs]``."""
+    """The result's shape, where ``rows`` are multiplied by ``weight [num_outputs, num_inputs]``."""
     return rows.new_empty((*rows.shape[:-1], weight.shape[0]))

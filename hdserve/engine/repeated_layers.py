@@ -1,7 +1,7 @@
 """The layers of a model as one piece of code, which is compiled once and called for each.
 
-Layers differ in their weights alone, mostly, and a compiler that is shown all of them takes as many
-times as long (docs/adr/0026).
+Layers mostly differ only in their weights, and a compiler that sees all of them takes as many times
+as long (docs/adr/0026).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 _MIN_LAYER_BYTES: Final = 1 << 24
-"""From this mean number of bytes of weights per layer on, a CPU calls the code of a layer from
-Python.  Code of the whole model in C++ takes nine times as long to compile.  With 30 MB a layer it
-was not measurably faster, with 7 MB up to 4 % (docs/adr/0026)."""
+"""If layers have more bytes of weights than this on average, a CPU calls a layer's code from
+Python.  C++ code of the whole model takes nine times as long to compile, and was not measurably
+faster at 30 MB a layer, and up to 4 % faster at 7 MB (docs/adr/0026)."""
 
 _MARK: Final = "__marked_compile_region_fn__"
-"""The attribute by which the compiler of PyTorch knows a region."""
+"""The attribute by which PyTorch's compiler recognises a region."""
 
 
 def should_repeat(module: torch.nn.Module) -> bool:
-    """Whether a compiled model is to call its layers' code from Python: on a GPU, where graphs of
-    its kernels are made in any case, and on a CPU where its layers are large; not if they have
-    quantised weights that stand for tensors, which regions do not take, or are called otherwise
-    than their class says."""
+    """Whether a compiled model is to call its layers' code from Python: on a GPU, where CUDA graphs
+    are captured anyway, and on a CPU if its layers are large; not if it has quantised weights that
+    are tensor subclasses, which regions do not support, or its layers do not use the forward of
+    their class."""
     layers = [*_layers_of(module)]
     if any(is_traceable_wrapper_subclass(weights) for weights in module.parameters()):
         return False
@@ -40,8 +40,8 @@ def should_repeat(module: torch.nn.Module) -> bool:
 
 
 def repeat_layers(module: torch.nn.Module) -> None:
-    """Have the compiler make code of one layer and call it for all that differ in tensors alone;
-    else nothing changes."""
+    """Make the compiler generate code of one layer and call it for all that differ only in tensors;
+    changes nothing else."""
     layers = [*_layers_of(module)]
 
     def run(layer: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def repeat_layers(module: torch.nn.Module) -> None:
 
 
 def unroll_layers(module: torch.nn.Module) -> None:
-    """Take :func:`repeat_layers` back."""
+    """Undo :func:`repeat_layers`."""
     for layer in filter(_is_repeated, _layers_of(module)):
         del vars(layer)["forward"]
 
@@ -63,7 +63,7 @@ def _is_repeated(layer: torch.nn.Module) -> bool:
 
 
 def _layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The layers that attend by numbers (:func:`~hdserve.engine.attention.number_layers`)."""
+    """The layers with layer-number tensors (:func:`~hdserve.engine.attention.number_layers`)."""
     for each in module.modules():
         is_layer = isinstance(each, GradientCheckpointingLayer)
         if is_layer and any(hasattr(part, "layer_number") for part in each.modules()):

@@ -1,4 +1,4 @@
-"""What of a request the engine cannot take: prompts and parameters that do not fit the model."""
+"""Requests the engine cannot take: prompts and parameters that do not fit the model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def check_prompt_length(
 ) -> None:
     """
     Args:
-        param: what the client calls the prompt.
-        is_whole: whether ``num_tokens`` are all it has.
+        param: the client's name of the prompt.
+        is_whole: whether ``num_tokens`` is the prompt's exact length, not a lower bound.
 
     Raises:
-        PromptTooLong: there is no room for an answer, if one is wanted.
+        PromptTooLong: the prompt leaves no room for an answer, if one is wanted.
     """
     most = max_total_tokens - (params.max_tokens != 0)
     if num_tokens > most:
@@ -40,16 +40,18 @@ def check_prompt_length(
 def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """
     Args:
-        name: of the parameter that holds them.
+        name: of the parameter that contains them.
 
     Raises:
-        InvalidRequest: one of them is no integer, or not in the vocabulary.
+        InvalidRequest: one of them is not an integer, or not in the vocabulary.
     """
     for token_id in token_ids:
         try:
             is_known = 0 <= index(token_id) < vocab_size
         except TypeError as error:
-            raise InvalidRequest(f"{name}: {str(token_id)[:20]!r} is no token id", name) from error
+            raise InvalidRequest(
+                f"{name}: {str(token_id)[:20]!r} is not a token id", name
+            ) from error
         if not is_known:
             shown = str(token_id)[:20]
             reason = f"{name}: the token id {shown} is not in the vocabulary of {vocab_size}"
@@ -62,7 +64,7 @@ def check_num_sequences(num_prompts: int, num_choices: int, max_num_open: int) -
         max_num_open: most sequences that may be open at a time.
 
     Raises:
-        InvalidRequest: so many choices of each prompt never are.
+        InvalidRequest: this many choices of each prompt can never be open at once.
     """
     if num_prompts * num_choices > max_num_open:
         reason = f"at most {max_num_open} answers can be generated at a time"
@@ -72,10 +74,10 @@ def check_num_sequences(num_prompts: int, num_choices: int, max_num_open: int) -
 def check_params(params: SamplingParams, vocab_size: int, *, has_text: bool) -> None:
     """
     Args:
-        has_text: whether there is a tokenizer, which makes text of tokens.
+        has_text: whether there is a tokenizer to turn tokens into text.
 
     Raises:
-        InvalidRequest: a token id is not in the vocabulary, or there is no text to stop at.
+        InvalidRequest: a token id is not in the vocabulary, or stop strings are used without text.
     """
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     check_token_ids("logit_bias", params.logit_bias, vocab_size)

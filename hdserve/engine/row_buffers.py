@@ -1,4 +1,4 @@
-"""What each row of a forward of a fixed number of rows is, on the device that runs it."""
+"""What each row of a forward with a fixed number of rows is, on the device that runs it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hdserve.engine.packed_rows import PackedRows
 from hdserve.engine.staging_buffer import StagingBuffer
 
 ALIGNMENT: Final = 16
-"""Numbers of rows are rounded up to multiples of this, so that every field begins where wide loads
-may."""
+"""Numbers of rows are rounded up to multiples of this, so that every field is aligned for wide
+loads."""
 
 
 class RowBuffers:
-    """Buffers that are filled for each step and sent to the device at once; where they lie never
-    changes.
+    """Buffers that are filled for each step and sent to the device at once; their addresses never
+    change.
 
     Args:
         num_rows: of the forwards, padding included.
@@ -26,7 +26,7 @@ class RowBuffers:
     Attributes:
         token_ids, position_ids: ``[1, num_rows]``.
         kv_rows: ``[num_rows]``: the cache row each row is written to.
-        logit_rows: ``[num_rows]``: all rows where they are all nodes, else the first so many count.
+        logit_rows: ``[num_rows]``: all rows if all are nodes; else only the first ones are used.
 
     All of them are int64.
     """
@@ -39,7 +39,7 @@ class RowBuffers:
         self.kv_rows, self.logit_rows = rows[2:]
 
     def fill(self, packed: PackedRows) -> None:
-        """Describe a step; to be called when the device is done with the last one."""
+        """Describe a step; call it when the device has finished the previous one."""
         rows = self._rows.here[:, : self.num_rows]
         rows[0], rows[1], rows[2] = packed.token_ids, packed.position_ids, packed.kv_rows
         if packed.are_all_nodes:

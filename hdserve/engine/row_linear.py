@@ -24,25 +24,24 @@ from hdserve.engine.workers import Workers
 _MIN_WEIGHTS_PER_THREAD = 1 << 18
 ALL_ROWS = 1 << 40
 ROWS_WHILE_READ = 8
-"""Rows that are multiplied in the time in which the weights are read; further rows take longer."""
+"""Rows that are multiplied in the time it takes to read the weights; more rows take longer."""
 
 
 class RowLinear(SharedLinear):
-    """A layer whose few rows the kernel multiplies.
+    """A layer that multiplies few rows by the kernel.
 
-    Outside a step of the engine it is the other one.
+    Outside a step of the engine it is an ordinary linear layer.
 
     Args:
-        max_rows: int64 ``[]``, the rows up to which the kernel multiplies; all of them where shapes
-            are exact.  A tensor, since it is found by trial and compiled code must not depend on
-            it, or it would seldom be found in the cache.
-        by_column: the same weights as PyTorch multiplies them faster, which does so for one row and
-            for more than ``max_rows``; ``None`` leaves that to the weights of the layer, and one
-            row to the kernel.
+        max_rows: int64 ``[]``, up to how many rows the kernel is used; all if shapes are exact.  A
+            tensor, because it is measured, and compiled code that contained it would seldom be
+            found in the cache.
+        by_column: the same weights in the order that PyTorch multiplies faster, which then computes
+            one row, and more than ``max_rows``; ``None``: PyTorch uses the layer's own weights for
+            those, and one row is the kernel's.
 
     Attributes:
-        is_native: whether a compiled model calls the kernel without Python; then it multiplies one
-            row, too.
+        is_native: whether compiled models call the kernel without Python; then also for one row.
     """
 
     max_rows: torch.Tensor
@@ -71,7 +70,7 @@ class RowLinear(SharedLinear):
 
 
 def can_multiply(layer: torch.nn.Linear) -> bool:
-    """Whether the kernel knows the layer's device, dtype and sizes."""
+    """Whether the kernel supports the layer's device, dtype and sizes."""
     if not is_plain(layer):
         return False
     num_outputs, num_inputs = layer.weight.shape
@@ -117,7 +116,7 @@ def multiply_rows(
 
 
 def _are_paired(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether the processor's own products of bfloat16 take them."""
+    """Whether the processor's bfloat16 pair products can multiply them."""
     return (
         HAS_PAIRS
         and rows.dtype == weight.dtype == torch.bfloat16
@@ -136,8 +135,8 @@ def multiply_pairs(
     step: int,
     *layout: int,
 ) -> torch.Tensor:
-    """Bfloat16 ``rows [..., num_inputs]`` times ``weights`` as ``kernel`` takes them, told their
-    ``layout``, shared among the workers as :func:`_share` does."""
+    """Bfloat16 ``rows [..., num_inputs]`` times ``weights`` in the ``layout`` that ``kernel``
+    reads, shared among the workers as :func:`_share` does."""
     rows = rows.contiguous()
     num_inputs = rows.shape[-1]
     num_rows = rows.numel() // num_inputs
@@ -163,8 +162,8 @@ def _share(
     workers: Workers,
     step: int,
 ) -> None:
-    """Let the workers multiply ``weight`` from one number of its first dimension to another, which
-    are multiples of ``step``, each some."""
+    """Let the workers multiply ``weight``, each a range of its first dimension that begins and ends
+    at multiples of ``step``."""
     size = len(weight)
     num_passes = max(1, num_rows // ROWS_WHILE_READ)
     num_parts = workers.num_parts(weight.numel() * num_passes, _MIN_WEIGHTS_PER_THREAD)
@@ -185,7 +184,7 @@ def multiply_rows_by_plan(
     bias: torch.Tensor | None,
     max_rows: torch.Tensor,
 ) -> torch.Tensor:
-    """``weight`` for the kernel, ``others`` for PyTorch: what the operator does in Python."""
+    """``weight`` is for the kernel, ``others`` for PyTorch: what the operator does in Python."""
     plan = current_plan()
     num_rows = rows.numel() // rows.shape[-1]
     if plan is None or not num_rows or (num_rows > int(max_rows) and not plan.is_exact):

@@ -1,4 +1,4 @@
-"""Where rows can be had together by moving what ended sequences left."""
+"""Where contiguous rows can be freed by moving what ended sequences left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hdserve.engine.kv_cache import Segment
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """Consecutive rows of which no running sequence has any: gaps, and what ended sequences left.
+    """Consecutive rows that belong to no running sequence: gaps, and what ended sequences left.
 
     What ended sequences left can move, so that the gaps between become one::
 
@@ -44,11 +44,11 @@ class RowRun:
 
     @property
     def num_ended_rows(self) -> int:
-        """How many rows move at most where its gaps become one."""
+        """How many rows move at most to make its gaps one."""
         return sum(piece.num_rows for piece in self.ended)
 
     def parts(self, num_rows: int) -> Iterator[RowRun]:
-        """Every part with ``num_rows`` free rows of which no smaller part has so many."""
+        """Every part with ``num_rows`` free rows that contains no smaller such part."""
         first = num_free_rows = 0
         for end, (piece, is_free) in enumerate(self._each(), start=1):
             num_free_rows += piece.num_rows * is_free
@@ -75,6 +75,6 @@ def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]
 
 
 def cheapest_part(runs: Sequence[RowRun], num_rows: int) -> RowRun | None:
-    """The part of a run that gives ``num_rows`` free rows and of which fewest rows move."""
+    """The part of a run with ``num_rows`` free rows in which the fewest rows have to move."""
     parts = (part for run in runs for part in run.parts(num_rows))
     return min(parts, key=lambda part: part.num_ended_rows, default=None)

@@ -1,4 +1,4 @@
-"""From logits to tokens: one choice, greedy or sampled, that depends on nothing but its inputs."""
+"""From logits to tokens: one choice, greedy or sampled, that depends only on its inputs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from hdserve.noise import noise_word
 
 _NUM_TOP_CANDIDATES = 256
 _NUM_SORTED = 1 << 21
-"""Probabilities at a time, if not of one row: sorting takes several times their memory."""
+"""Probabilities processed at once, at least a row: sorting takes several times their memory."""
 
 _HIGHEST_INVERSE_TEMPERATURE = 1e30
 _BYTES_OF_DOUBLE = 8
 
 _noise_words: Any = noise_word
-"""Tensors of integers are integers to it."""
+"""Integer tensors are also of this type."""
 
 
 def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> torch.Tensor:
     """Choose one token per row.
 
     In a sampled row the token that arrives first is chosen (:mod:`hdserve.noise`), which does not
-    depend on the other rows.  Tokens as likely as the last one that
-    ``top_k`` or ``top_p`` keeps are kept too.  Logits that are no numbers, of a model that
-    overflowed, give some token or :data:`~hdserve.engine.kernels.draw.NO_TOKEN`, so that they harm
-    no other sequence.
+    depend on the other rows.  Tokens exactly as likely as the last one that ``top_k`` or ``top_p``
+    keeps are kept too.  Logits that are not finite, from a model that overflowed, give some token
+    or :data:`~hdserve.engine.kernels.draw.NO_TOKEN`, so that no other sequence is affected.
 
     Args:
         logits: ``[rows, vocab_size]``, penalties and biases applied.
@@ -52,12 +51,12 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
         return draw_tokens(logits, keys_of_rows, _inverse_temperature(params))
     weights = filtered_probabilities(logits, params)
     tokens = (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
-    found = weights.gather(1, tokens[:, None])[:, 0]  # above 0, or no number
+    found = weights.gather(1, tokens[:, None])[:, 0]  # positive, or not finite
     return torch.where(found > 0, tokens, NO_TOKEN)
 
 
 def _has_filters(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether not all tokens may be chosen."""
+    """Whether some tokens may not be chosen."""
     return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
 
 
@@ -82,13 +81,13 @@ def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
 def choose_checked(
     logits: torch.Tensor, shaped: torch.Tensor, params: SamplingParams, key: int
 ) -> tuple[int, bool]:
-    """Choose the token of a single row of ``shaped``, which was made of raw ``logits``, both
+    """Choose the token of a single row of ``shaped``, which was computed from raw ``logits``, both
     ``[1, vocab_size]``, as :func:`choose` does.
 
     Returns:
-        It, and whether it may be chosen: there is such a token, its raw logit is a number, and what
-        was made of it forbids it not; a bias may make it infinite.  Both come from the device in
-        one piece.
+        The token, and whether it is valid: there is one, its raw logit is finite, and its shaped
+        logit is above minus infinity; it may be infinite by a bias.  Both come from the device in
+        one transfer.
     """
     if can_be_read(logits) and can_be_read(shaped):
         token_id = choose_one(shaped, params, key)
@@ -103,10 +102,10 @@ def choose_checked(
 
 
 def _drawn(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) -> list[int]:
-    """Choose one token per row by a kernel, in which weights of 1e-38 of the likeliest are 0.
+    """Choose one token per row by a kernel; weights below 1e-38 of the likeliest count as 0.
 
-    What a request chose goes in as the types the kernel was compiled for: another type would be
-    compiled for while everybody waits.
+    The request's values are converted to the types the kernel was compiled for: for other types it
+    would be compiled again while everybody waits.
     """
     num_rows, num_columns = logits.shape
     num_padded = -(-num_columns // BLOCK) * BLOCK
@@ -136,7 +135,7 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
 
     Temperature, then ``top_k``, ``top_p`` (of what ``top_k`` left) and ``min_p``.
     """
-    shifted = logits.double() - logits.max(dim=-1, keepdim=True).values  # so it cannot overflow
+    shifted = logits.double() - logits.max(dim=-1, keepdim=True).values  # cannot overflow
     scaled = shifted / float(params.temperature)
     top_k, top_p, min_p = int(params.top_k), float(params.top_p), float(params.min_p)
     if 0 < top_k < scaled.shape[-1]:
@@ -153,7 +152,7 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
 
 
 def _nucleus_threshold(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
-    """``[rows, 1]``: the smallest probability in the smallest set that holds ``top_p``."""
+    """``[rows, 1]``: the smallest probability in the smallest set whose sum reaches ``top_p``."""
     num_candidates = min(_NUM_TOP_CANDIDATES, probabilities.shape[-1])
     largest = probabilities.topk(num_candidates, dim=-1).values
     thresholds = _threshold_of_sorted(largest, top_p)

@@ -13,18 +13,18 @@ from hdserve.engine.prefill_pace import PrefillPace
 from hdserve.engine.prefix_cache import PrefixCache
 
 _MAX_CHUNK_SCORES = 1 << 22
-"""The most tokens of a chunk times the tokens they attend to: 16 MiB of mask in float32."""
+"""The most tokens of a chunk times the tokens they attend to: a mask of 16 MiB in float32."""
 
 GROWTH_TOKENS = 256
 _GROWTH_SHARE = 8
-"""A sequence gets room for ``GROWTH_TOKENS`` more tokens at a time, or for one part in this many of
-those it has, if that is more.  To move a sequence costs as much as it has tokens, so each token is
-moved a bounded number of times."""
+"""A sequence gets room for ``GROWTH_TOKENS`` more tokens at a time, or for one in this many of its
+tokens, if that is more.  Moving a sequence costs as much as it has tokens, so each token is moved a
+bounded number of times."""
 
 
 MIN_AWAITED_TOKENS = 256
-"""A prompt waits for another one that computes at least so many tokens of its beginning: at least a
-chunk, which both would compute one after the other."""
+"""A prompt waits for another one that is computing at least this many tokens of the same beginning:
+at least a chunk, which both would otherwise compute in turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +32,11 @@ class Slot:
     """A running sequence and its place in the cache.
 
     Attributes:
-        is_offered: whether others may reuse what its prompt left in the cache, or never will.
-        num_offered_tokens: of its prompt, which others may reuse before all of it is there.
-        awaited: how many tokens of its prompt sequences wait for; 0 for those that do not.
-        leaves_nothing: whether nobody may reuse what it leaves, which may be no numbers.
-        is_plain: whether it is decoded without drafts, one of which the model made no numbers of.
+        is_offered: whether all of its prompt in the cache was offered for reuse, or never will be.
+        num_offered_tokens: of its prompt, offered for reuse before all of it is cached.
+        awaited: how many tokens of its prompt other sequences wait for; 0 for those that do not.
+        leaves_nothing: whether nobody may reuse its rows, as they may hold NaN or infinity.
+        is_plain: whether it is decoded without drafts, because one led to non-finite values.
     """
 
     seq: Sequence
@@ -54,9 +54,9 @@ class Scheduled:
 
     Attributes:
         num_tokens: decided tokens that go through the model.
-        is_choosing: whether they reach the last decided token, so that a token is chosen and
-            drafts may hang on it.
-        num_scored_tokens: the first of them, if the log probabilities of the prompt are wanted.
+        is_choosing: whether they include the last decided token, so that a token is chosen and
+            drafts may follow.
+        num_scored_tokens: how many of them, from the first, need logits for prompt logprobs.
     """
 
     slot: Slot
@@ -66,40 +66,40 @@ class Scheduled:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one token was pending; one token of a longer prompt is a chunk of it."""
+        """Whether only one token is pending; one token of a longer prompt counts as a chunk."""
         return self.num_tokens == 1 and self.is_choosing
 
     @property
     def may_draft(self) -> bool:
-        """Whether a draft of which the model makes no numbers could be tried again without."""
+        """Whether a draft that leads to non-finite values could be retried without drafts."""
         return not self.slot.is_plain and not self.num_scored_tokens
 
 
 class Scheduler:
     """Admits sequences in the order of arrival and splits prompts into chunks.
 
-    A sequence is admitted when there are a slot and rows for the tokens it has and some more; it
-    grows as it is decoded.  When no rows are left the youngest is preempted: it waits, the first of
-    those that do, and goes on later with the tokens it has, some of whose keys and values may still
-    be there then; but one whose prompt is scored has its room from the beginning, and stays.  So
-    memory never runs out, some sequence always goes on, and what a request might generate but does
-    not takes no room from others::
+    A sequence is admitted when there is a slot, and rows for its tokens and some more; it grows as
+    it is decoded.  When no rows are left the youngest is preempted: it waits first in line and
+    later continues with the tokens it has, some of whose keys and values may still be cached.  A
+    sequence whose prompt is scored has all its rows from the beginning, and is never preempted.  So
+    memory never runs out, some sequence always advances, and tokens a request might generate, but
+    does not, take no room from others::
 
         rows   |aaaaaaa++ |bbbb++    |ccccccc++ |    + room to grow
                |aaaaaaaaaaaaa++ |bbbbbb++       |    a has moved c out of the way
 
-    Where the rows are not in one place, running sequences move together.  Every decoding sequence
-    takes part in every step; prompts share as many rows of it as ``pace`` gives, oldest first, so a
-    long prompt does not stall the others; deep inside a very long one a chunk is shorter, so that
-    memory stays bounded.
+    If the free rows are not contiguous, running sequences are moved together.  Every decoding
+    sequence takes part in every step; prompts share as many rows of it as ``pace`` allows, oldest
+    first, so a long prompt does not stall the others; far into a very long prompt chunks get
+    shorter, so that memory stays bounded.
 
     Args:
-        prefixes: gives the segments.
-        num_extra_rows: rows a segment has beyond the tokens it has room for, for drafts.
+        prefixes: provides the segments.
+        num_extra_rows: rows a segment has beyond those of its tokens, for drafts.
         max_scored_tokens: most prompt tokens of a step that have logits, so that memory stays
             bounded.
-        growth_tokens: what a sequence has room for beyond the tokens it has, at least, unless it
-            ends before.
+        growth_tokens: a sequence has room for at least this many tokens beyond those it has, unless
+            it ends before.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class Scheduler:
         self.waiting.append(seq)
 
     def make_room(self) -> list[Sequence]:
-        """Let sequences grow that could not hold the drafts of a step, the oldest first.
+        """Let sequences grow that have no room for the drafts of a step, the oldest first.
 
         Returns:
-            Those that were preempted for it.
+            Those that were preempted to make room.
         """
         preempted: list[Sequence] = []
         for slot in [*self.running]:
@@ -156,8 +156,8 @@ class Scheduler:
         return preempted
 
     def _preempt_youngest(self) -> Sequence:
-        """Preempt the youngest sequence that can go on later; others get its rows as soon as they
-        need them."""
+        """Preempt the youngest sequence that can continue later; others get its rows when they need
+        them."""
         slot = next(slot for slot in reversed(self.running) if not slot.seq.scores_prompt)
         self.release(slot)
         slot.seq.num_cached_tokens = 0
@@ -167,8 +167,8 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to slots as far as there is room.
 
-        The first that does not fit keeps those behind it waiting; a choice that waits for another
-        one of its prompt keeps nobody, and a prompt that waits for its beginning keeps a slot.
+        One that does not fit blocks those after it; a choice that waits for another choice of its
+        prompt blocks nobody, and a prompt that waits for its beginning reserves a slot.
         """
         admitted: list[Sequence] = []
         num_kept_slots = 0
@@ -195,8 +195,8 @@ class Scheduler:
         return admitted
 
     def _num_rows(self, seq: Sequence) -> int:
-        """Rows for the tokens that ``seq`` has, some more, and drafts; all it may ever need where
-        its prompt is scored, which cannot begin anew."""
+        """Rows for the tokens of ``seq``, some more, and drafts; if its prompt is scored, which
+        cannot be restarted, all rows it may ever need."""
         num_tokens = seq.max_total_tokens
         if not seq.scores_prompt:
             num_known = len(seq.token_ids)
@@ -216,13 +216,13 @@ class Scheduler:
         return True
 
     def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
-        prompt = () if seq.scores_prompt else seq.token_ids  # a row that is reused has no logits
+        prompt = () if seq.scores_prompt else seq.token_ids  # reused rows have no logits
         is_shared = seq.speculation.is_output_shared
         return self._prefixes.place(prompt, seq.namespace, num_rows, is_shared=is_shared)
 
     def _waits_for_choice(self, seq: Sequence) -> bool:
-        """Whether the prompt is being computed for another choice: its log probabilities, or its
-        keys and values, are those of ``seq`` then."""
+        """Whether another choice of the same prompt is computing it, so that ``seq`` can use its
+        log probabilities, or its keys and values."""
         shared = seq.prompt_scores
         if shared is None:
             return False
@@ -233,9 +233,9 @@ class Scheduler:
         return is_reused and not all(slot.is_offered for slot in others)
 
     def _waits_for_beginning(self, seq: Sequence) -> bool:
-        """Whether the beginning of the prompt is being computed for another one.
+        """Whether another sequence is computing the beginning of the same prompt.
 
-        Prompts go through oldest first, so to compute it once more would take longer::
+        Prompts are computed oldest first, so computing it a second time would take longer::
 
             running   d d d d d d d d a a a
             waiting   d d d d d d d d b b      until all of d is there
@@ -250,7 +250,7 @@ class Scheduler:
         return waits
 
     def _num_awaited(self, seq: Sequence, slot: Slot) -> int:
-        """How many tokens of the prompt of ``slot`` are worth waiting for, found once."""
+        """How many tokens of the prompt of ``slot`` are worth waiting for; computed once."""
         found = slot.awaited.get(seq)
         if found is None:
             found = slot.awaited[seq] = self._num_to_await(seq, slot.seq)
@@ -264,30 +264,30 @@ class Scheduler:
         return self._prefixes.num_to_await(seq.token_ids, prompt, seq.namespace, MIN_AWAITED_TOKENS)
 
     def _offer_beginning(self, slot: Slot) -> None:
-        """Others may reuse as much of the prompt of ``slot`` as is cached."""
+        """Offer the cached part of the prompt of ``slot`` for reuse."""
         seq = slot.seq
         slot.num_offered_tokens = seq.num_cached_tokens
         cached = seq.token_ids[: seq.num_cached_tokens]
         self._prefixes.offer(slot.segment, cached, seq.namespace)
 
     def begin_anew(self) -> None:
-        """Let nobody reuse what is in the cache now, or what those that run leave there."""
+        """Let nobody reuse what is in the cache now, or what running sequences leave there."""
         self._prefixes.clear()
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
 
     def time_anew(self) -> None:
-        """Steps take something else from now on."""
+        """Forget step times: steps take a different time from now on."""
         self._pace.begin_anew()
 
     def reset(self) -> None:
-        """Nothing runs any more and the cache is empty, in whatever state they are."""
+        """Empty the cache and end all running sequences, whatever state they are in."""
         self.running.clear()
         self._prefixes.reset()
 
     def _compact(self, num_rows: int = 0, growing: Slot | None = None) -> None:
-        """Move the sequences so that ``num_rows`` free rows lie together, and ``growing`` has more
-        room."""
+        """Move the sequences so that ``num_rows`` free rows are contiguous, and ``growing`` has
+        more room."""
         owned = [
             Owned(
                 slot.segment,
@@ -333,7 +333,7 @@ class Scheduler:
             self._pace.observe(num_decoding, num_prompt_tokens, seconds)
 
     def offer(self, slot: Slot) -> None:
-        """The prompt of ``slot`` is cached: others may reuse it from now on."""
+        """Offer the prompt of ``slot``, which is now cached, for reuse."""
         seq = slot.seq
         if not slot.is_offered and seq.speculation.is_output_shared:
             prompt = seq.token_ids[: seq.num_prompt_tokens]
@@ -342,7 +342,7 @@ class Scheduler:
         slot.awaited.clear()
 
     def release(self, slot: Slot) -> None:
-        """Free the slot of a sequence that goes no further; its segment as soon as it is needed."""
+        """Free the slot of a sequence that has ended; its segment is freed when it is needed."""
         self.running.remove(slot)
         seq = slot.seq
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing

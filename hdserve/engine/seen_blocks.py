@@ -21,14 +21,14 @@ from hdserve.engine.row_buffers import ALIGNMENT
 from hdserve.engine.staging_buffer import StagingBuffer
 
 KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
-"""Rows of the cache that attention reads or leaves out together."""
+"""Rows of the cache that attention reads or skips together."""
 
 ROWS_PER_BLOCK: Final = 128
 """Rows of a forward for which attention reads the same blocks."""
 
 
 class SeenBlocks:
-    """What rows see, filled for each step and sent to the device; where it lies never changes.
+    """What rows see, filled for each step and sent to the device; its addresses never change.
 
     Args:
         num_rows: of the forwards, padding included.
@@ -36,18 +36,18 @@ class SeenBlocks:
 
     Attributes:
         positions: ``[num_rows]``.
-        starts, stops: ``[num_rows]``: a row sees the cache rows ``start ... stop-1``, but for
-            drafts all that it sees.
-        first_nodes, num_nodes: ``[num_rows]``: the drafts of its sequence lie in so many cache
-            rows from there; none are of use to a row that is none itself.
+        starts, stops: ``[num_rows]``: a row sees the committed cache rows ``start ... stop-1``, and
+            drafts as below.
+        first_nodes, num_nodes: ``[num_rows]``: where in the cache the drafts of its sequence begin,
+            and how many there are; not used for rows that are no drafts.
         first_node_rows: ``[num_rows]``: the row of the first of these drafts.
         ancestors: ``[num_words, num_rows]``: bit ``i % 31`` of word ``i // 31`` says whether the
             ``i``-th of these drafts is the row itself or an ancestor of it.
-        num_blocks: ``[1, 1, num_parts]``: blocks of keys that some of ``ROWS_PER_BLOCK``
-            rows see.
+        num_blocks: ``[1, 1, num_parts]``: for each group of ``ROWS_PER_BLOCK`` rows, how many
+            blocks of keys any of them sees.
         blocks: ``[1, 1, num_parts, all blocks of the cache]``: which ones.
 
-    All of them are int32: an attention kernel has registers for few numbers.
+        All of them are int32, to save registers of the attention kernel.
     """
 
     def __init__(self, cache: KVCache, num_rows: int, max_draft_tokens: int) -> None:
@@ -68,9 +68,9 @@ class SeenBlocks:
         self.blocks = self._blocks.there[None, None]
 
     def fill(self, packed: PackedRows) -> None:
-        """Describe a step; to be called when the device is done with the last one.
+        """Describe a step; call it when the device has finished the previous one.
 
-        Rows of no chunk see nothing.
+        Padding rows see nothing.
         """
         self._seen.here[POSITION, : self.num_rows] = packed.position_ids
         self._seen.here[START:] = 0

@@ -20,11 +20,11 @@ from hdserve.engine.staging_buffer import StagingBuffer
 
 
 class SeenParts:
-    """What rows see, filled for each step and sent to the device; where it lies never changes.
+    """What rows see, filled for each step and sent to the device; its addresses never change.
 
     Args:
         num_rows: of the forwards, padding included.
-        num_groups: heads that share keys, of the layer where they are most.
+        num_groups: heads that share keys, in the layer with the most.
 
     Attributes:
         rows_per_tile: see :func:`~hdserve.engine.kernels.parts.list_items`.
@@ -33,7 +33,7 @@ class SeenParts:
     """
 
     def __init__(self, num_rows: int, num_groups: int, device: torch.device) -> None:
-        assert num_rows <= MAX_ROWS, "there is room for so many"
+        assert num_rows <= MAX_ROWS, "there are too many rows"
         groups_together = min(MAX_GROUPS, 1 << (num_groups - 1).bit_length())
         self.rows_per_tile = QUERIES // groups_together
         self._rows = StagingBuffer((num_rows, ROW_FIELDS), torch.int32, device)
@@ -41,7 +41,7 @@ class SeenParts:
         self.rows, self.items = self._rows.there, self._items.there
 
     def fill(self, packed: PackedRows) -> None:
-        """Describe a step of nodes alone; to be called when the device is done with the last
+        """Describe a step of tree nodes only; call it when the device has finished the previous
         one."""
         assert packed.are_all_nodes, "only trees have parts"
         chunks, rows, items = packed.chunks, self._rows.here, self._items.here

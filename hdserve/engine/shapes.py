@@ -1,4 +1,4 @@
-"""To what the sizes of a forward are padded."""
+"""How the sizes of a forward are padded."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hdserve.engine.kv_cache import align
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """To what the sizes of a forward are padded, and how it attends.
+    """How the sizes of a forward are padded, and how it attends.
 
-    Kernels round differently for different shapes, so the same row can come out differently with
-    other rows beside it.  Exact shapes are those for which it was found not to.
+    Kernels round differently for different shapes, so the same row can get a different result if
+    there are other rows next to it.  Exact shapes are those that were found not to do this.
 
     Attributes:
-        row_counts: allowed numbers of rows, ascending; beyond them, or if there are none, any.
+        row_counts: allowed numbers of rows, ascending; above them, or if there are none, any.
         is_exact: attention, too, gives a row the same bits whatever else is in the forward: by the
-            compiled kernel, or, where that cannot be used, in float64.  A draft's ancestors lie
-            among its siblings in the cache, and beside each other once they are accepted, so
-            PyTorch's attention adds the same numbers in another order; in float64 the difference
-            vanishes when the result is rounded to the model's precision.
+            compiled kernel, or, if that cannot be used, in float64.  A draft's ancestors are among
+            its siblings in the cache, and contiguous once they are accepted, so PyTorch's attention
+            adds the same numbers in another order; in float64 the difference vanishes when the
+            result is rounded to the model's precision.
         min_rows: fewest rows there may be.
     """
 
@@ -30,11 +30,11 @@ class Shapes:
     min_rows: int = 1
 
     def pads(self, num_rows: int) -> bool:
-        """Whether so many rows are padded to what is allowed."""
+        """Whether this many rows are padded to an allowed number."""
         return not self.row_counts or num_rows <= self.row_counts[-1]
 
     def pad_rows(self, num_rows: int) -> int:
-        """The smallest allowed number of rows that is not below ``num_rows``."""
+        """The smallest allowed number of rows that is at least ``num_rows``."""
         num_rows = max(num_rows, self.min_rows)
         return next((count for count in self.row_counts if count >= num_rows), num_rows)
 

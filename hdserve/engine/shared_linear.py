@@ -1,4 +1,4 @@
-"""Linear layers that stand for those of a model and multiply by the same weights."""
+"""Linear layers that replace those of a model and use the same weights."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class SharedLinear(torch.nn.Linear):
 
 
 def linear_layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Linear]:
-    """All linear layers of a model, of whatever kind."""
+    """All linear layers of a model, of any kind."""
     return (layer for layer in module.modules() if isinstance(layer, torch.nn.Linear))
 
 
 def is_plain(layer: torch.nn.Module) -> bool:
-    """Whether it is a linear layer of PyTorch's own whose numbers lie where its weight says: what
-    stands for quantised weights looks like a tensor, and holds others."""
+    """Whether it is PyTorch's own linear layer with an ordinary weight tensor: quantised weights
+    are tensor subclasses that hold other tensors."""
     return type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor
 
 
 def replace_modules(
     module: torch.nn.Module, found: Mapping[torch.nn.Module, torch.nn.Module]
 ) -> None:
-    """Put what is ``found`` for a part wherever ``module`` has it."""
+    """Replace each module that is a key of ``found`` by its value, wherever ``module`` has it."""
     for parent in [*module.modules()]:
         for name, child in [*parent._modules.items()]:
             if child is not None and child in found:

@@ -1,4 +1,4 @@
-"""Calls of tools one at a time, each followed by what it returned."""
+"""Tool calls one at a time, each followed by its result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def with_single_calls(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield a conversation in which several calls of one message are messages of their own. The
-    first one says what was said before them."""
+    """Yield a conversation in which each of several calls of a message is a message of its own. The
+    first one keeps the text before them."""
     rest = deque(messages)
     while rest:
         message = rest.popleft()
@@ -35,8 +35,8 @@ def _apart(
 def _of_each(
     calls: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
 ) -> list[list[Mapping[str, Any]]]:
-    """Return the results of each call: those that name it, or, where some name none of them, in the
-    order in which they are."""
+    """Return the results of each call: those that name it, or, if some name none of them, in order
+    of appearance."""
     last = len(calls) - 1
     places = {call.get("id"): place for place, call in enumerate(calls)}
     names = [result.get("tool_call_id") for result in results]

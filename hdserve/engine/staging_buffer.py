@@ -13,7 +13,7 @@ class StagingBuffer:
 
     Attributes:
         here: the array on the host.
-        there: its copy, which always lies in the same place.
+        there: its copy, whose address never changes.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -22,6 +22,6 @@ class StagingBuffer:
         self.there = torch.zeros(shape, dtype=dtype, device=device)
 
     def send(self) -> None:
-        """Copy it, in the order of what the device is told to do; what is copied is read then, so
-        that a graph may send it, too."""
+        """Copy it, in stream order; the host array is read at that time, so the copy can be part of
+        a CUDA graph."""
         self.there.copy_(self._pinned, non_blocking=True)

@@ -9,8 +9,8 @@ from hdserve.tree import Acceptance, DraftTree
 
 
 def count_draft(tree: DraftTree, acceptance: Acceptance, *counters: DraftCounts) -> None:
-    """Add one verified tree to each of ``counters``; a tree without drafts counts as a step
-    only."""
+    """Add one verified tree to each of ``counters``; a tree without drafts only counts as a
+    step."""
     drafted, num_accepted = tree.sources[1:], acceptance.num_accepted_tokens
     numbers = [(source, drafted.count(source)) for source in {*drafted}]
     accepted = [tree.sources[node] for node in acceptance.path[1:]]
@@ -68,19 +68,19 @@ class StepTimes:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the engine was made, but for the gauges ``num_running``, ``num_waiting``,
-    ``num_drafter_sequences`` (those drafters keep something for), ``kv_cache_usage`` (0 to 1) and
+    """Totals since the engine was made, except for the gauges ``num_running``, ``num_waiting``,
+    ``num_drafter_sequences`` (sequences with drafter state), ``kv_cache_usage`` (0 to 1) and
     ``num_kv_tokens``, the size of the cache.
 
     Attributes:
-        num_queried_tokens: prompt tokens that were looked for in the KV cache.
+        num_queried_tokens: prompt tokens that were looked up in the KV cache.
         num_reused_tokens: those that were found.
         num_preemptions: how often a running sequence had to wait for room.
         num_drafter_failures: by ``drafter.call``.
         drafter_times_s: by drafter and call.
-        num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget; hopeless
-            ones are neither.
-        num_steps_by_draft_tokens: how often so many tokens were drafted for a sequence in a step.
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget; those with
+            too low a score are in neither.
+        num_steps_by_draft_tokens: how often each number of tokens was drafted for a sequence.
     """
 
     num_steps: int = 0

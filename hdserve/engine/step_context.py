@@ -1,4 +1,4 @@
-"""The plan of the step that is being run, for those inside the model."""
+"""The plan of the step that is running, for code inside the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAN: Final[ContextVar[StepPlan | None]] = ContextVar("hdserve_plan", default=N
 
 @contextmanager
 def running(plan: StepPlan) -> Iterator[None]:
-    """Within the block, forwards of this thread are part of the step of ``plan``."""
+    """Within the block, forwards of this thread belong to the step of ``plan``."""
     token = _PLAN.set(plan)
     try:
         yield
@@ -23,5 +23,5 @@ def running(plan: StepPlan) -> Iterator[None]:
 
 
 def current_plan() -> StepPlan | None:
-    """The plan of the step that this thread runs; ``None`` outside a step."""
+    """The plan of the step that this thread is running; ``None`` outside a step."""
     return _PLAN.get()

@@ -1,4 +1,4 @@
-"""The drafts of a step: which sequences get a tree, how large it is, and what drafters are told."""
+"""The drafts of a step: which sequences get a tree, how large it is, and what drafters learn."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hdserve.engine.scheduler import Scheduled
 from hdserve.tree import Acceptance, DraftTree
 
 _MAX_STARTED_TOKENS = 8192
-"""The most tokens of the texts that drafters begin with in one step, but at least one text.  A
-thousand tokens take about a millisecond."""
+"""The most tokens of the texts that drafters are started with in one step, but at least one text.
+A thousand tokens take about a millisecond."""
 
 _MAX_TRIED_TOKENS = 512
-"""The most tokens of those texts while drafts do not pay, so that fewer are begun with in vain."""
+"""The same limit while drafts do not pay, so that less of this work is wasted."""
 
 
 class StepDrafts:
-    """Asks the drafters for trees, cuts them to the size that pays, and tells what came of them.
+    """Asks the drafters for trees, cuts them to the size that pays, and reports the results.
 
-    Drafters begin with a text, and hear of tokens that were decoded without them, when a draft is
-    wanted next, so that steps without drafts do nothing for them.
+    Drafters are started with a text, and told of tokens that were decoded without them, only when a
+    draft is wanted next, so that steps without drafts cost nothing.
 
     Args:
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
         max_draft_tokens: most drafted tokens of a sequence and step.
         max_depth: longest drafted path.
-        may_follow_prompts: whether drafts hang on a prompt that goes through the model in the same
-            forward.
+        may_follow_prompts: whether drafts may follow a prompt that goes through the model in the
+            same forward.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class StepDrafts:
         self._catching_up_s = 0.0
         self._min_score = 0.0
         self._corrections: Sequence[float] = UNCORRECTED
-        """What is set for one step holds until the next: these five."""
+        """Set for one step and used in the next: these five."""
 
     @property
     def are_read(self) -> bool:
-        """Whether drafters see what the model made of each node."""
+        """Whether drafters see the model's output at each node."""
         budget = self._budget
         return budget is None or budget.affords_reading or self._drafters.needs_hidden
 
@@ -114,7 +114,7 @@ class StepDrafts:
         return trees
 
     def _empty_tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
-        """A tree that is as large as it may be."""
+        """An empty tree with the capacity it may use."""
         seq = work.slot.seq
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
@@ -127,8 +127,8 @@ class StepDrafts:
         return DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
 
     def _may_know(self, seq: core.Sequence) -> bool:
-        """Whether drafters know ``seq`` or may begin with it: they begin with a number of texts in
-        one step, which they make longer."""
+        """Whether drafters know ``seq`` or may be started with it; if it is new, it counts towards
+        the limit of the step."""
         if self._drafters.has_started(seq) or self._drafters.needs_hidden:
             return True
         if self._num_started_tokens >= self._max_started_tokens:
@@ -137,11 +137,11 @@ class StepDrafts:
         return True
 
     def _are_told(self, tree: DraftTree) -> bool:
-        """Whether drafters are to know the text now."""
+        """Whether drafters need to know the text now."""
         return tree.capacity > 0 or self._drafters.needs_hidden
 
     def _catch_up(self, sequences: Sequence[core.Sequence]) -> None:
-        """Let drafters know the texts, whose last tokens may have been decoded without them."""
+        """Tell drafters the texts, whose last tokens may have been decoded without them."""
         behind: list[Verified] = []
         for seq in sequences:
             number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
@@ -153,11 +153,11 @@ class StepDrafts:
             self._drafters.observe(behind)
 
     def observe(self, verified: Sequence[Verified]) -> None:
-        """Tell budget and drafters what came of the trees of this step."""
+        """Tell budget and drafters the results of this step's trees."""
         told: list[Verified] = []
         are_read = self.are_read
         for one in verified:
-            if not self._are_told(one.tree):  # it has no drafts
+            if not self._are_told(one.tree):  # it cannot have drafts
                 one.seq.num_unobserved_tokens += len(one.acceptance.token_ids)
                 continue
             if self._budget is not None:
@@ -169,10 +169,10 @@ class StepDrafts:
             self._drafters.observe(told)
 
     def took(self, step_s: float, forward_s: float) -> float:
-        """Note how long the step took, and its forward.
+        """Record how long the step took, and its forward.
 
         Returns:
-            How long the step took without catching up, which is not of this step alone.
+            The time of the step without catching up, which belongs to earlier steps.
         """
         own_s = step_s - self._catching_up_s
         if self._budget is not None:
@@ -181,7 +181,7 @@ class StepDrafts:
 
 
 def _told_later(seq: core.Sequence, number: int) -> Verified:
-    """The last ``number`` tokens of ``seq`` as drafters are told of them that were not asked."""
+    """The last ``number`` tokens of ``seq``, as reported to drafters that did not draft them."""
     root, *token_ids = seq.token_ids[-number - 1 :]
     num_drafted = number - 1
     tree = DraftTree(root, num_drafted)

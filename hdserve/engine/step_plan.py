@@ -1,4 +1,4 @@
-"""What attention and linear layers need to know of a step, which the model does not pass them."""
+"""What attention and linear layers need to know of a step that the model does not pass them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ MultiplyRows = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk whose rows, from ``first_row``, attend by PyTorch's own attention: to ``num_keys``
-    cache rows, as far as a mask says."""
+    """A chunk whose rows, from ``first_row``, use PyTorch's own attention: to ``num_keys`` cache
+    rows, limited by a mask."""
 
     first_row: int
     chunk: Chunk
@@ -56,7 +56,7 @@ class Span:
 
     @property
     def padding(self) -> Segment:
-        """The cache rows among them that nothing of the sequence is in."""
+        """Those of the cache rows that hold nothing of the sequence."""
         first = self.chunk.segment.start + self._num_written
         return Segment(first, self.num_keys - self._num_written)
 
@@ -65,7 +65,7 @@ class Span:
         visible = _visible(self.chunk, self.num_keys)
         if sliding_window is None:
             return visible
-        # A row sees one column of each position, to its own.
+        # A row sees one column for each position up to its own.
         own: npt.NDArray[np.int64] = visible.sum(axis=1) - 1
         key_positions = np.arange(self.num_keys, dtype=np.int64)
         first = self.chunk.first_column
@@ -75,7 +75,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The sequences whose rows attend by the compiled kernel: to the columns listed for each."""
+    """Sequences whose rows attend by the compiled kernel, with the columns listed for each row."""
 
     kernel: TreeAttention
     columns: VisibleColumns
@@ -91,7 +91,7 @@ class StepPlan:
         spans: of the other sequences.
         is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
         workers: share the work of compiled kernels.
-        by_blocks: attends for all sequences, if it is not ``None``.
+        by_blocks: attends for all sequences in one call; ``None`` if unused.
         multiply_rows: multiplies few rows, on a GPU; ``None`` leaves that to PyTorch.
     """
 

@@ -1,4 +1,4 @@
-"""How much of a stop string a text ends with, as the text grows."""
+"""How much of a stop string a growing text ends with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class StopString:
     """One stop string, and the longest beginning of it that ends the text so far.
 
     A character costs the same whatever came before (Knuth, Morris and Pratt 1977, "Fast Pattern
-    Matching in Strings"): stop strings are looked for in the thread that serves everybody.
+    Matching in Strings"): stop strings are searched in the thread that serves everybody.
 
     Attributes:
         text: of the stop string; not empty.
@@ -17,17 +17,17 @@ class StopString:
         self.text = text
         self._num_matched = 0
         self._borders = [0, 0]
-        """By the length of a beginning, as far as it was asked for, the length of the longest
-        shorter one that ends it."""
+        """For each length of a beginning, computed when first needed, the length of the longest
+        shorter beginning that it ends with."""
 
     @property
     def num_open(self) -> int:
-        """The characters at the end of the text that may turn out to begin the stop string."""
+        """How many characters at the end of the text may turn out to begin the stop string."""
         is_whole = self._num_matched == len(self.text)
         return self._border(self._num_matched) if is_whole else self._num_matched
 
     def push(self, piece: str) -> None:
-        """Go on with what follows in the text."""
+        """Continue the text."""
         for character in piece:
             number = self.num_open
             while number and self.text[number] != character:

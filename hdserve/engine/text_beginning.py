@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from hdserve.engine.tokenizer import Tokenizer
 
 _NUM_CHARACTERS_PER_TOKEN = 8
-"""Texts with as many are rare: what has no more is read whole."""
+"""Texts of up to this many characters per wanted token are read whole; few have more a token."""
 
 _GROWTH = 4
 _MAX_CHANGED_TOKENS = 256
-"""The most tokens before a cut that are others where the text goes on: at most a few words, or one
-token that was to be cut in two."""
+"""How many tokens before a cut may differ from those of the whole text: at most a few words, or one
+token that was cut in two."""
 
 
 class TextBeginning(NamedTuple):
-    """The token ids a text begins with, and whether they are all it has."""
+    """The first token ids of a text, and whether they are all of it."""
 
     token_ids: Sequence[int]
     is_whole: bool
@@ -27,8 +27,8 @@ class TextBeginning(NamedTuple):
 def encode_beginning(
     tokenizer: Tokenizer, text: str, num_tokens: int, *, adds_special_tokens: bool = True
 ) -> TextBeginning:
-    """The token ids of ``text``; of one that has far more than ``num_tokens``, more than as many,
-    and no work for the others.  To make the tokens of 1 MB takes seconds.
+    """The token ids of ``text``, or, if it has far more than ``num_tokens``, only its first ones,
+    but more than that number, without work for the rest: tokenizing 1 MB takes seconds.
 
     Raises:
         InvalidRequest: it has half of a surrogate pair, which is no text.
@@ -42,10 +42,10 @@ def encode_beginning(
 
 
 def _beginnings(tokenizer: Tokenizer, text: str, num_tokens: int) -> Iterator[str]:
-    """Longer and longer ones; none of a text that is read whole.
+    """Longer and longer beginnings of the text; none if it is read whole.
 
-    Where there are tokens that take in the white space before them, however much of it there is,
-    it is left out of a beginning that ends in some, if text follows.
+    If the vocabulary has tokens that absorb any amount of white space before them, white space at
+    the end of a beginning is left out, unless the text ends there.
     """
     num_characters = num_tokens * _NUM_CHARACTERS_PER_TOKEN
     if num_characters >= len(text):

@@ -33,7 +33,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What SentencePiece writes for a space."""
 
 _ANY_LENGTH = 10**30
-"""As transformers has it where nothing says more."""
+"""The limit that transformers sets if none is known."""
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _BYTE_OF_CHARACTER: dict[str, int] = {
@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def tools_template(self) -> str:
-        """The chat template for conversations with tools; empty where there is none that shows
+        """The chat template for conversations with tools; empty if there is none that shows
         them."""
         template = self._template([PROBE_TOOL])
         return template if _TOOLS.search(template) else ""
@@ -134,7 +134,7 @@ class Tokenizer:
         """Token ids of ``text``; special tokens written out in it are recognised.
 
         Raises:
-            InvalidRequest: it has half of a surrogate pair, which is no text.
+            InvalidRequest: it has half of a surrogate pair, which is not text.
         """
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
@@ -171,7 +171,7 @@ class Tokenizer:
         Raises:
             Unsupported: the model has no chat template, or one that does not show tools, calls
                 of them or their results, and there are some.
-            InvalidRequest: the template refuses these messages, or an option is none of its
+            InvalidRequest: the template refuses these messages, or an option is not one of its
                 variables but would change how it is applied.
         """
         if not self.has_chat_template:
@@ -183,7 +183,7 @@ class Tokenizer:
         options = inspect.signature(type(self._tokenizer).apply_chat_template).parameters
         for name in template_options:
             if name in options or name == "messages":
-                raise InvalidRequest(f"{name} is no template variable", "chat_template_kwargs")
+                raise InvalidRequest(f"{name} is not a template variable", "chat_template_kwargs")
         if tools and not self.tools_template:
             reason = (
                 "this model's chat template does not know tools; `chat_template` of its "
@@ -303,7 +303,7 @@ def read_chat_template(path: Path) -> str:
     """The text of a Jinja template.
 
     Raises:
-        ConfigError: it cannot be read, or is no template.
+        ConfigError: it cannot be read, or is not a template.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -312,9 +312,9 @@ def read_chat_template(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the chat template {path}: {error}") from error
     try:
-        render_jinja_template(conversations=[], chat_template=text)  # compiles it for nobody
+        render_jinja_template(conversations=[], chat_template=text)  # only compiles it
     except Exception as error:  # Jinja is a dependency of transformers, not ours
-        raise ConfigError(f"{path} is no chat template: {error}") from error
+        raise ConfigError(f"{path} is not a chat template: {error}") from error
     return text
 
 

@@ -1,6 +1,6 @@
 """The largest entries of rows of logits, on a CPU faster than ``argmax`` and ``topk``.
 
-One thread, best us, and those of the kernel:
+One thread, best times in us; second number: our kernel.
 
 =============  ================  =================
 rows           argmax            topk, 8
@@ -25,10 +25,10 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
 
 
 def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``k`` largest entries of each row: values and indices, ``[num_rows, k]``, largest first;
-    the first among equals where there is a kernel, and everywhere in column 0, so that the
-    likeliest token is the same whatever ``k`` is.  Values are float32 where there is a kernel, and
-    where a row has fewer than ``k`` numbers above minus infinity the rest are that, of column 0."""
+    """The ``k`` largest entries of each row: values and indices, ``[num_rows, k]``, largest first.
+    Of equal entries the first comes first; by PyTorch, only column 0 is sure to, so that the
+    likeliest token never depends on ``k``.  The kernel gives float32 values; if a row has fewer
+    than ``k`` entries above minus infinity, it fills up with minus infinity and index 0."""
     is_bfloat16 = can_be_read(rows, torch.bfloat16)
     if not (is_bfloat16 or can_be_read(rows)):
         return _topk_of_torch(rows, k)
@@ -41,8 +41,8 @@ def topk(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``k`` largest by PyTorch, whose ``topk`` begins with any of several largest ones, and
-    whose ``max`` with the first.  To both nothing is larger than what is no number."""
+    """The ``k`` largest by PyTorch.  Its ``topk`` returns equal entries in any order and its
+    ``max`` the first; both treat NaN as the largest, so it is replaced."""
     rows = rows.masked_fill(rows.isnan(), -torch.inf)
     first = rows.max(dim=-1, keepdim=True)
     if k == 1:
@@ -54,5 +54,5 @@ def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def can_be_read(rows: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether kernels for numbers of ``dtype`` can work on ``rows`` where they are."""
+    """Whether kernels for numbers of ``dtype`` can read ``rows`` in place."""
     return rows.device.type == "cpu" and rows.dtype is dtype and rows.is_contiguous()

@@ -34,43 +34,42 @@ from hdserve.engine.visible_columns import VisibleColumns, list_columns
 from hdserve.engine.workers import Workers
 
 MIN_PAIRS_PER_THREAD = 16_384
-"""The fewest pairs of a query and a key that a thread is given; they take some 50 us."""
+"""The fewest pairs of a query and a key that a thread is given; they take about 50 us."""
 
 PAIRS_PER_KEY = 3
-"""How many pairs take as long as reading a key and its value for the first query."""
+"""The number of pairs that take as long as reading a key and its value for the first query."""
 
 UNLIMITED = 1 << 30
 NO_WINDOW = 1 << 62
 SPARE_COLUMNS = 64
 _MIN_ROWS = 17
-"""The kernel always attends for sequences of up to this many rows.  With the cost of its call it
-takes as long as PyTorch for one sequence, and a third as long for sixteen (docs/adr/0017)."""
+"""The kernel always attends for sequences of up to this many rows.  Including its call it takes as
+long as PyTorch for one sequence, and a third as long for sixteen (docs/adr/0017)."""
 
 _TRIED_ROWS = 256
-"""The rows of a prompt, behind as many, with which the kernel is tried.  With 16 or 64 it takes
-about as long as PyTorch, with 256 of heads of 64 numbers half as long, and less with more."""
+"""The trial's rows of a prompt, after as many cached ones.  With 16 or 64 rows the kernel takes
+about as long as PyTorch, with 256 and heads of 64 numbers half as long, and less with more."""
 
 
 class TreeAttention:
     """Attends for all sequences of a step in one call.
 
-    What a row gets does not depend on the other rows, bit for bit.  Where the processor multiplies
-    tiles, it is as fast as PyTorch's for prompts, too.
+    A row's result does not depend on the other rows, bit for bit.  On processors with AMX tiles, it
+    is as fast as PyTorch's for prompts too.
 
     Args:
         cache: one that :meth:`can_read`.
         workers: share the work.
         max_rows: of one sequence, up to which it is as fast as PyTorch's; see
             :func:`max_attended_rows`.
-        uses_tiles: ``False`` leaves the tiles of the processor alone, if it has any.
-        uses_pairs: ``False`` leaves its products of pairs alone; operators without Python do not
-            know of it.
+        uses_tiles: ``False`` does not use the processor's tiles, if it has any.
+        uses_pairs: ``False`` does not use its products of pairs; native operators ignore this.
 
     Attributes:
         layers: int64 ``[num_layers, 6]``: addresses of keys and values, and their four sizes.
         uses_tiles: whether it does.
-        room_floats: float32 that a thread needs beside its scores.
-        max_depth: of drafts, up to which what a row gets does not depend on where they lie.
+        room_floats: float32 of scratch that a thread needs in addition to its scores.
+        max_depth: of drafts, up to which a row's result does not depend on where they lie.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class TreeAttention:
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
-        """Whether the kernel knows its device, dtype and sizes."""
+        """Whether the kernel supports its device, dtype and sizes."""
         return (
             cache.device.type == "cpu"
             and cache.dtype in (torch.float32, torch.bfloat16)
@@ -160,7 +159,7 @@ class TreeAttention:
         return attended
 
     def _kernel(self, layer: int) -> tuple[Callable[..., None], bool, tuple[int, ...]]:
-        """The kernel of a layer, whether it takes queries in float32, and what else it is told."""
+        """The kernel of a layer, whether it takes queries in float32, and its further arguments."""
         if self.uses_tiles:
             return attend_by_tiles, False, ()
         if self._takes_pairs[layer]:
@@ -168,7 +167,7 @@ class TreeAttention:
         return attend, True, (int(self._cache.dtype == torch.bfloat16),)
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[int, int]]:
-        """Room for scores, a part each: its address and the columns there are."""
+        """Scratch memory for scores, one for each part: its address and its number of columns."""
         wanted = num_columns + SPARE_COLUMNS
         if len(self._rooms) < num_parts or self._rooms[0][1] < wanted:
             wanted = align(2 * wanted, LINE_WORDS)
@@ -193,16 +192,16 @@ def can_attend_by_tiles() -> bool:
 
 
 def _fits_pairs(layer: LayerShape, dtype: torch.dtype) -> bool:
-    """Whether the processor's own products of bfloat16 take keys of a layer."""
+    """Whether the processor's bfloat16 pair products support a layer's keys."""
     return HAS_PAIRS and dtype == torch.bfloat16 and layer.key_size % NUM_PAIRED == 0
 
 
 @torch.inference_mode()
 def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
-    """Up to how many rows of one sequence the kernel attends: all where it is as fast as PyTorch's
-    on this machine for a chunk of a prompt, tried with the first layer."""
+    """Up to how many rows of one sequence the kernel attends: all if it is as fast as PyTorch's on
+    this machine for a chunk of a prompt, measured with the first layer."""
     tried = shape.layers[0]
-    kinds = KVShape(tuple(dict.fromkeys(shape.layers)))  # which decide whether tiles are used
+    kinds = KVShape(tuple(dict.fromkeys(shape.layers)))  # they decide whether tiles are used
     num_keys = 2 * _TRIED_ROWS
     cache = KVCache(kinds, num_keys, dtype, torch.device("cpu"))
     if not TreeAttention.can_read(cache):
@@ -226,7 +225,7 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
 
 
 def _addresses(cache: KVCache, layer: int) -> list[int]:
-    """Where the keys and values are, and their sizes; the cache stays where it is."""
+    """The addresses of keys and values, and their sizes; the cache never moves."""
     keys, values = (stored[0] for stored in cache.read_all(layer))
     sizes = (*keys.shape, values.shape[2])
     return [keys.data_ptr(), values.data_ptr(), *sizes]

@@ -33,5 +33,5 @@ class TurnedEmbedding(torch.nn.Module):
 
 
 def has_rows(layer: torch.nn.Linear) -> bool:
-    """Whether its turned weights have each output in one place, where an embedding finds it."""
+    """Whether its turned weights hold each output only once, so that an embedding can read it."""
     return layer.out_features % OUTPUTS_PER_BLOCK == 0

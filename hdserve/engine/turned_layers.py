@@ -1,4 +1,4 @@
-"""Which weights of a model are turned (docs/adr/0034)."""
+"""Which weights of a model are turned (prepacked, docs/adr/0034)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hdserve.engine.turned_streams import pick_num_streams
 def turn_layers(module: torch.nn.Module) -> None:
     """Turn the weights of all linear layers that the kernel can multiply, in place.
 
-    They are stored so and no other way: an embedding that shares them reads its rows from those
-    that were turned.  Weights that are shared otherwise are left as they are.
+    Only the turned form is kept: an embedding that shares such weights reads its rows from it.
+    Weights that are shared in other ways are left as they are.
     """
     modules_by_weight = _modules_by_weight(module)
     num_streams = pick_num_streams(sum(weight.nbytes for weight in modules_by_weight))
@@ -33,7 +33,7 @@ def turn_layers(module: torch.nn.Module) -> None:
 def _modules_by_weight(
     module: torch.nn.Module,
 ) -> Mapping[torch.nn.Parameter, Sequence[torch.nn.Module]]:
-    """For each parameter that linear layers have as their weight, all modules that have it."""
+    """For each parameter that is the weight of linear layers, all modules that have it."""
     found: dict[torch.nn.Parameter, list[torch.nn.Module]] = defaultdict(list)
     for each in module.modules():
         for parameter in each.parameters(recurse=False):
@@ -43,8 +43,8 @@ def _modules_by_weight(
 
 
 def _to_turn(sharing: Sequence[torch.nn.Module]) -> torch.nn.Linear | None:
-    """The layer among those that share a weight, if it can be turned and the others can do with
-    that."""
+    """The one layer among those that share a weight, if it can be turned and the others can use the
+    turned weight."""
     layers = [each for each in sharing if isinstance(each, torch.nn.Linear) and can_turn(each)]
     if len(layers) != 1:
         return None

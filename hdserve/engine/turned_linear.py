@@ -20,15 +20,15 @@ from hdserve.engine.workers import Workers
 
 
 class TurnedLinear(torch.nn.Linear):
-    """A layer whose rows, however many, the kernel multiplies, by weights that are stored for it
-    alone.
+    """A layer that multiplies any number of rows by the kernel, with weights stored only in the
+    kernel's order.
 
-    Who asks for the weights as PyTorch has them gets a copy, which is kept: by it the layer
-    multiplies outside a step of the engine from then on, as the layer that it stands for.
+    Reading ``weight`` makes a copy in PyTorch's order, which is kept; from then on the layer uses
+    it outside a step of the engine, with the same results as the layer it replaces.
 
     Args:
         layer: one that :func:`can_turn`.
-        num_streams: in which they are stored.
+        num_streams: the number of streams in which weights are stored.
     """
 
     def __init__(self, layer: torch.nn.Linear, num_streams: int = 1) -> None:
@@ -41,8 +41,8 @@ class TurnedLinear(torch.nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """The weights ``[out_features, in_features]``.  Some models ask for them, or for their
-        dtype, in every forward."""
+        """The weights ``[out_features, in_features]``.  Some models read them, or their dtype, in
+        every forward."""
         if self._rows is None:
             self._rows = turn_back(self.turned.data, self.out_features)
         return self._rows
@@ -61,7 +61,7 @@ class TurnedLinear(torch.nn.Linear):
 
 
 def can_turn(layer: torch.nn.Linear) -> bool:
-    """Whether the processor multiplies bfloat16 in pairs, and the kernel knows the sizes."""
+    """Whether the processor multiplies bfloat16 in pairs, and the kernel supports the sizes."""
     bias = layer.bias
     return (
         HAS_PAIRS
@@ -91,7 +91,7 @@ def multiply_turned(
 def multiply_turned_by_plan(
     rows: torch.Tensor, turned: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
 ) -> torch.Tensor:
-    """What the operator does in Python: compiled models run within a step."""
+    """What the operator does in Python; compiled models only run within a step."""
     plan = current_plan()
     assert plan is not None, "a compiled model was called outside of a step"
     return multiply_turned(rows, turned, bias, num_outputs, plan.workers)
@@ -100,7 +100,7 @@ def multiply_turned_by_plan(
 def _like_products(
     rows: torch.Tensor, _turned: torch.Tensor, _bias: torch.Tensor | None, num_outputs: int
 ) -> torch.Tensor:
-    """Shape and dtype of what the operator gives."""
+    """Shape and dtype of the operator's result."""
     return rows.new_empty((*rows.shape[:-1], num_outputs))
 
 

@@ -15,24 +15,24 @@ from hdserve.engine.turned_linear import multiply_turned
 from hdserve.engine.workers import Workers
 
 _MAX_CACHED_BYTES = 1 << 26
-"""The weights of a model that has more of them come from memory in each step."""
+"""The weights of a model that has more bytes of them are read from memory in each step."""
 
 _TRIED_ROWS = 10
-"""With two streams a forward of 0.5 B parameters took 0.82 of the time on Zen 4, 1.08 times as
-long on Zen 5 (docs/adr/0034)."""
+"""With two streams a forward of 0.5 B parameters took 0.82 times as long on Zen 4, and 1.08 times
+as long on Zen 5 (docs/adr/0034)."""
 
 _TRIED_INPUTS = 1024
 
 
 def pick_num_streams(num_bytes: int) -> int:
-    """Two where ``num_bytes`` of weights come from memory and this processor multiplies some rows
-    by such weights faster so, else one.  Products are the same to the bit."""
+    """Two if ``num_bytes`` of weights are read from memory, and this processor then multiplies some
+    rows faster with two, else one.  Products are the same to the bit."""
     return MOST_STREAMS if num_bytes > _MAX_CACHED_BYTES and _are_two_faster() else 1
 
 
 @torch.inference_mode()
 def _are_two_faster() -> bool:
-    """Measure it by weights that no cache holds."""
+    """Measure it with weights that no cache can hold."""
     num_blocks = _MAX_CACHED_BYTES // (2 * _TRIED_INPUTS * OUTPUTS_PER_BLOCK)
     num_outputs = num_blocks * OUTPUTS_PER_BLOCK
     weights = torch.ones(num_blocks * _TRIED_INPUTS, NUMBERS_PER_LINE, dtype=torch.bfloat16)

@@ -13,12 +13,12 @@ def turn(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
     Args:
         weights: bfloat16 ``[num_outputs, num_inputs]``, the outputs a multiple of ``NUM_LANES`` and
             at least :data:`OUTPUTS_PER_BLOCK`, the inputs an even number.
-        num_streams: 1, or 2 for weights that come from memory rather than from a cache: each has
-            the weights of half the outputs of a block one after the other.
+        num_streams: 1, or 2 for weights that are read from memory rather than from a cache: each
+            stream has the weights of half the outputs of a block, contiguous.
 
     Returns:
         ``[num_blocks, num_streams, num_inputs / 2, 2 * OUTPUTS_PER_BLOCK / num_streams]``.  The
-        last block has the last outputs, some of which the one before it may have, too.
+        last block has the last outputs, some of which the block before may also have.
     """
     assert num_streams in (1, MOST_STREAMS)
     num_outputs, num_inputs = weights.shape
@@ -32,7 +32,7 @@ def turn(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
 
 
 def turn_back(turned: torch.Tensor, num_outputs: int) -> torch.Tensor:
-    """Weights ``[num_outputs, num_inputs]`` that were turned."""
+    """Turned weights back as ``[num_outputs, num_inputs]``."""
     weights = turned.new_empty(num_outputs, turned.shape[2] * PAIR)
     for number, block in enumerate(in_pairs(turned)):
         outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]

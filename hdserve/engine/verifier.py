@@ -12,11 +12,11 @@ def verify(tree: DraftTree, choose: Callable[[int], int]) -> Acceptance:
     """Walk from the root along the model's own choices.
 
     The first choice that is not in the tree is the bonus token.  The rule never asks where a draft
-    came from and needs no draft probabilities; with ``choose`` a function of the tokens on the
-    path, the seed and the position alone, the result is what decoding one token at a time gives.
+    came from and needs no draft probabilities; with ``choose`` a function of only the path's
+    tokens, the seed and the position, the result is what decoding one token at a time gives.
 
-    Where no token can be chosen below the root, the walk ends one node before: the sequence may end
-    with the token that was accepted last, and if it does not, the next step says so of its root.
+    If no token can be chosen below the root, the walk ends one node earlier: the sequence may end
+    with the last accepted token, and if it does not, the next step fails at its root.
 
     Args:
         tree: the verified guesses.

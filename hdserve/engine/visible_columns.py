@@ -19,11 +19,11 @@ class VisibleColumns:
 
     Attributes:
         spans: ``[num_sequences, 3]``: first row, number of rows, first row in the cache.
-        rows: ``[num_rows, 3]``: prefix, first tail, visible; zeros for rows of no span here.
+        rows: ``[num_rows, 3]``: prefix, first tail, visible; zeros for rows of other spans.
         tails: columns.
-        most_visible: columns the row that sees most of them sees.
-        num_visible: columns all rows see together.
-        num_shared: columns that the rows of a sequence share, of all sequences together.
+        most_visible: number of columns seen by the row that sees most.
+        num_visible: number of columns all rows see, in total.
+        num_shared: number of columns the rows of a sequence share, over all sequences.
         addresses: of spans, rows and tails, each with its length, as the kernel takes them.
     """
 
@@ -37,7 +37,7 @@ class VisibleColumns:
 
 
 def list_columns(chunks: PlacedChunks, num_rows: int) -> VisibleColumns:
-    """List what the rows of ``chunks`` see, which are some of ``num_rows``."""
+    """List what the rows of ``chunks`` see; they are some of ``num_rows`` rows."""
     spans = np.empty((len(chunks.placed), 3), np.int64)
     rows = np.zeros((num_rows, 3), np.int64)
     tails = np.empty(max(1, chunks.num_ancestors), np.int64)

@@ -16,21 +16,20 @@ Work = Callable[[int, int, int], object]
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 _SOFT_PAUSE = 1
-"""OpenMP 5.0: what was set stays."""
+"""OpenMP 5.0's soft pause: settings are kept."""
 
 
 class Workers:
-    """As many threads as PyTorch uses when they are made: its own where it uses GNU OpenMP.
+    """As many threads as PyTorch used when they were made: PyTorch's own if it uses GNU OpenMP.
 
-    Those wait for the next work by looking for it all the time, for some milliseconds, so other
-    threads would have to share the cores with them: eight rows of a model of 0.5 B parameters took
-    1.5 times as long on two of them.
+    PyTorch's threads spin for some milliseconds while they wait for work, so others would compete
+    with them for cores: eight rows of a model of 0.5 B parameters took 1.5 times as long on two.
 
     Args:
-        uses_openmp: ``False`` always starts threads of their own, as elsewhere.
+        uses_openmp: ``False`` always starts separate threads, as other platforms do.
 
     Attributes:
-        num_threads: how many share work, the caller's included.
+        num_threads: how many share work, including the caller's.
     """
 
     def __init__(self, *, uses_openmp: bool = True) -> None:
@@ -47,7 +46,7 @@ class Workers:
         return self._openmp is not None
 
     def num_parts(self, size: int, size_per_part: int) -> int:
-        """Into how many parts work of ``size`` is divided."""
+        """The number of parts into which work of ``size`` is divided."""
         if size < 2 * size_per_part:
             return 1
         return min(self.num_threads, size // size_per_part)
@@ -70,7 +69,7 @@ class Workers:
         try:
             self._openmp.GOMP_parallel(self._region, None, self.num_threads, 0)
         finally:
-            self._next_part = _nothing  # the work has tensors
+            self._next_part = _nothing  # releases the work, which holds tensors
         errors = self._errors
         if errors:
             self._errors = []
@@ -90,14 +89,14 @@ class Workers:
         try:
             do_parts()
         finally:
-            wait(others)  # who writes to memory of the caller has to end before it
+            wait(others)  # they write to the caller's memory, so they must end first
         for other in others:
             other.result()
 
 
 def load_openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that PyTorch uses, if it is called as GNU's is: one that was loaded before
-    it (``LD_PRELOAD``), or else the one that comes with it."""
+    """The OpenMP library that PyTorch uses, if it has GNU's interface: one that was loaded before
+    PyTorch (``LD_PRELOAD``), or the one bundled with PyTorch."""
     bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     for path in (None, *map(str, bundled)):
         library = ctypes.CDLL(path)
@@ -110,16 +109,16 @@ def load_openmp() -> ctypes.CDLL | None:
 
 
 def _nothing() -> None:
-    """What there is to do between two regions."""
+    """Do nothing: between two parallel regions."""
 
 
 def end_own_threads() -> None:
-    """End the threads that shared work with this one; it gets others when it has more to share.
+    """End the OpenMP threads that shared work with this one; new ones start when they are needed.
 
-    To be called by a thread that did, before another does for good.  Each has threads of its own
-    with GNU OpenMP, and where those of all together are more than the cores, none waits for work by
-    looking for it any longer: one row of hdserve-mini on two cores took 6.8 instead of 0.56 ms in
-    one thread after another had loaded the model.
+    Call it in a thread that shared work, before another takes over for good.  With GNU OpenMP each
+    has its own pool, and if all pools together have more threads than cores, none of them spins
+    while it waits: a row of hdserve-mini on two cores took 6.8 instead of 0.56 ms in one thread
+    after another had loaded the model.
     """
     openmp = load_openmp()
     if openmp is not None and hasattr(openmp, "omp_pause_resource_all"):

@@ -451,7 +451,7 @@ class Different(torch.nn.Module):
     ("norm", "reason"),
     [
         (Refusing, "LlamaForCausalLM cannot be compiled"),
-        (Different, "gives other results when compiled"),
+        (Different, "gives different results compiled"),
     ],
 )
 def test_a_model_that_is_not_itself_when_compiled_is_refused(

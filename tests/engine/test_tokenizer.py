@@ -139,7 +139,7 @@ def test_tokens_are_written_as_the_vocabulary_has_them() -> None:
 def test_template_options_are_variables(name: str) -> None:
     """A client cannot bring its own template, which is code, nor change how one is applied."""
     endless = "{% for i in range(10**9) %}{% endfor %}"
-    with pytest.raises(InvalidRequest, match="is no template variable") as caught:
+    with pytest.raises(InvalidRequest, match="is not a template variable") as caught:
         TOKENIZER.encode_chat([USER], {name: endless})
     assert caught.value.param == "chat_template_kwargs"
 
@@ -289,7 +289,7 @@ def test_a_file_that_is_no_template(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the chat template"):
         read_chat_template(path)
     path.write_text("{% for message in %}")
-    with pytest.raises(ConfigError, match="is no chat template: Expected an expression"):
+    with pytest.raises(ConfigError, match="is not a chat template: Expected an expression"):
         load_tokenizer("hdserve-tiny", chat_template=path)
 
 

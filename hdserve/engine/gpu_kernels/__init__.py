@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def are_available(device: torch.device) -> bool:
-    """Whether ``device`` runs them, each of which is tried; else PyTorch's operators have to do."""
+    """Whether ``device`` runs all of them, which is tried; else PyTorch's operators are used."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     try:
@@ -25,7 +25,7 @@ def are_available(device: torch.device) -> bool:
         if do_all_run(device):
             return True
         reason = "they give wrong results"
-    except Exception as error:  # of a compiler, any
+    except Exception as error:  # compilers raise anything
         reason = str(error)
     logger.warning("%s runs none of hdserve's own kernels: %s", device, reason)
     return False

@@ -1,15 +1,15 @@
 """Attention of draft trees over the KV cache, in one kernel.
 
-What there is to do is listed for each step (:mod:`hdserve.engine.kernels.parts`): parts of the
-bodies of tiles, and the tails of rows.  The programs of a head share these items.  A row with one
-part is one item; of other tiles the last program to end adds up what all have found, tails first,
-then parts in order::
+The work of each step is listed as items (:mod:`hdserve.engine.kernels.parts`): parts of the bodies
+of tiles, and the tails of rows.  The programs of a head share these items.  A row with only one
+part is one item; for other tiles the last program to finish adds up all results, tails first, then
+parts in order::
 
     items      part 0 | part 1 | ... | tails of rows 0 to 3 | tails of rows 4 to 7 | ...
     programs      0   |    1   | ... |          n           |        n + 1         | ...
 
-So what a row gets depends on nothing but what it sees, bit for bit, as long as there is room for
-all parts: neither on other rows nor on where in the cache its ancestors are.
+So a row's result depends only on what it sees, bit for bit, as long as there is room for the
+results of all parts: not on other rows, nor on where in the cache its ancestors are.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.seen_parts import SeenParts
 
 _PROGRAMS_PER_PROCESSOR: Final = 4
-"""How many programs there are for each processor, beside one for each row."""
+"""How many programs there are for each processor, in addition to one for each row."""
 
 _LOG2_E: Final = 1.4426950408889634
 
 _MAX_REGISTERS: Final = 168
-"""The most registers of a thread, so that a processor has room for three programs."""
+"""The most registers of a thread for which a processor has room for three programs."""
 
 _MAX_SIZE: Final = 128
-"""Numbers of keys and values for which so many registers suffice."""
+"""The largest keys and values for which that many registers suffice."""
 
 _POWER = tl.constexpr(_LOG2_E)
 _QUERIES = tl.constexpr(parts.QUERIES)
@@ -62,7 +62,7 @@ _NUM_TAILS = tl.constexpr(parts.NUM_TAILS)
 class TreeAttention:
     """Attends for forwards of few rows, all of them nodes of trees.
 
-    Not for two streams of a device at a time.
+    Must not be used from two streams of a device at a time.
 
     Args:
         device: a GPU.
@@ -72,13 +72,13 @@ class TreeAttention:
         properties: Any = torch.cuda.get_device_properties(device)
         self._num_programs = _PROGRAMS_PER_PROCESSOR * int(properties.multi_processor_count)
         self._found = torch.empty(0, dtype=torch.float32, device=device)
-        """By parts; as much as the layer with most needs, once each has attended."""
+        """Results of the parts; grows to what the layer that needs most takes."""
         self._num_ended = torch.zeros(0, dtype=torch.int32, device=device)
-        """Items of a tile, by heads; zero between two calls."""
+        """How many items of each tile have ended, by heads; zero between two calls."""
 
     @staticmethod
     def can_read(cache: KVCache) -> bool:
-        """Whether the kernel knows its dtype and sizes."""
+        """Whether the kernel supports its dtype and sizes."""
         return cache.dtype in (torch.bfloat16, torch.float16) and all(
             layer.key_size % 16 == layer.value_size % 16 == 0 for layer in cache.shape.layers
         )
@@ -98,7 +98,7 @@ class TreeAttention:
         ``keys [1, num_kv_heads, num_keys, key_size]`` and ``values`` alike.
 
         Args:
-            seen: by the rows.
+            seen: what the rows see.
             sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed_attention`.
 
         Returns:
@@ -140,7 +140,7 @@ class TreeAttention:
         return attended
 
     def _room(self, num_blocks: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """For sums of values, and beside them sums of weights and highest scores."""
+        """Memory for sums of values, and after them sums of weights and highest scores."""
         num_queries = parts.MAX_PARTS * num_blocks * parts.QUERIES
         num_sums, num_numbers = num_queries * width, num_queries * (width + 2)
         if self._found.numel() < num_numbers:
@@ -175,7 +175,7 @@ def _read_values(values, key_row, is_key, VALUE_SIZE: tl.constexpr, VALUE_WIDTH:
 
 @triton.jit
 def _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Of queries and keys, of which two to their power is the weight."""
+    """The scores of queries and keys, as base-2 logarithms of the weights."""
     scores = tl.dot(numbers, key_numbers) * scale
     if HAS_SOFTCAP:
         scores = (1.0 - 2.0 / (tl.exp2(scores) + 1.0)) * softcap  # a hyperbolic tangent
@@ -184,26 +184,26 @@ def _scores(numbers, key_numbers, is_seen, scale, softcap, HAS_SOFTCAP: tl.const
 
 @triton.jit
 def _above(most):
-    """What weights are relative to; nothing where nothing is seen."""
+    """The reference that weights are relative to; 0 if nothing is seen."""
     return tl.where(most == -float("inf"), 0.0, most)
 
 
 @triton.jit
 def _place_of(slot):
-    """Where a program keeps what it finds for its heads in a slot."""
+    """Where a program stores a slot's results for its heads."""
     return slot.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
 
 
 @triton.jit
 def _nothing(VALUE_WIDTH: tl.constexpr):
-    """Highest scores, sums of weights and of values where nothing is seen."""
+    """Highest scores, sums of weights and sums of values of a row that sees nothing."""
     most = tl.full([_QUERIES], -float("inf"), tl.float32)
     return most, tl.zeros([_QUERIES], tl.float32), tl.zeros([_QUERIES, VALUE_WIDTH], tl.float32)
 
 
 @triton.jit
 def _added(most, total, sums, other_most, other_total, other_sums):
-    """What two parts have found together."""
+    """The results of two parts, combined."""
     higher = tl.maximum(most, other_most)
     base = _above(higher)
     shrunk, other_shrunk = tl.exp2(most - base), tl.exp2(other_most - base)
@@ -228,7 +228,7 @@ def _attend_tail(
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ):
-    """What is found in the tail of a row."""
+    """The result for the tail of a row."""
     one_key, size = tl.arange(0, _KEYS), tl.load(row + _TAIL_SIZE)
     is_key = one_key < size
     key_row = tl.load(row + _TAIL_ROWS + one_key, mask=is_key, other=0).to(tl.int64)
@@ -265,7 +265,7 @@ def _attend_part(
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ):
-    """The same between two positions of the bodies of several rows."""
+    """The result for the positions from one to another in the bodies of several rows."""
     one_key = tl.arange(0, _KEYS)
     most, total, sums = _nothing(VALUE_WIDTH)
     if first < stop:
@@ -305,7 +305,7 @@ def _keep(sums_at, extremes_at, most, total, sums, is_kept, VALUE_WIDTH: tl.cons
 
 @triton.jit
 def _read_kept(sums_at, extremes_at, is_query, VALUE_WIDTH: tl.constexpr):
-    """What was kept, by other programs, too."""
+    """Read a stored result, of this or another program."""
     of_value = tl.arange(0, VALUE_WIDTH)
     most = tl.load(extremes_at, mask=is_query, other=-float("inf"), cache_modifier=".cg")
     total = tl.load(extremes_at + _QUERIES, mask=is_query, other=0.0, cache_modifier=".cg")
@@ -320,7 +320,7 @@ def _read_kept(sums_at, extremes_at, is_query, VALUE_WIDTH: tl.constexpr):
 
 @triton.jit
 def _add_up(sums_at, extremes_at, first_slot, num_parts, is_query, VALUE_WIDTH: tl.constexpr):
-    """What the parts of a tile and its tails have found together."""
+    """The combined results of a tile's tails and parts."""
     slot = _place_of(first_slot + num_parts)
     most, total, sums = _read_kept(
         sums_at + slot * _QUERIES * VALUE_WIDTH,
@@ -350,7 +350,7 @@ def _finish(
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ):
-    """Store what the queries get."""
+    """Store the attention output of the queries."""
     if HAS_SINKS:
         sink = tl.load(sinks_at, mask=is_query, other=0.0).to(tl.float32)
         total += tl.exp2(sink * _POWER - most)
@@ -372,7 +372,7 @@ def _clear_padding(
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
 ):
-    """Store zeros in a row of padding, which a program has for itself."""
+    """Store zeros in a row of padding, for which there is a program of its own."""
     row, of_value = tl.program_id(0), tl.arange(0, VALUE_WIDTH)
     if (row >= tl.load(items + _NUM_REAL_ROWS)) & (row < num_rows):
         tl.store(
@@ -471,7 +471,7 @@ def _attend(
                 kept_extremes + part_slot * 2 * _QUERIES + index,
                 *(most, total, sums, is_query & (first < stop), VALUE_WIDTH),
             )
-            tl.debug_barrier()  # all of it is stored before it is counted
+            tl.debug_barrier()  # all results are stored before this item is counted
             ended_at = num_ended + tl.load(item + _TILE) * num_blocks + block
             if tl.atomic_add(ended_at, 1, sem="acq_rel") == num_items - 1:
                 most, total, sums = _add_up(

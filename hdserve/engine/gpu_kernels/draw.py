@@ -1,4 +1,4 @@
-"""Choices by the race of :mod:`hdserve.noise`, among all tokens of many rows."""
+"""Choices by the race of :mod:`hdserve.noise` among all tokens, for many rows at once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING
 
 _COLUMNS: Final = 1024
-"""The columns that one program of the first kernel looks at."""
+"""The columns that one program of the first kernel reads."""
 
 
 def draw_tokens(
     logits: torch.Tensor, keys: torch.Tensor, inverse_temperature: float
 ) -> torch.Tensor:
-    """The token of each row that arrives first.
+    """The token that arrives first in each row.
 
     Args:
-        logits: ``[num_rows, vocab_size]``; what is no number is not drawn.
+        logits: ``[num_rows, vocab_size]``; NaN is never drawn.
         keys: ``[num_rows]`` int64, see :func:`hdserve.noise.position_key`.
         inverse_temperature: a number of float32.
 
     Returns:
-        ``[num_rows]`` int64; :data:`~hdserve.engine.kernels.draw.NO_TOKEN` where there is none.
+        ``[num_rows]`` int64; :data:`~hdserve.engine.kernels.draw.NO_TOKEN` if there is none.
     """
     num_rows, num_columns = logits.shape
     num_blocks = triton.cdiv(num_columns, _COLUMNS)
@@ -74,7 +74,7 @@ def _race_in_blocks(
     SECOND: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The logarithms of how soon they arrive, which their order does not change."""
+    """The logarithms of the arrival times; taking logarithms keeps their order."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     at = logits + row * logits_stride + column

@@ -1,4 +1,4 @@
-"""Rows of the KV cache to where they are committed, of all layers and heads in one kernel."""
+"""Moving rows of the KV cache to where they are committed, all layers and heads in one kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 class RowMover:
-    """Copies rows; as indices of PyTorch it is 0.2 ms of launching kernels.
+    """Copies rows; by PyTorch's indexing this would be 0.2 ms of kernel launches.
 
-    To be called when the device is done with the moves before.
+    Call it when the device has finished the previous moves.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class RowMover:
 
     def __call__(self, tensors: Sequence[torch.Tensor], moves: Sequence[tuple[int, int]]) -> None:
         """Copy rows ``(source, target)`` of each of ``tensors [layers, heads, rows, size]``, which
-        are contiguous, one after the other: none may be read that an earlier move has written."""
+        are contiguous, in order; no source row may be the target of an earlier move."""
         if len(self._here) < len(moves):
             num_moves = triton.next_power_of_2(len(moves))
             self._here = torch.empty((num_moves, 2), dtype=torch.int64, pin_memory=True)

@@ -1,9 +1,9 @@
 """Products of the few rows of a decoding step, which take as long as reading the weights.
 
 A program reads the weights of ``_OUTPUTS`` outputs once, ``_INPUTS`` columns at a time, for all
-rows.  Where that makes fewer programs than the GPU has processors, several share the columns; the
-last of them to end adds up what each has found, in their order.  So what a row gets depends on
-nothing but the row and the layer, bit for bit::
+rows.  If that makes fewer programs than the GPU has processors, several programs share the columns,
+and the last of them to finish adds up their results in column order.  So a row's result depends
+only on the row and the layer, bit for bit::
 
     outputs        program 0      program 1      ...
     columns 0      |  part 0  |   |  part 0  |
@@ -27,16 +27,16 @@ _INPUTS_AT_ONCE: Final = 8
 """The inputs that one load reads; the number of inputs must be a multiple of it."""
 
 _MIN_ROWS: Final = 16
-"""Fewer are not multiplied at a time."""
+"""The fewest rows that are multiplied at a time; fewer are padded."""
 
 _MAX_PARTS: Final = 8
 _MAX_STAGES: Final = 4
-"""Blocks of columns that are on their way at a time."""
+"""Blocks of columns that are being loaded at the same time."""
 
 
 def can_multiply(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernel knows the dtypes and the sizes of ``weights``, ``[num_outputs,
-    num_inputs]`` each."""
+    """Whether the kernel supports the dtypes and sizes of ``weights``, each ``[num_outputs,
+    num_inputs]``."""
     return all(
         weight.dtype in (torch.bfloat16, torch.float16)
         and weight.is_contiguous()
@@ -46,13 +46,13 @@ def can_multiply(weights: Sequence[torch.Tensor]) -> bool:
 
 
 class _Layers(NamedTuple):
-    """What the kernel is told of layers that are multiplied together.
+    """The kernel's arguments for layers that are multiplied together.
 
     Attributes:
         arguments: weights, biases and numbers of outputs, three of each.
-        num_blocks: of outputs; a layer begins with another one.
+        num_blocks: of outputs; each layer begins with a new block.
         num_parts: programs that share the columns.
-        are_whole: whether outputs fill their blocks.
+        are_whole: whether the outputs fill whole blocks.
     """
 
     arguments: tuple[Sequence[Any], Sequence[Any], Sequence[int]]
@@ -63,9 +63,9 @@ class _Layers(NamedTuple):
 
 
 class RowProducts:
-    """Multiplies few rows by the kernel, and more, or by weights it does not know, as PyTorch does.
+    """Multiplies few rows by the kernel; more rows, or unsupported weights, as PyTorch does.
 
-    Not for two streams of a device at a time.
+    Must not be used from two streams of a device at a time.
 
     Args:
         device: a GPU.
@@ -76,14 +76,14 @@ class RowProducts:
         self._num_processors = int(properties.multi_processor_count)
         self._shared_bytes = int(properties.shared_memory_per_block_optin)
         self._num_ended = torch.zeros(self._num_processors, dtype=torch.int32, device=device)
-        """How many of the programs that share outputs have ended; zero between two calls."""
+        """How many of the programs that share outputs have finished; zero between two calls."""
         self._known: dict[tuple[int, ...], _Layers | None] = {}
-        """By where their weights are, which stay there; ``None`` for those the kernel does not
-        know."""
+        """By the addresses of their weights, which never move; ``None`` if the kernel does not
+        support them."""
 
     @staticmethod
     def are_fast_on(device: torch.device) -> bool:
-        """Whether the GPU multiplies tiles as Triton has it do (from Ampere on)."""
+        """Whether Triton's tile products are fast on the GPU (from Ampere on)."""
         return torch.cuda.get_device_capability(device) >= (8, 0)
 
     def __call__(
@@ -93,7 +93,7 @@ class RowProducts:
         biases: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         """``rows [..., num_inputs]`` times each of one to three ``weights [num_outputs,
-        num_inputs]``, plus its bias; all have one or none has.
+        num_inputs]``, plus its bias; either all layers have one or none has.
 
         Returns:
             ``[..., num_outputs]`` each, of the dtype of ``rows``.
@@ -152,24 +152,24 @@ class RowProducts:
         return self._known[key]
 
     def _num_parts(self, num_blocks: int, num_inputs: int) -> int:
-        """Programs that share the columns: as many as leave no processor without."""
+        """How many programs share the columns: enough to keep every processor busy."""
         wanted = round(self._num_processors / num_blocks)
         return max(1, min(wanted, _MAX_PARTS, num_inputs // _INPUTS))
 
     def _num_stages(self, num_rows: int) -> int:
-        """As many as a processor has room for."""
+        """Pipeline stages: as many as a processor has room for."""
         num_bytes = 2 * _INPUTS * (_OUTPUTS + num_rows)
         return max(1, min(_MAX_STAGES, self._shared_bytes // num_bytes))
 
 
 def _three(values: Sequence[Any]) -> list[Any]:
-    """``values``, the last of them again where there are fewer."""
+    """``values``, filled up to three with the last one."""
     return [*values, *[values[-1]] * (3 - len(values))]
 
 
 @triton.jit
 def _one_of(own, second, third, is_second, is_third):
-    """That of the layer that a program is of."""
+    """Of the three, the one for the layer that this program computes."""
     return tl.where(is_third, third, tl.where(is_second, second, own))
 
 
@@ -184,9 +184,9 @@ def _sum(
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Whether this is the last program of its outputs, and what all of them found."""
+    """Whether this is the last program of its outputs to finish, and the sum of all results."""
     tl.store(found_at + part * part_size, total)
-    tl.debug_barrier()  # all of it is stored before it is counted
+    tl.debug_barrier()  # the result is stored before this program is counted
     is_last = tl.atomic_add(num_ended_at, 1, sem="acq_rel") == PARTS - 1
     if is_last:
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -198,7 +198,7 @@ def _sum(
 
 @triton.jit
 def _read(weights_at, rows_at, is_output, is_row, is_column, IS_WHOLE: tl.constexpr):
-    """A block of weights, and the numbers of all rows that they are multiplied with."""
+    """A block of weights, and the inputs of all rows that they are multiplied with."""
     if IS_WHOLE:
         return tl.load(weights_at), tl.load(rows_at, mask=is_row, other=0.0)
     is_weight, is_number = is_output[:, None] & is_column[None, :], is_row & is_column[:, None]

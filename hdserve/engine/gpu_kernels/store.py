@@ -1,6 +1,6 @@
-"""Keys and values of a forward's rows to where the KV cache has them, in one kernel.
+"""Storing the keys and values of a forward's rows in the KV cache, in one kernel.
 
-As PyTorch's operators it is 13 kernels a layer: what is no number has to be looked for
+By PyTorch's operators it takes 13 kernels a layer, as non-finite values have to be found
 (:meth:`~hdserve.engine.kv_cache.KVCache.write`).
 """
 
@@ -18,12 +18,12 @@ def store_rows(
     own_keys: torch.Tensor,
     own_values: torch.Tensor,
 ) -> None:
-    """As :meth:`~hdserve.engine.kv_cache.KVCache.write` of a cache that is read whole.
+    """Like :meth:`~hdserve.engine.kv_cache.KVCache.write` for a cache that is read whole.
 
     Args:
         rows: ``[n]`` int64.
-        keys, values: ``[1, heads, n, size]``, the numbers of a row one after the other.
-        own_keys, own_values: ``[1, heads, all rows, size]``, contiguous but for the first two.
+        keys, values: ``[1, heads, n, size]``, contiguous in the last dimension.
+        own_keys, own_values: the cache's, ``[1, heads, all rows, size]``, the last two contiguous.
     """
     _, num_heads, num_rows, key_size = keys.shape
     value_size = values.shape[3]

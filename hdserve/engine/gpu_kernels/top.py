@@ -1,4 +1,4 @@
-"""The largest entries of rows of logits: of blocks of columns, then of what was found in them."""
+"""The largest entries of rows of logits: first of blocks of columns, then of those results."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import triton
 import triton.language as tl
 
 _COLUMNS: Final = 2048
-"""The columns that one program of the first kernel looks at."""
+"""The columns that one program of the first kernel reads."""
 
 
 def find_largest(rows: torch.Tensor, k: int) -> torch.Tensor:
-    """The ``k`` largest entries of every row of ``rows [num_rows, num_columns]``, and their place.
+    """The ``k`` largest entries of every row of ``rows [num_rows, num_columns]``, with columns.
 
-    What is no number counts as minus infinity.  Where a row has fewer than ``k`` entries above
-    that, the rest are minus infinity, of column 0.
+    NaN counts as minus infinity.  If a row has fewer than ``k`` entries above that, the rest are
+    minus infinity, with column 0.
 
     Returns:
-        ``[2, num_rows, k]`` float32, largest first and the first among equals: the entries, and
-        the bits of their int32 columns.
+        ``[2, num_rows, k]`` float32, largest first, equal ones by column: the entries, and the
+        bits of their int32 columns.
     """
     num_rows, num_columns = rows.shape
     num_blocks = triton.cdiv(num_columns, _COLUMNS)

@@ -1,4 +1,4 @@
-"""Whether a GPU runs the kernels."""
+"""Whether a GPU runs our kernels."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TOLERANCE = 0.02
 
 
 def do_all_run(device: torch.device) -> bool:
-    """Whether each of them does what it is for, in the smallest case.
+    """Whether each of them gives correct results in the smallest case.
 
     Raises:
-        Exception: one cannot be compiled, or run.
+        Exception: a kernel cannot be compiled or run.
     """
     dtypes = torch.float32, torch.float16, torch.bfloat16
     found = [_runs(device, dtype) for dtype in dtypes]
@@ -42,7 +42,7 @@ def do_all_run(device: torch.device) -> bool:
 
 
 def _runs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether those do that are not for some dtypes only."""
+    """Whether the kernels that support any dtype give correct results."""
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf]], device=device, dtype=dtype)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     column = find_largest(logits, 1)[1].view(torch.int32)
@@ -56,8 +56,8 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _attends(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the nodes of a tree get what PyTorch's attention gives them, with a window and
-    without."""
+    """Whether tree nodes get the same results as by PyTorch's attention, with and without a
+    window."""
     tree = DraftTree(0, 3)
     for parent, token_id in ((0, 1), (1, 2), (0, 3)):
         tree.add_node(parent, token_id, Source.OTHER)

@@ -1,1 +1,1 @@
-"""What the engine computes by itself, compiled for the CPU it runs on."""
+"""The engine's own computations, compiled for the CPU it runs on."""

@@ -1,20 +1,20 @@
 """Attention of draft trees over the KV cache, for all sequences of a step in one call.
 
 A row attends to a list of columns of its sequence, in the order of their positions: those it shares
-with its neighbours, which lie beside each other, and its own ancestors in the draft tree, which lie
+with its neighbours, which are contiguous, and its own ancestors in the draft tree, which are
 anywhere among the other nodes::
 
     position   0 ... prefix-1 | prefix ... visible-1
     column     0 ... prefix-1 | tails[first_tail], tails[first_tail + 1], ...
 
 Scores, weights and the sum of values are computed in this order whatever else is in the call, with
-operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so a row comes out with
-the same bits as a draft, among others, or decoded by itself: by then its ancestors lie beside each
-other, but the list is the same.
+operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so a row gets the same
+bits whether it is a draft among others or decoded by itself: by then its ancestors are contiguous,
+but the list is the same.
 
 Scores are kept for a few queries at a time.  Where the processor multiplies bfloat16 in pairs, the
-values of two neighbouring positions, an even one and the next, are added at once; of which two a
-row adds at once depends on nothing but their positions.
+values of an even position and the next are added together; which positions are paired depends on
+nothing else.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def tile_attender(numbers: Numbers) -> Any:
 
 
 def attender(attend_tile: Any) -> Any:
-    """Attention for the items from one to another, as a function for compiled code.
+    """Attention for a range of items, as a function for compiled code.
 
     Args:
-        attend_tile: compiled, of :func:`tile_attender`.
+        attend_tile: a compiled function of :func:`tile_attender`.
     """
 
     @inlined
@@ -129,21 +129,21 @@ def attend(
     """Attend for the items from ``first_item``; item ``i`` is head ``i % num_kv_heads`` of the
     keys of sequence ``i // num_kv_heads``.
 
-    Arrays come as addresses, which takes 20 us less, and can be called from C.
+    Arrays are passed as addresses, which saves 20 us and can be called from C.
 
     Args:
         stored_at: int64 ``[6]``: addresses of the keys and of the values, and their four sizes, as
-            in :class:`~hdserve.engine.kernels.attention_call.Call`: heads, rows, of a key, of a
-            value.
-        listed_at: int64 ``[6]``: addresses of spans, rows and tails, each with its number.
+            in :class:`~hdserve.engine.kernels.attention_call.Call`: heads, rows, key size, value
+            size.
+        listed_at: int64 ``[6]``: addresses of spans, rows and tails, each followed by its length.
         queries_at, attended_at: those of the call, for ``num_heads``.
-        scores_at: room for :data:`QUERIES_PER_TILE` times ``scores_size`` scores.
+        scores_at: scratch for :data:`QUERIES_PER_TILE` times ``scores_size`` scores.
         is_bfloat16: 1 where keys and values are, 0 where they are float32.
         scale: of scores.
         softcap: bound of scores (Gemma 2); 0 for none.
         window: columns a row sees at most, itself included.
         sinks_at: float32 ``[num_heads]``, a score for each head that takes its share of attention
-            and gives nothing (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"); 0 for none.
+            and adds no value (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card"); 0 for none.
     """
     places = stored_at, listed_at, queries_at, attended_at
     scores, terms = (scores_at, scores_size), (scale, softcap, window, sinks_at)

@@ -1,4 +1,4 @@
-"""What a call of attention is about: its arrays, the queries of a tile, and where keys lie."""
+"""The arguments of a call of attention: its arrays, the queries of a tile, and where keys are."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ QUERIES_PER_TILE = 32
 """Queries whose scores are kept at a time."""
 
 MANY_QUERIES = 16
-"""From so many on it pays to lay out keys and values for the queries of a tile (docs/adr/0017)."""
+"""From this many on it pays to lay out keys and values for a tile's queries (docs/adr/0017)."""
 
 
 class Call(NamedTuple):
-    """The arrays and the terms of one call.
+    """The arrays and parameters of one call.
 
     Attributes:
-        queries: ``[num_rows, num_heads, key_size]``, float32, or bfloat16: seen as uint16 where
+        queries: ``[num_rows, num_heads, key_size]``, float32, or bfloat16: viewed as uint16 where
             they are multiplied in pairs, and two as one uint32 where they are in tiles.
-        keys: ``[num_kv_heads, num_kv_rows, key_size]``, float32, or bfloat16 seen as uint16.
+        keys: ``[num_kv_heads, num_kv_rows, key_size]``, float32, or bfloat16 viewed as uint16.
         values: ``[num_kv_heads, num_kv_rows, value_size]``, likewise.
         attended: float32 ``[num_rows, num_heads, value_size]``, to be filled.
         spans: int64 ``[num_sequences, 3]``: first row, number of rows, first KV row.
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
     """``num_queries`` queries from ``first_query`` of one sequence and one head of keys.
 
     Columns are read for all of them at once from ``origin``, a multiple of the lanes, to ``stop``:
-    those that each sees, but for its window; or in tiles of the processor those that any sees.
+    the columns that all queries see, windows aside; in AMX tiles those that any of them sees.
     """
 
     first_row: int
@@ -79,7 +79,7 @@ class Query(NamedTuple):
 
 @inlined
 def _lists_at(address: int) -> Any:
-    """Spans, rows and tails, of whose addresses and numbers there are six int64 at ``address``."""
+    """Spans, rows and tails, whose addresses and lengths are six int64 at ``address``."""
     listed = integers_at(address, 1, 6)[0]
     spans, rows = integers_at(listed[0], listed[1], 3), integers_at(listed[2], listed[3], 3)
     return spans, rows, integers_at(listed[4], 1, listed[5])[0]
@@ -88,13 +88,13 @@ def _lists_at(address: int) -> Any:
 def calls_of(
     queries_of: Any, stored_of: Any, num_queries: int = QUERIES_PER_TILE, numbers_per_item: int = 1
 ) -> Any:
-    """A function for compiled code that gives the call an entry point is told of, see
-    :func:`~hdserve.engine.kernels.attention.attend`.
+    """A function for compiled code that builds the :class:`Call` from an entry point's arguments,
+    see :func:`~hdserve.engine.kernels.attention.attend`.
 
     Args:
         queries_of, stored_of: give the matrices at an address: queries, and keys or values.
         num_queries: whose scores are kept.
-        numbers_per_item: how many numbers of a query are seen as one.
+        numbers_per_item: how many numbers of a query are viewed as one.
     """
 
     @inlined
@@ -135,14 +135,14 @@ def query_at(tile: Tile, place: int) -> Query:
 
 @inlined
 def query_from(index: int, given: tuple[Tile, int]) -> Query:
-    """The query so many behind a place; beyond the last one, that one."""
+    """The query ``index`` places after the given one, or the tile's last one."""
     tile, place = given
     return query_at(tile, min(place + index, tile.num_queries - 1))
 
 
 @inlined
 def kv_row_of(call: Call, tile: Tile, row: int, position: int) -> int:
-    """Where the key of ``position`` lies as ``row`` sees it; beyond the last one, that one."""
+    """Where the key of ``position`` is as ``row`` sees it; beyond the row's last one, that one."""
     prefix, first_tail, visible = call.rows[row, 0], call.rows[row, 1], call.rows[row, 2]
     column: int = min(position, visible - 1)
     if column >= prefix:

@@ -1,4 +1,4 @@
-"""How attention computes with keys and values: one by one, in float32, or in pairs of bfloat16."""
+"""How attention computes with keys and values: one by one in float32, or in pairs of bfloat16."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Numbers(NamedTuple):
     """Operations for compiled code.
 
     Attributes:
-        num_lanes: numbers of a query or of a key that a vector takes.
-        load: such a vector.
+        num_lanes: how many numbers of a query or key a vector holds.
+        load: loads such a vector.
         with_products: see :func:`~hdserve.engine.kernels.blocks.with_products`.
-        num_positions: so many have their values added at once.
-        keep_weights: makes what ``load_weight`` reads of the weights at a place, up to a column.
-        load_weight: of these positions, in all lanes, for a query.
-        load_value: some numbers of the values of these positions, ``NUM_LANES`` of each.
-        score_together: fills in scores of the columns that all queries of a tile see, for all of
-            them at once, and gives the first column that it leaves.
-        add_together: adds values of these columns likewise.
+        num_positions: how many positions have their values added at once.
+        keep_weights: prepares a query's weights, up to a column, for ``load_weight``.
+        load_weight: the weights of these positions, in all lanes, for a query.
+        load_value: ``NUM_LANES`` numbers of the value of each of these positions.
+        score_together: computes the scores of the columns that all queries of a tile see, for all
+            queries at once; returns the first column that it leaves.
+        add_together: adds the values of these columns likewise.
     """
 
     num_lanes: int
@@ -45,7 +45,7 @@ class Numbers(NamedTuple):
 
 @inlined
 def _keep_weights(call: Call, place: int, stop: int) -> None:
-    """Keep nothing: weights are used as they are."""
+    """Do nothing: weights are used as they are."""
 
 
 @inlined
@@ -59,4 +59,4 @@ def _load_value(values: Any, first: Any, _second: Any) -> Any:
 
 
 SINGLE: Final = Numbers(NUM_LANES, load, fused_block, 1, _keep_weights, _load_weight, _load_value)
-"""Float32, or bfloat16 that is widened as it is loaded."""
+"""Float32, or bfloat16 that is widened when it is loaded."""

@@ -1,7 +1,7 @@
 """Scores of the queries of a tile.
 
-Keys are read in blocks that stay in the cache of the processor meanwhile, four queries at once,
-which share what is read.
+Keys are read in blocks that stay in the processor's cache meanwhile; four queries at a time share
+what is loaded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hdserve.engine.kernels.vectors import prefetch, store_totals
 KEYS_AT_ONCE = NUM_COLUMNS
 _KEYS_PER_BLOCK = 64
 _KEYS_AHEAD = 8
-"""How many keys ahead the cache is asked for them."""
+"""How many keys ahead are prefetched."""
 
 _queries_from = repeated(query_from, NUM_ROWS)
 
 
 class Scores(NamedTuple):
-    """Functions for compiled code that fill in the scores of the columns that all queries of a tile
+    """Functions for compiled code that compute the scores of the columns that all queries of a tile
     see, and of those that each sees by itself."""
 
     of_shared: Any
@@ -64,7 +64,7 @@ def _scorer(num_queries: int, numbers: Numbers) -> Any:
 
     @inlined
     def score(call: Call, tile: Tile, queries: Any, position: int, kv_rows: Any) -> None:
-        """The scores of so many queries for four keys."""
+        """The scores of several queries for four keys."""
         block = zero_block()
         for d in range(0, call.keys.shape[2], num_lanes):
             found = load_queries((call, queries, d))
@@ -77,7 +77,7 @@ def _scorer(num_queries: int, numbers: Numbers) -> Any:
 
 
 def scores_of(numbers: Numbers) -> Scores:
-    """What computes scores of one kind of numbers."""
+    """The functions that compute scores of one kind of numbers."""
     score_one, score_several = _scorer(1, numbers), _scorer(NUM_ROWS, numbers)
     score_together = numbers.score_together
 

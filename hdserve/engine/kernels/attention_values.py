@@ -1,4 +1,4 @@
-"""Weighted values of the queries of a tile, added to what they attend to."""
+"""The weighted values of the queries of a tile, added up to the attention output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUMBERS_AT_ONCE = NUM_COLUMNS * NUM_LANES
 
 _VALUES_PER_BLOCK = 64
 _VALUES_AHEAD = 8
-"""How many values ahead the cache is asked for them."""
+"""How many values ahead are prefetched."""
 
 _queries_from = repeated(query_from, NUM_ROWS)
 
 
 class Values(NamedTuple):
     """Functions for compiled code that add the values of the columns that all queries of a tile
-    see, in whole :data:`NUMBERS_AT_ONCE`, and of those from a position on for one of them."""
+    see, in whole :data:`NUMBERS_AT_ONCE`, and for one query those from a position on."""
 
     of_shared: Any
     of_own: Any
@@ -31,7 +31,7 @@ class Values(NamedTuple):
 
 @inlined
 def load_sum(index: int, given: Any) -> Any:
-    """What a query has attended to so far, four vectors each."""
+    """The sums of a query so far, four vectors each."""
     call, queries, d = given
     query = queries[index // NUM_COLUMNS]
     return load(call.attended, (query.row, query.head, d + index % NUM_COLUMNS * NUM_LANES))
@@ -39,7 +39,7 @@ def load_sum(index: int, given: Any) -> Any:
 
 @inlined
 def store_sum(index: int, given: Any) -> None:
-    """Keep one vector of these."""
+    """Store one of these vectors."""
     call, queries, d, block = given
     query = queries[index // NUM_COLUMNS]
     place = (query.row, query.head, d + index % NUM_COLUMNS * NUM_LANES)
@@ -75,7 +75,7 @@ def _summer(num_queries: int, numbers: Numbers) -> Any:
 
     @inlined
     def sum_values(call: Call, tile: Tile, queries: Any, first: int, stop: int, d: int) -> None:
-        """Add the weighted values of the columns from ``first`` for so many queries."""
+        """Add the weighted values of the columns from ``first`` for several queries."""
         block = load_sums((call, queries, d))
         for column in range(first, stop, num_positions):
             weights = load_weights((call, queries, column - tile.origin))
@@ -89,7 +89,7 @@ def _summer(num_queries: int, numbers: Numbers) -> Any:
 
 
 def values_of(numbers: Numbers) -> Values:
-    """What sums up values of one kind of numbers."""
+    """The functions that sum up values of one kind of numbers."""
     sum_for_one, sum_for_several = _summer(1, numbers), _summer(NUM_ROWS, numbers)
     with_products, num_positions = numbers.with_products, numbers.num_positions
     load_weight, load_value = numbers.load_weight, numbers.load_value

@@ -1,4 +1,4 @@
-"""Blocks of sums in memory, where they are between two blocks of inputs."""
+"""Blocks of sums in memory, where they are kept between two blocks of inputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _store_sum(index: int, given: Any) -> None:
 
 
 def loads_block(num_rows: int) -> Any:
-    """A function for compiled code that gives a block of so many rows: of float32 ``sums [...,
-    NUM_COLUMNS * NUM_LANES]`` from a line on."""
+    """A function for compiled code that loads a block of ``num_rows`` rows, from a line on, of
+    float32 ``sums [..., NUM_COLUMNS * NUM_LANES]``."""
     return repeated(_load_sum, num_rows * NUM_COLUMNS)
 
 
 def stores_block(num_rows: int) -> Any:
-    """A function for compiled code that stores one there, given ``sums``, line and block."""
+    """A function for compiled code that stores such a block, given ``sums``, line and block."""
     return repeated(_store_sum, num_rows * NUM_COLUMNS)

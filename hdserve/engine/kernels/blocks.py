@@ -1,7 +1,7 @@
 """Blocks of sums, some rows by four columns, each a vector, that stay in registers.
 
-A vector of every row is multiplied with one of every column, so what is loaded once is used several
-times.  Compiled code holds a block as a tuple, row by row; :func:`repeated` makes tuples of it.
+A vector of every row is multiplied with one of every column, so each loaded vector is used several
+times.  Compiled code holds a block as a tuple, row by row; :func:`repeated` makes such tuples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUM_COLUMNS: Final = 4
 
 
 def repeated(function: Any, count: int) -> Any:
-    """A function for compiled code that gives the tuple of ``function(0, given)``,
+    """A function for compiled code that returns the tuple of ``function(0, given)``,
     ``function(1, given)``, and so on.
 
     Args:
@@ -44,11 +44,11 @@ def repeated(function: Any, count: int) -> Any:
 
 
 def chosen(functions: Mapping[int, Any]) -> Any:
-    """A function for compiled code that calls one of ``functions``, that of its first argument or
-    else the last, with the other argument, of any type.
+    """A function for compiled code that calls the function whose number is its first argument, or
+    else the last function, with its second argument, of any type.
 
     Args:
-        functions: compiled, by number; they give nothing back.
+        functions: compiled, by number; they return nothing.
     """
 
     def build(typing_context: Any, number: Any, given: Any) -> Any:
@@ -78,7 +78,7 @@ def chosen(functions: Mapping[int, Any]) -> Any:
 
 
 def zeros(num_rows: int, num_columns: int = NUM_COLUMNS) -> Any:
-    """A function for compiled code that gives a block of zeros."""
+    """A function for compiled code that returns a block of zeros."""
     block = types.UniTuple(vector_type, num_rows * num_columns)  # type: ignore[no-untyped-call]
 
     def build(_context: Any) -> Any:
@@ -92,14 +92,14 @@ def zeros(num_rows: int, num_columns: int = NUM_COLUMNS) -> Any:
 
 
 def with_products(fuse: Callable[[Any, Any, Any, Any], Any]) -> Any:
-    """A function for compiled code that gives a block to which the products of rows and columns
-    have been added.
+    """A function for compiled code that adds the products of rows and columns to a block and
+    returns the result.
 
     It takes the tuples of the rows' vectors and of the columns', and the block.
 
     Args:
-        fuse: builds the code of one product that is added to a sum; told the builder, the vector of
-            the row, that of the column, and the sum.
+        fuse: builds the code that adds one product to a sum; it gets the builder, the row's vector,
+            the column's vector, and the sum.
     """
 
     def build(_context: Any, rows: Any, columns: Any, block: Any) -> Any:

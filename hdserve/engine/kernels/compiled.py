@@ -12,20 +12,20 @@ from hdserve.databases.kernel_cache import keep_compiled
 from hdserve.engine.kernels.registers import HAS_AVX512
 
 OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of numba: without reference counting (``_nrt``), which the arrays of callers do not need,
-and without ``fastmath``, so that operations happen in the order in which they are written."""
+"""Options of numba: no reference counting (``_nrt``), which the callers' arrays do not need, and no
+``fastmath``, so that operations happen in the order in which they are written."""
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
 
 def inlined(function: _F) -> _F:
-    """Compile a part of an entry point."""
+    """Compile a part of an entry point, inlined."""
     return cast("_F", numba.njit(**OPTIONS, forceinline=True)(function))
 
 
 def apart(function: _F) -> _F:
-    """Compile a part of an entry point, of two arguments, that is called and never inlined: loops
-    of a large function get slower by what else is in it."""
+    """Compile a part of an entry point, of two arguments, as a call that is never inlined: other
+    code in the same large function would slow its loops down."""
     compiled = numba.njit(**OPTIONS)(function)
 
     def build(typing_context: Any, first: Any, second: Any) -> Any:
@@ -47,17 +47,17 @@ def apart(function: _F) -> _F:
 
 
 def entry_point(function: _F) -> _F:
-    """Compile what Python calls, and keep it on disk."""
+    """Compile a function that Python calls, and cache it on disk."""
     compiled = numba.njit(**OPTIONS)(function)
     keep_compiled(compiled, takes_baseline=not HAS_AVX512)
     return cast("_F", compiled)
 
 
 def address_in_c(kernel: Callable[..., None], signature: Any) -> int:
-    """Where an entry point begins for those who call it as a function of C with the argument types
-    of ``signature``; it stays there for the rest of the process.
+    """The address of an entry point for callers in C, with the argument types of ``signature``;
+    valid for the rest of the process.
 
-    It is the code that Python calls with arguments of these types.
+    It is the same code that Python calls with arguments of these types.
     """
     compiled = cast("Any", kernel)
     compiled.compile(signature)

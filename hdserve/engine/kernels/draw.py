@@ -1,9 +1,9 @@
 """One token drawn from a row of logits, in a few passes over it.
 
-What is sampled from are weights, ``e ** ((logit - largest) / temperature)``: the likeliest has 1,
-so nothing overflows.  A filter is a least weight, found by counting weights by their leading bits,
-which for numbers that are not negative are in the order of the numbers, then by the bits behind
-those, three times in all.
+The weights that are sampled from are ``e ** ((logit - largest) / temperature)``: the likeliest has
+1, so nothing overflows.  A filter is a smallest weight, found by counting weights by their leading
+bits, which for non-negative numbers are in the order of the numbers, then by the following bits,
+three times in all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hdserve.engine.kernels.vectors import (
 from hdserve.noise import exponential, noise_word
 
 NO_TOKEN: Final = -1
-"""The choice where no token can be chosen, because the logits are no finite numbers."""
+"""The choice if no token can be chosen, because the logits are not finite."""
 
 BLOCK = 4 * NUM_LANES
 """Weights are padded to whole blocks with zeros."""
@@ -44,15 +44,15 @@ _NOTHING = np.float32(-np.inf)
 _LOWEST = np.float32(-87.0)
 _ZERO = np.float32(0.0)
 _LONGEST = 1e30
-"""A time after every arrival: the likeliest token, whose weight is 1, takes 23 at most."""
+"""A time after every arrival: the likeliest token, whose weight is 1, takes at most 23."""
 
 _A_LITTLE_MORE = np.float32(1.0001)
-"""Makes up for rounding in a bound."""
+"""Compensates for rounding in a bound."""
 
 
 @inlined
 def _fill(logits: Any, weights: Any, inverse_temperature: Any) -> None:
-    """The weights of a row; 0 for what is no number, and below ``e ** -87``."""
+    """Compute the weights of a row; 0 for NaN, and below ``e ** -87``."""
     num_columns, num_padded = logits.shape[1], weights.shape[1]
     for column in range(num_columns, num_padded):
         weights[0, column] = _NOTHING
@@ -91,7 +91,7 @@ def _sum(weights: Any) -> float:
 
 @inlined
 def _gather(weights: Any, least: Any, gathered: Any) -> int:
-    """Gather the weights of at least ``least`` that are not 0; how many there are."""
+    """Gather the non-zero weights of at least ``least``; return their number."""
     num_gathered = 0
     for first in range(0, weights.shape[1], BLOCK):
         low = larger(load(weights, (0, first)), load(weights, (0, first + NUM_LANES)))
@@ -110,7 +110,7 @@ def _gather(weights: Any, least: Any, gathered: Any) -> int:
 def _threshold(
     gathered: Any, words: Any, num_gathered: int, sums: Any, goal: float, is_counting: bool
 ) -> Any:
-    """The least of the largest numbers that together reach ``goal``, or are so many."""
+    """The smallest of the largest numbers that together reach ``goal``, or of that many."""
     prefix, missing = np.int64(0), goal
     above = np.int64(31)
     for shift, mask in _DIGITS:
@@ -128,7 +128,7 @@ def _threshold(
                 if sums[0, bin_index] >= missing:
                     break
                 missing -= sums[0, bin_index]
-        else:  # rounding: all of them are needed, so the least is looked for
+        else:  # by rounding, all of them are needed, so the smallest is looked for
             missing = np.inf
         prefix, above = (prefix << (above - shift)) | chosen, np.int64(shift)
     words[0, 0] = prefix
@@ -143,7 +143,7 @@ def _drop_below(weights: Any, least: Any) -> None:
 
 @inlined
 def _lead(weights: Any, first: int, key: int, least: Any) -> Any:
-    """Above 0 where a token may arrive before ``least``; a time is more than ``u / weight`` of its
+    """Above 0 if a token may arrive before ``least``; its time is more than ``u / weight`` for its
     noise ``u``."""
     return fused(least, load(weights, (0, first)), negative_uniforms(first, key))
 
@@ -181,13 +181,13 @@ def draw_token(
     scratch_at: int,
     sums_at: int,
 ) -> int:
-    """One of the columns of float32 ``[num_columns]``; :data:`NO_TOKEN` where none can be chosen.
+    """Draw a column of float32 ``[num_columns]``; :data:`NO_TOKEN` if none can be chosen.
 
     Args:
         inverse_temperature: finite.
         top_k: how many may be chosen; 0 for all.
         key: of the position, see :mod:`hdserve.noise`.
-        scratch_at: float32, twice ``num_columns`` in whole blocks.
+        scratch_at: float32, twice ``num_columns`` rounded up to whole blocks.
         sums_at: float64 ``[NUM_BINS]``.
     """
     num_padded = (num_columns + BLOCK - 1) // BLOCK * BLOCK

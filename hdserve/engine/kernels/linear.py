@@ -1,11 +1,11 @@
-"""Products of few rows with a matrix of weights, at about the price of reading the weights once.
+"""Products of few rows with a matrix of weights, at about the cost of reading the weights once.
 
 Libraries are made for many rows or for one.  Between 2 and 32, the size of a draft tree or of a
 batch of them, they take up to three times as long as the weights take to be read.
 
 Every number is a sum over the row in an order that does not depend on the other rows, with
-operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so a row comes out with
-the same bits whatever else is in the product.
+operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so a row gets the same
+bits whatever else is in the product.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ OUTPUTS_AT_ONCE = NUM_COLUMNS
 """Outputs that are computed together; the number of outputs of a matrix is a multiple of it."""
 
 _ROWS_PER_PANEL = 8 * NUM_ROWS
-"""The rows that fit into the cache of the processor, and are multiplied while they are there."""
+"""Rows that fit into the processor's cache, and are multiplied while they are there."""
 
 VECTORS_PER_BLOCK = 32
-"""Vectors of inputs in a block: of a tile's rows and outputs they fit into the first cache."""
+"""Vectors of inputs in a block: those of a tile's rows and outputs fit into the L1 cache."""
 
 _MAX_ROWS_IN_WHOLE = 2 * NUM_ROWS
-"""More rows are multiplied in blocks where they are long (docs/adr/0017)."""
+"""If there are more rows, and they are long, they are multiplied in blocks (docs/adr/0017)."""
 
 
 class Vectors(NamedTuple):
-    """Operations for compiled code, of numbers of one kind.
+    """Operations for compiled code, for numbers of one kind.
 
     Attributes:
         num_lanes: of one vector.
-        load: a vector of a row, or of the weights.
+        load: loads a vector of a row, or of the weights.
         with_products: see :func:`~hdserve.engine.kernels.blocks.with_products`.
         store_totals: takes the matrix, the place, the sums of four outputs, and the bias.
     """
@@ -55,8 +55,8 @@ class Part(NamedTuple):
 
     Attributes:
         row, output: the first of the tile.
-        line: the first row of ``sums`` that the tile has.
-        first, stop: the inputs, from one to another.
+        line: the first row of ``sums`` that the tile uses.
+        first, stop: the range of inputs.
         next_output, next_input: the weights that are multiplied next.
     """
 
@@ -74,8 +74,8 @@ def _panel_multiplier(tile: Callable[[int], Any]) -> Any:
     one of fewer.
 
     Args:
-        tile: makes the product of so many rows and four outputs for compiled code: a function of
-            the rows, the weights, the bias, the products, room for the sums of a panel, and a
+        tile: makes the product of a number of rows and four outputs for compiled code: a function
+            of the rows, the weights, the bias, the products, memory for the sums of a panel, and a
             :class:`Part`.
     """
     multiply_several, multiply_three = tile(NUM_ROWS), tile(3)
@@ -120,8 +120,8 @@ def _multiplier_of(tile: Callable[[int], Any]) -> Any:
 
 
 def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> Any:
-    """The product over blocks of inputs for compiled code, between which a panel of rows and four
-    outputs have their sums in memory::
+    """The product over blocks of inputs for compiled code; between blocks, the sums of a panel of
+    rows and four outputs are kept in memory::
 
                  inputs        block 0 | block 1 | ...
         four outputs           weights | weights |        each for all tiles of the panel
@@ -150,7 +150,7 @@ def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> A
 
 
 def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
-    """The product of so many rows and four outputs, over whole rows or a block of inputs."""
+    """The product of ``num_rows`` rows and four outputs, over whole rows or a block of inputs."""
     num_lanes, load, with_products, store_totals = vectors
     zero_block = zeros(num_rows)
     load_sums, store_sums = loads_block(num_rows), stores_block(num_rows)
@@ -174,8 +174,8 @@ def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
     def multiply_tile(
         rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: Part
     ) -> None:
-        """Meanwhile the weights that come next are read: of all four outputs beside one row, else
-        of two, since other rows ask for the rest."""
+        """Prefetches the weights that come next: of all four outputs if there is one row, else of
+        two, since the other rows fetch the rest."""
         ahead = part.next_output
         if num_rows == NUM_ROWS:
             ahead += part.row // NUM_ROWS % OUTPUTS_AT_ONCE
@@ -238,7 +238,7 @@ def multiply_at(
     first: int,
     stop: int,
 ) -> None:
-    """The outputs from ``first`` to ``stop``, both multiples of :data:`OUTPUTS_AT_ONCE`.
+    """Compute the outputs ``first`` to ``stop``, both multiples of :data:`OUTPUTS_AT_ONCE`.
 
     Args:
         rows_at: float32 ``[num_rows, num_inputs]``, the inputs a multiple of the lanes.

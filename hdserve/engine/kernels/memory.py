@@ -1,7 +1,7 @@
-"""The arrays at some addresses, for compiled functions.
+"""The arrays at given addresses, for compiled functions.
 
-To make a NumPy array of a tensor takes a microsecond or two, as long as a small product; an address
-takes a tenth of that.
+Making a NumPy array of a tensor takes one or two microseconds, as long as a small product; an
+address takes a tenth of that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hdserve.databases.cache_lines import LINE_BYTES
 
 
 def _builds(item: Any, num_dimensions: int) -> tuple[Any, Callable[..., Any]]:
-    """Signature and code of a function of an address and as many sizes."""
+    """Signature and code of a function of an address and one size for each dimension."""
     kind = types.Array(item, num_dimensions, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -44,7 +44,7 @@ def _matrices_at(item: Any) -> Any:
 
 
 def _room_for(item: Any, num_rows: int, num_columns: int) -> Any:
-    """Unlike ``alloca_once`` of numba it does not fill the room with zeros at each call."""
+    """Unlike numba's ``alloca_once`` it does not zero the memory at each call."""
     kind = types.Array(item, 2, "C")
 
     def build(_context: Any) -> Any:
@@ -69,13 +69,13 @@ def _room_for(item: Any, num_rows: int, num_columns: int) -> Any:
 
 
 def room_for_floats(num_rows: int, num_columns: int) -> Any:
-    """A function for compiled code that gives float32 ``[num_rows, num_columns]`` on the stack, not
-    initialised, for as long as the function runs that it is compiled into."""
+    """A function for compiled code that allocates float32 ``[num_rows, num_columns]`` on the stack,
+    not initialised, for the lifetime of the function that it is compiled into."""
     return _room_for(types.float32, num_rows, num_columns)
 
 
 def room_for_bfloats(num_rows: int, num_columns: int) -> Any:
-    """The same of bfloat16, seen as uint16."""
+    """The same of bfloat16, viewed as uint16."""
     return _room_for(types.uint16, num_rows, num_columns)
 
 

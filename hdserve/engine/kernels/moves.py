@@ -27,7 +27,7 @@ def move_rows(
     Args:
         num_words: of a row, in units of four bytes, a multiple of the lanes.
         moves: ``[n, 2]``: from which row to which.
-        moved: ``[n, num_words]``, to work with.
+        moved: ``[n, num_words]``, scratch.
     """
     stored = float_matrices_at(stored_at, num_matrices, num_rows, num_words)
     for matrix in range(num_matrices):

@@ -1,8 +1,8 @@
-"""Tiles half a block of turned weights wide and of more rows, which meet all inputs, so that
-weights come from memory once and one after the other, as processors fetch them ahead.
+"""Tiles of more rows and half a block of turned weights, which multiply all inputs, so that
+weights are read from memory once and sequentially, as processors prefetch them.
 
-There are not as many registers as places of rows, so the rows of a tile are laid together before, a
-cache line of each::
+There are fewer registers than pointers to rows, so the rows of a tile are copied together first,
+one cache line of each::
 
     chunk 0                               chunk 1
     row 0, inputs 0 to 31 | row 1 | ...   row 0, inputs 32 to 63 | row 1 | ...
@@ -27,22 +27,22 @@ from hdserve.engine.kernels.turned_tiles import (
 )
 
 MOST_NARROW_ROWS: Final = 18
-"""Two tiles.  From 20 rows on blocks of inputs took as long or less (docs/adr/0034)."""
+"""Two tiles.  From 20 rows on, blocks of inputs took as long or less (docs/adr/0034)."""
 
 _MOST_TILE_ROWS: Final = 14
-"""With two vectors of weights and a row's their sums fill the registers."""
+"""With two vectors of weights and one of a row, their sums fill the registers."""
 
 _MAX_LINES: Final = 4_096
-"""Of rows that are laid together on the stack: 256 KB, for 18 rows of 7,281 inputs, of which half a
-block of weights takes 466 KB of the second cache."""
+"""Memory on the stack for rows copied together: 256 KB, for 18 rows of 7,281 inputs, half a block
+of whose weights takes 466 KB of the L2 cache."""
 
 _room_for_lines = room_for_bfloats(_MAX_LINES, NUM_PAIRED)
 
 
 @inlined
 def can_multiply_narrowly(num_rows: int, num_inputs: int, num_streams: int) -> bool:
-    """Whether these tiles are for so many rows and weights in so many streams, and there is room
-    for rows of so many inputs."""
+    """Whether these tiles support this many rows and streams of weights, and rows of this many
+    inputs fit on the stack."""
     return (
         MOST_ROWS < num_rows <= MOST_NARROW_ROWS
         and num_streams == MOST_STREAMS
@@ -62,7 +62,7 @@ _load_half = repeated(_load_outputs, COLUMNS_PER_STREAM)
 
 @inlined
 def _lay_together(rows: Any, first: int, stop: int, lines: Any) -> None:
-    """Fill the lines of a tile."""
+    """Copy the lines of a tile together."""
     num_rows, num_chunks = stop - first, rows.shape[1] // NUM_PAIRED
     for m in range(num_rows):
         line = first * num_chunks + m
@@ -72,7 +72,7 @@ def _lay_together(rows: Any, first: int, stop: int, lines: Any) -> None:
 
 
 def _tile(num_rows: int) -> Any:
-    """The product of so many rows and half a block of weights."""
+    """The product of ``num_rows`` rows and half a block of weights."""
     zero_block, fuse_rows = zeros(num_rows, COLUMNS_PER_STREAM), fuses_rows(num_rows)
     store_products = stores_products(num_rows, COLUMNS_PER_STREAM)
 
@@ -108,9 +108,9 @@ def _rows_of(tile: int, num_tiles: int, num_rows: int) -> tuple[int, int]:
 
 @apart
 def multiply_narrowly(given: Any, blocks: tuple[int, int]) -> None:
-    """The outputs of blocks from one to another, given rows, weights, bias, and products.
+    """Compute the outputs of a range of blocks, given rows, weights, bias, and products.
 
-    The room on the stack is that of this function alone.
+    The memory on the stack is only this function's.
     """
     rows, weights, bias, products = given
     num_rows, num_inputs = rows.shape

@@ -1,6 +1,6 @@
 """Attention over keys and values in bfloat16 by the processor's own products of pairs.
 
-As :mod:`~hdserve.engine.kernels.attention`, with half as many instructions as widening takes.
+Like :mod:`~hdserve.engine.kernels.attention`, with half as many instructions as widening takes.
 Weights are rounded to bfloat16 for the products, as PyTorch's attention does.
 """
 
@@ -31,8 +31,8 @@ _POSITIONS = 2
 
 @inlined
 def _keep_weights(call: Call, place: int, stop: int) -> None:
-    """Keep them rounded, in the first half of the memory they have; what is written has been
-    read."""
+    """Store the weights rounded to bfloat16, in the first half of their memory; what is overwritten
+    has been read."""
     for column in range(0, stop, NUM_LANES):
         store_halves(call.words, (place, column // _POSITIONS), load(call.scores, (place, column)))
 
@@ -78,10 +78,10 @@ def attend_in_pairs(
     first_item: int,
     stop_item: int,
 ) -> None:
-    """Attend as :func:`~hdserve.engine.kernels.attention.attend` does, for items likewise.
+    """Attend for items as :func:`~hdserve.engine.kernels.attention.attend` does.
 
     Args:
-        queries_at: of bfloat16, keys a multiple of ``NUM_PAIRED``.
+        queries_at: bfloat16, the key size a multiple of ``NUM_PAIRED``.
     """
     places = stored_at, listed_at, queries_at, attended_at
     scores, terms = (scores_at, scores_size), (scale, softcap, window, sinks_at)

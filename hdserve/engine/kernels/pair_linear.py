@@ -1,7 +1,7 @@
 """Products of few rows with a matrix of weights, both in bfloat16, by the processor's own products.
 
-As :mod:`~hdserve.engine.kernels.linear`, with half as many instructions as widening takes, and
-results that are rounded to bfloat16 at once.
+Like :mod:`~hdserve.engine.kernels.linear`, with half as many instructions as widening takes;
+results are rounded to bfloat16 at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def multiply_pairs_at(
     first: int,
     stop: int,
 ) -> None:
-    """The outputs from ``first`` to ``stop``, both multiples of
+    """Compute the outputs ``first`` to ``stop``, both multiples of
     :data:`~hdserve.engine.kernels.linear.OUTPUTS_AT_ONCE`.
 
     Args:

@@ -1,8 +1,8 @@
 """Weighted values of many queries, for values in bfloat16 that are laid out for them.
 
-The numbers of two neighbouring positions are stored by turns, once for all queries of a tile, where
-:mod:`~hdserve.engine.kernels.attention_values` brings them together for every four.  They are added
-in the same order, so sums come out with the same bits.
+The numbers of two neighbouring positions are interleaved once for all queries of a tile, where
+:mod:`~hdserve.engine.kernels.attention_values` does so for every four queries.  They are added in
+the same order, so sums have the same bits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _store_sums = repeated(store_sum, NUM_ROWS * NUM_COLUMNS)
 
 @inlined
 def _lay_out(call: Call, tile: Tile, first: int, stop: int, d: int, paired: Any) -> None:
-    """Store the numbers from ``d`` on of the positions from ``first`` on, two positions a row."""
+    """Interleave the numbers from ``d`` on of the positions from ``first`` on, two a row."""
     head = tile.kv_head
     for position in range(first, stop, _PAIR):
         kv_row, pair = tile.first_key + position, (position - first) // _PAIR

@@ -1,7 +1,7 @@
 """Thirty-two bfloat16 at a time, multiplied and summed in pairs by the processor (AVX-512 BF16).
 
-A lane of the sums gets the products of two neighbours; sums are float32, and of which numbers a sum
-is made in which order depends on nothing else.
+Each lane of the sums gets the products of two neighbours; sums are float32, and which numbers a sum
+adds in which order depends on nothing else.
 
 These functions can be compiled only where :data:`~hdserve.engine.kernels.registers.HAS_PAIRS`.
 """
@@ -64,7 +64,7 @@ class _PairsModel(PrimitiveModel):
 
 
 def _load_pairs(_context: Any, array: Any, indices: Any) -> Any:
-    """Thirty-two bfloat16 from ``indices`` of C-contiguous ``array`` on, as whatever it is seen."""
+    """Thirty-two bfloat16 from ``indices`` of C-contiguous ``array`` on, whatever its dtype."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], *args)
@@ -94,8 +94,8 @@ def _widened(builder: Any, halves: Any) -> Any:
 def _store_rounded(
     _context: Any, array: Any, indices: Any, a: Any, b: Any, c: Any, d: Any, bias: Any
 ) -> Any:
-    """``array[indices : + 4] =`` the sums of ``a``, ``b``, ``c`` and ``d``, with those of ``bias``
-    ``[1, ...]`` of the same outputs, if there is one, rounded to bfloat16."""
+    """Store in ``array[indices : + 4]`` the totals of ``a``, ``b``, ``c`` and ``d``, plus those of
+    ``bias`` ``[1, ...]`` for the same outputs, if there is one, rounded to bfloat16."""
     halves = ir.VectorType(_HALF, _FOUR)
     rounded = ir.VectorType(BFloat16(), _FOUR)
 
@@ -132,10 +132,10 @@ def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
 
 
 def fuses_rows(num_rows: int) -> Any:
-    """A function for compiled code that adds to a block the products of so many rows' pair at
-    ``rows[row, column]`` and those of ``columns``.
+    """A function for compiled code that adds to a block the products of the pairs of ``num_rows``
+    rows at ``rows[row, column]`` and those of ``columns``.
 
-    The pair of a row is loaded when it is multiplied, so those of all rows take one register.
+    A row's pair is loaded when it is multiplied, so the pairs of all rows take one register.
     """
 
     def build(_context: Any, rows: Any, row: Any, column: Any, columns: Any, block: Any) -> Any:
@@ -160,7 +160,7 @@ def fuses_rows(num_rows: int) -> Any:
 
 
 def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
-    """Pairs of one bfloat16 of ``array`` from ``first`` on and one from ``second`` on, by turns."""
+    """Pairs of one bfloat16 from ``first`` on and one from ``second`` on of ``array``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = ir.VectorType(_HALF, NUM_LANES)
@@ -177,7 +177,7 @@ def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:
 
 
 def _store_pairs(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
-    """Thirty-two bfloat16 from ``indices`` of ``array`` on."""
+    """Store thirty-two bfloat16 from ``indices`` of ``array`` on."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
@@ -188,7 +188,7 @@ def _store_pairs(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
 
 
 def _store_halves(_context: Any, array: Any, indices: Any, vector: Any) -> Any:
-    """Sixteen float32, rounded to bfloat16, from ``indices`` of ``array`` on, whatever it is of."""
+    """Store sixteen float32, rounded to bfloat16, from ``indices`` of any ``array`` on."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rounded = builder.fptrunc(args[2], ir.VectorType(BFloat16(), NUM_LANES))

@@ -1,16 +1,16 @@
-"""What attention on a GPU reads for each row of a forward, and who does which part of it.
+"""What attention on a GPU reads for each row of a forward, split into items of work (split-KV).
 
-What row ``p`` of a sequence sees, in the order of positions, is a body, which drafts are never
-part of, and a tail, which ends with the row itself::
+The positions that a row at position ``p`` of a sequence sees are split in two: a body, which never
+contains drafts, and a tail, which ends with the row itself::
 
     position   0 ........................ | ............. p
-               body, as the cache has it  | tail, row by row
+               body, read from the cache  | tail, row by row
                                           a multiple of 16, for all p of 16 in a row
 
-Both depend on ``p`` alone, wherever in the cache its ancestors are, and so does the order in which
-they are summed up.  Rows of a sequence that follow one another are a tile: they read the same
-body, in parts that begin and end at the same positions for every sequence; larger ones where there
-are so many that there would be no room for what they find, as with 64 sequences of 6,000 tokens.
+The split and the order of summation depend on ``p`` alone, wherever in the cache the row's
+ancestors are.  Consecutive rows of a sequence form a tile: they read the same body, in parts whose
+limits are the same positions for every sequence.  If the results of all parts would not fit into
+their buffer, as with 64 sequences of 6,000 tokens, parts are larger.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ MAX_DEPTH: Final = TAIL - 2 * STEP
 """The deepest draft."""
 
 PART: Final = 256
-"""The positions of each of the first parts."""
+"""The positions in each of the first parts."""
 
 PARTS_OF_A_SIZE: Final = 8
-"""After this many parts the next ones have twice as many positions, so that there are never
-many."""
+"""After this many parts, the next ones are twice as large, so that there are never many."""
 
 MAX_ROWS: Final = 256
 """The most rows of a forward."""
 
 QUERIES: Final = 16
-"""Queries that a GPU multiplies at a time, and that a tile has: its rows times the heads that share
+"""Queries that a GPU multiplies at a time, and those of a tile: its rows times the heads that share
 keys."""
 
 MAX_GROUPS: Final = 4
@@ -59,17 +58,17 @@ TAILS_TOGETHER: Final = 4
 """Rows whose tails are one item of work."""
 
 MAX_PARTS: Final = 1024
-"""How many results of parts and tails there is room for, in tiles that are more than one item; at
-least two for each row."""
+"""How many results of parts and tails can be stored, for tiles of more than one item; at least two
+for each row."""
 
 MAX_ITEMS: Final = MAX_PARTS + MAX_ROWS
 
 TAIL_SIZE, BODY_SIZE, ROW_POSITION = range(3)
-"""The first fields of a row: the rows of the cache in its tail, the positions of its body, and its
-own position."""
+"""The first fields of a row: the number of cache rows in its tail, the number of positions in its
+body, and its own position."""
 
 TAIL_ROWS: Final = 16
-"""The field from which on the rows of the tail are listed."""
+"""The first of the fields that list the cache rows of the tail."""
 
 ROW_FIELDS: Final = TAIL_ROWS + TAIL
 
@@ -87,17 +86,16 @@ ROW_FIELDS: Final = TAIL_ROWS + TAIL
     FIRST_TAIL,
     NUM_TAILS,
 ) = range(12)
-"""The fields of an item.  Of its tile: its number, its first row, the number of its rows, the row
-of the cache of position 0, where its results are kept, and how many parts and how many items it
-has.  Of the part that the item computes, if any: its number, its first position and the one behind
-its last.  Of the tails that it computes: the first row of the tile that has one of them, and their
-number."""
+"""The fields of an item.  Of its tile: number, first row, number of rows, cache row of position 0,
+where its results are stored, how many parts, and how many items.  Of the part that the item
+computes, if any: number, first position and last position plus one.  Of the tails that it computes:
+the first row of the tile that has one of them, and their number."""
 
 ITEM_FIELDS: Final = 16
 
 NUM_ITEMS, NUM_REAL_ROWS = range(2)
 """The fields of the entry before the first item: the number of items, and the number of rows that
-are no padding."""
+are not padding."""
 
 Fields = npt.NDArray[np.int32]
 
@@ -113,7 +111,7 @@ def _first_position(part: int, shift: int) -> int:
 
 @inlined
 def _num_parts(num_positions: int, shift: int) -> int:
-    """The parts of this many positions; the last of them may not be whole."""
+    """The number of parts of this many positions; the last one may be shorter."""
     number, size = 0, PART << shift
     while num_positions > PARTS_OF_A_SIZE * size:
         num_positions -= PARTS_OF_A_SIZE * size
@@ -123,7 +121,7 @@ def _num_parts(num_positions: int, shift: int) -> int:
 
 @inlined
 def _body_size(position: int) -> int:
-    """The positions in the body of the row at ``position``."""
+    """The number of positions in the body of the row at ``position``."""
     return max(0, (position - MAX_DEPTH) // STEP * STEP)
 
 
@@ -169,15 +167,14 @@ def _longest_body(rows: Fields, first: int, num_rows: int) -> int:
 
 @inlined
 def _slots_of_tile(num_rows: int, num_parts: int) -> int:
-    """The results that a tile keeps, of its parts and its tails.  A single row with one part is one
-    item, which keeps nothing."""
+    """The number of results a tile stores, one for each part and one for its tails.  A single row
+    with one part is one item, which stores none."""
     return 0 if num_rows == 1 and num_parts <= 1 else 1 + num_parts
 
 
 @inlined
 def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, shift: int) -> int:
-    """The results that all tiles keep, where the size of the parts was doubled ``shift``
-    times."""
+    """The number of results all tiles store if parts have ``2 ** shift`` times their usual size."""
     number = 0
     for chunk in range(len(chunks)):
         first_row, num_rows = chunks[chunk, FIRST_ROW], chunks[chunk, NUM_ROWS]
@@ -192,8 +189,8 @@ def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, 
 def list_items(
     chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, items: Fields
 ) -> None:
-    """Fill ``items [1 + MAX_ITEMS, ITEM_FIELDS]``: for a single row with one part that one and its
-    tail together, else each part and some tails at a time.
+    """Fill ``items [1 + MAX_ITEMS, ITEM_FIELDS]``: a single row with one part is one item with its
+    tail; otherwise each part and each group of tails is an item.
 
     Args:
         chunks: as of :func:`describe_tails`, of ``MAX_ROWS`` rows at most.

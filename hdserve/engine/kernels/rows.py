@@ -1,4 +1,4 @@
-"""What each row of a forward is and sees, from flat numbers of its chunks and their trees."""
+"""What each row of a forward is and sees, computed from flat arrays of chunks and their trees."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hdserve.engine.kernels.compiled import entry_point
 Ints = npt.NDArray[np.int64]
 
 FIRST_ROW, NUM_DECIDED, NUM_ROWS, FIRST_COLUMN, SEGMENT_START, IS_CHOOSING, FIRST_DRAFT = range(7)
-"""The fields of a chunk: its first row, its decided tokens, its decided tokens and drafts, the
-tokens cached before it, the row of the cache of its sequence's first token, whether its last
-decided token has logits and drafts, and the index of its first draft among the drafts of all
-trees."""
+"""The fields of a chunk: its first row, its number of decided tokens, its number of decided tokens
+and drafts, the number of tokens cached before it, the cache row of its sequence's first token,
+whether its last decided token has logits and drafts, and the index of its first draft among the
+drafts of all trees."""
 
 NUM_CHUNK_FIELDS = 7
 
@@ -22,7 +22,7 @@ POSITION, START, STOP, FIRST_NODE, NUM_NODES, FIRST_NODE_ROW, ANCESTORS = range(
 ``ANCESTORS`` on are the words of one bit mask."""
 
 WORD_BITS = 31
-"""Drafts whose visibility one int32 says; its sign is not used."""
+"""Drafts per int32 word of the visibility mask; the sign bit is not used."""
 
 MOST_VISIBLE, NUM_VISIBLE, NUM_SHARED = range(3)
 
@@ -36,13 +36,13 @@ def lay_out_rows(
     kv_rows: Ints,
     logit_rows: Ints,
 ) -> None:
-    """Fill what is known of the rows of ``chunks``, an entry a row, but for ``logit_rows``, an
-    entry a node.
+    """Fill the arrays that describe the rows of ``chunks``: one entry for each row, in
+    ``logit_rows`` one for each node.
 
     Args:
         chunks: ``[num_chunks, NUM_CHUNK_FIELDS]``.
         depths: of the drafts of all trees.
-        scratch_row: of the cache, where rows that are padding are written; their position is 0.
+        scratch_row: the cache row where padding rows are written; their position is 0.
     """
     num_nodes = num_filled = 0
     for chunk in range(len(chunks)):
@@ -116,11 +116,11 @@ def list_visible(
 
 @entry_point
 def describe_rows(chunks: Ints, parents: Ints, seen: npt.NDArray[np.int32]) -> None:
-    """Fill what rows see, of those that are not padding.
+    """Fill in what rows see, for all that are not padding.
 
     Args:
         chunks, parents: as of :func:`list_visible`.
-        seen: ``[fields, num_rows]``; all but ``POSITION``, which is left alone, are zeros.
+        seen: ``[fields, num_rows]``; all zeros except ``POSITION``, which is not changed.
     """
     for chunk in range(len(chunks)):
         start, row = chunks[chunk, SEGMENT_START], chunks[chunk, FIRST_ROW]
@@ -152,12 +152,12 @@ def list_blocks(
     blocks: npt.NDArray[np.int32],
     marks: npt.NDArray[np.bool_],
 ) -> None:
-    """List, for each part of the rows, the blocks of the cache that hold what its chunks see.
+    """List, for each group of rows, the blocks of the cache that hold what its chunks see.
 
     Args:
         chunks: as of :func:`list_visible`.
         num_blocks, blocks: ``[num_parts]`` and ``[num_parts, all blocks]``, to be filled.
-        marks: ``[all blocks]``, to work with.
+        marks: ``[all blocks]``, scratch.
     """
     for part in range(len(num_blocks)):
         marks[:] = False

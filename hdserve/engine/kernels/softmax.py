@@ -1,4 +1,4 @@
-"""Scores of attention to weights, in compiled code."""
+"""From scores of attention to weights, in compiled code."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
 
 @inlined
 def sink_of(sinks: Any, head: int) -> Any:
-    """The score of what a head attends to besides; minus infinity where there is nothing."""
+    """The score of a head's attention sink; minus infinity if there is none."""
     return sinks[0, head] if sinks.shape[0] else _NOTHING
 
 
 @inlined
 def _top(scores: Any, place: int, begin: int, end: int) -> Any:
-    """The largest score; four vectors at a time, which do not wait for each other."""
+    """The largest score; computed in four independent vectors at a time."""
     a = spread(_NOTHING)
     b, c, d = a, a, a
     stop = begin + (end - begin) // (4 * NUM_LANES) * (4 * NUM_LANES)
@@ -58,8 +58,8 @@ def _top(scores: Any, place: int, begin: int, end: int) -> Any:
 def softmax(
     scores: Any, place: int, low: int, high: int, scale: Any, softcap: Any, sink: Any
 ) -> Any:
-    """Scores to weights from ``low`` to ``high``, 0 on either side; one divided by their sum and
-    the weight of ``sink``: NaN if a score is, or is infinite."""
+    """Turn scores into weights from ``low`` to ``high``, 0 on either side.  Returns one divided by
+    their sum plus the weight of ``sink``: NaN if a score is NaN or infinite."""
     begin, end = low // NUM_LANES * NUM_LANES, -(-high // NUM_LANES) * NUM_LANES
     if softcap > _ZERO:
         for column in range(begin, end, NUM_LANES):

@@ -1,17 +1,16 @@
-"""The attention of :mod:`~hdserve.engine.kernels.attention` in the tiles of the processor.
+"""The attention of :mod:`~hdserve.engine.kernels.attention` in the tiles of the processor (AMX).
 
-For keys and values in bfloat16.  A row's numbers are added in an order of its own here, too, though
-in another one than there:
+For keys and values in bfloat16.  Here, too, the order in which a row's numbers are added depends on
+the row alone, though it is another order than there:
 
 - a score is a product of tiles, which depends on its query and its key alone;
-- weighted values of all positions but the last ``TAIL`` are added in blocks of 32 positions,
+- weighted values of all but the last ``TAIL`` positions are added in blocks of 32 positions,
   counted from the beginning of the sequence, by products of tiles with weights rounded to bfloat16.
-  Those positions lie beside each other in the cache, be the row decoded by itself or a draft, as
-  long as no draft is deeper than ``TAIL`` (what lies apart of one up to 256 deeper is added one by
-  one as well, and none may be deeper still).  Other rows of the tile have weights of zero where
-  they see less, and adding zero changes nothing; values that no row of the tile weighs, of drafts
-  perhaps, are made zero, since zero times infinity is not;
-- those of the last positions, which may be a draft's ancestors and lie anywhere among the other
+  Those positions are contiguous in the cache whether the row is decoded by itself or is a draft,
+  as long as no draft is deeper than ``TAIL`` (for drafts up to 256 deeper, positions that are not
+  contiguous are added one by one too; none may be deeper).  Rows of the tile that see less have
+  weights of zero; values that no row weighs are set to zero, since zero times infinity is NaN;
+- values of the last positions, which may be a draft's ancestors and be anywhere among the other
   drafts, are added one by one.
 """
 
@@ -55,7 +54,7 @@ NUMBERS_AT_ONCE = NUM_SUMS * NUM_LANES
 _LEFT_BYTES = TILE_ROWS * PAIRED * 2
 _MAX_LAST = TAIL + 256
 _ROWS_AHEAD = 32
-"""How many keys and values ahead the cache is asked for them."""
+"""How many keys and values ahead are prefetched."""
 _ZERO = np.float32(0.0)
 
 _clear_0, _clear_1, _clear_2, _clear_3 = tiles.clear_sums
@@ -64,7 +63,7 @@ _store_0, _store_1, _store_2, _store_3 = tiles.store_sums
 
 
 def room_floats(key_size: int) -> int:
-    """How many float32 a thread needs behind its scores."""
+    """How many float32 of scratch a thread needs after its scores."""
     return (
         key_size // 2 * NUM_LANES
         + TILE_ROWS * NUM_LANES
@@ -75,16 +74,16 @@ def room_floats(key_size: int) -> int:
 
 
 class _Room(NamedTuple):
-    """What a thread works in.
+    """The scratch memory of a thread.
 
     Attributes:
         asked: uint32 ``[key_size / 2, 16]``, the queries of a tile as columns.
         turned: float32 ``[16, 16]``, scores of 16 keys.
         weights: uint16 ``[16, 32]``, of 16 queries for 32 positions.
-        paired: uint16 ``[4 * 16, 32]``, values of these.
+        paired: uint16 ``[4 * 16, 32]``, the values of these positions.
         pairs: the same as float32 ``[4 * 16, 16]``.
         sums: float32 ``[16, 64]``.
-        last: float32 ``[16, _MAX_LAST]``, weights of the last positions.
+        last: float32 ``[16, _MAX_LAST]``, the weights of the last positions.
     """
 
     asked: npt.NDArray[np.uint32]
@@ -98,7 +97,7 @@ class _Room(NamedTuple):
 
 @inlined
 def _bound(call: Call, tile: Tile, place: int) -> int:
-    """From where on, counted from the origin, values are added one by one."""
+    """The position, counted from the origin, from which values are added one by one."""
     row = query_at(tile, place).row
     bound: int = min(call.rows[row, 0], call.rows[row, 2] - TAIL)
     return max(0, bound - tile.origin)
@@ -114,7 +113,7 @@ def _ask(call: Call, room: _Room, tile: Tile) -> None:
 
 @inlined
 def _score(call: Call, room: _Room, tile: Tile) -> None:
-    """The scores of all columns, of the queries of the tile and whatever fills it."""
+    """Compute the scores of all columns for the queries of the tile and for its padding."""
     stride = call.keys.shape[2] * 2
     for column in range(tile.origin, tile.stop, TILE_ROWS):
         tiles.clear_scores()
@@ -136,8 +135,8 @@ def _score(call: Call, room: _Room, tile: Tile) -> None:
 
 @inlined
 def _weigh(call: Call, room: _Room, tile: Tile) -> None:
-    """Scores to weights by position; those of the last positions go to ``last``, each divided by
-    the sum, which is kept behind the others, and leave zeros."""
+    """Turn scores into weights by position.  The weights of the last positions move to ``last`` and
+    leave zeros; one divided by the sum of all weights is stored after the scores."""
     scores, shares = call.scores, call.scores.shape[1] - 1
     stop = -(-_most(call, tile) // PAIRED) * PAIRED
     for place in range(tile.num_queries):
@@ -159,7 +158,7 @@ def _weigh(call: Call, room: _Room, tile: Tile) -> None:
 
 @inlined
 def _most(call: Call, tile: Tile) -> int:
-    """The last of the bounds."""
+    """The largest bound of the tile."""
     found = 0
     for place in range(tile.num_queries):
         found = max(found, _bound(call, tile, place))
@@ -168,7 +167,7 @@ def _most(call: Call, tile: Tile) -> int:
 
 @inlined
 def _blank(room: _Room, num_positions: int) -> None:
-    """Make the values behind so many positions of a block zero."""
+    """Set the values of a block after the first ``num_positions`` positions to zero."""
     pair = num_positions // 2
     if num_positions % 2:
         for row in range(pair, NUM_SUMS * TILE_ROWS, TILE_ROWS):
@@ -184,8 +183,8 @@ def _blank(room: _Room, num_positions: int) -> None:
 def _add_block(
     call: Call, room: _Room, tile: Tile, block: int, num_weighed: int, first: int
 ) -> None:
-    """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``, but for those
-    behind ``num_weighed`` positions."""
+    """Add the values of 32 positions, ``NUMBERS_AT_ONCE`` of each from ``first``, except those
+    after the first ``num_weighed`` positions."""
     for place in range(tile.num_queries):
         for column in range(0, PAIRED, NUM_LANES):
             weights = load(call.scores, (place, block + column))
@@ -312,12 +311,12 @@ def attend_by_tiles(
     first_item: int,
     stop_item: int,
 ) -> None:
-    """Attend as :func:`~hdserve.engine.kernels.attention.attend` does, for items likewise.
+    """Attend for items as :func:`~hdserve.engine.kernels.attention.attend` does.
 
     Args:
-        queries_at: of bfloat16, keys a multiple of 32 and values of 64 numbers.
-        scores_at: room for :data:`TILE_ROWS` times ``scores_size`` scores and for
-            :func:`room_floats`; from the beginning of a cache line it is faster.
+        queries_at: bfloat16, key size a multiple of 32 and value size 64.
+        scores_at: scratch for :data:`TILE_ROWS` times ``scores_size`` scores and for
+            :func:`room_floats`; faster if it begins at a cache line.
     """
     places = stored_at, listed_at, queries_at, attended_at
     scores, terms = (scores_at, scores_size), (scale, softcap, window, sinks_at)

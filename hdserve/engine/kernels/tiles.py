@@ -1,8 +1,8 @@
 """Products of matrices in the tiles of the processor (AMX), as functions for compiled code.
 
 A tile has 16 rows of 64 bytes.  A product takes 16 rows of 32 bfloat16 from the left; on the right
-are 16 columns of 32, two numbers of a column beside each other; their sums are 16 rows of 16
-float32.  What a number of a product comes out as depends on its row and its column alone.
+are 16 columns of 32, two numbers of a column next to each other; their sums are 16 rows of 16
+float32.  Each number of a product depends on its row and its column alone.
 
 These functions can be compiled only where :func:`~hdserve.engine.devices.multiplies_tiles`, with
 vectors that :data:`~hdserve.engine.kernels.registers.HAS_PAIRS`.
@@ -25,7 +25,7 @@ PAIRED: Final = 32
 ROW_BYTES: Final = 64
 
 NUM_SUMS: Final = 4
-"""Tiles of sums that :data:`add_to_sums` adds to in turns."""
+"""Tiles of sums that :data:`add_to_sums` adds to in turn."""
 
 _LEFT, _RIGHT, _SCORES, _SUMS = 0, 1, 2, 4
 _NUM_TILES: Final = 8
@@ -50,7 +50,7 @@ def _byte_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def _on_memory(name: str, tile: int) -> Any:
-    """Moves a tile from or to ``array[indices]`` and on, rows ``stride`` bytes apart."""
+    """Move a tile from or to memory at ``array[indices]``, with rows ``stride`` bytes apart."""
 
     def typed(_context: Any, array: Any, indices: Any, stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -90,7 +90,7 @@ def _configure(_context: Any) -> Any:
 
 
 configure: Any = intrinsic(_configure)
-"""Let this thread have eight tiles of full size."""
+"""Configure eight tiles of full size for this thread."""
 release: Any = _on_tiles("tilerelease")
 load_left: Any = _on_memory("tileloadd64", _LEFT)
 load_right: Any = _on_memory("tileloadd64", _RIGHT)

@@ -1,7 +1,7 @@
 """The largest entries of rows, in one pass over them.
 
-Sixty-four entries at a time are compared with the least one that is kept, then a quarter of them,
-and looked at one by one only if one of them is larger, which is rare after the first few.
+Sixty-four entries at a time are compared with the smallest one kept so far, then a quarter of them;
+only if one is larger are they looked at one by one, which is rare after the first few.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTHING = np.float32(-np.inf)
 
 @inlined
 def _insert(values: Any, places: Any, row: int, value: Any, place: int) -> None:
-    """Insert a value where it belongs, behind its equals; the least one goes."""
+    """Insert a value in order, after equal ones; the smallest one is dropped."""
     index = values.shape[1] - 1
     while index > 0 and values[row, index - 1] < value:
         values[row, index] = values[row, index - 1]
@@ -48,7 +48,7 @@ def _find(numbers: Any, values: Any, places: Any) -> None:
         for index in range(last + 1):
             values[row, index], places[row, index] = _NOTHING, 0
         for first in range(0, whole, _BLOCK):
-            low = larger(load(numbers, (row, first)), spread(_NOTHING))  # without NaN
+            low = larger(load(numbers, (row, first)), spread(_NOTHING))  # drops NaN
             low = larger(load(numbers, (row, first + NUM_LANES)), low)
             high = larger(load(numbers, (row, first + 2 * NUM_LANES)), spread(_NOTHING))
             high = larger(load(numbers, (row, first + 3 * NUM_LANES)), high)
@@ -72,11 +72,11 @@ def find_largest(
     k: int,
 ) -> None:
     """Find the ``k`` largest of each row of ``[num_rows, num_columns]``, float32 or bfloat16:
-    largest first, and of equals the first ones; NaN is none of them.
+    largest first, equal ones in the order of their columns; NaN is never one of them.
 
     Args:
-        values_at: float32 ``[num_rows, k]``, to be filled; minus infinity where there are no more.
-        places_at: int64 ``[num_rows, k]``, their columns, to be filled; 0 where there are no more.
+        values_at: float32 ``[num_rows, k]``, to be filled; minus infinity if there are fewer.
+        places_at: int64 ``[num_rows, k]``, their columns, to be filled; 0 if there are fewer.
     """
     values, places = floats_at(values_at, num_rows, k), integers_at(places_at, num_rows, k)
     if is_bfloat16:

@@ -1,20 +1,20 @@
-"""Products of rows with weights that were turned, both in bfloat16, by the processor's own products
-of pairs.
+"""Products of rows with weights that were turned (prepacked), both in bfloat16, by the processor's
+own products of pairs.
 
-A vector has a pair of inputs of many outputs, and meets the same pair of a row in all lanes::
+A vector holds a pair of inputs of many outputs, and is multiplied with the same pair of a row in
 
     weights                      turned
     output 0   a0 a1 a2 a3       inputs 0, 1   a0 a1 | b0 b1 | ...
     output 1   b0 b1 b2 b3       inputs 2, 3   a2 a3 | b2 b3 | ...
 
 So an output is a sum along one lane; in :mod:`~hdserve.engine.kernels.pair_linear` it is one across
-all of them, which takes as long as the products where inputs are few.  A row comes out with the
-same bits whatever else is in the product, but with others than there.
+all lanes, which takes as long as the products if inputs are few.  A row gets the same bits whatever
+else is in the product, but not the bits of the other kernel.
 
-Few rows meet all inputs in one tile, some more of them in tiles half as wide, if weights were
-turned for those (:mod:`~hdserve.engine.kernels.narrow_tiles`).  Else weights are multiplied in
-blocks that fit into the first cache, and while all rows of a panel meet one of them the next is
-fetched (docs/adr/0034)::
+Few rows are multiplied with all inputs in one tile; somewhat more rows in tiles half as wide, if
+weights were turned for those (:mod:`~hdserve.engine.kernels.narrow_tiles`).  Otherwise weights are
+multiplied in blocks that fit into the L1 cache, and while all rows of a panel are multiplied with
+one block, the next is prefetched (docs/adr/0034)::
 
                            inputs   block 0 | block 1 | ...
     outputs 0 to 63                 weights | weights |      each for all tiles of the panel
@@ -39,10 +39,10 @@ from hdserve.engine.kernels.turned_tiles import (
 )
 
 INPUTS_PER_BLOCK: Final = 128
-"""Inputs of a block of weights, which takes 16 KB: two of them fit into a first cache of 48 KB."""
+"""Inputs of a block of weights, which takes 16 KB: two of them fit into an L1 cache of 48 KB."""
 
 _MAX_ROWS_PER_PANEL: Final = 256
-"""While so many rows meet a block of weights, the next one has long been read from memory."""
+"""Multiplying this many rows with a block of weights takes longer than loading the next one."""
 
 _room_for_sums = room_for_floats(_MAX_ROWS_PER_PANEL, OUTPUTS_PER_BLOCK)
 
@@ -92,14 +92,14 @@ def multiply_turned_at(
     first: int,
     stop: int,
 ) -> None:
-    """The outputs of the blocks from ``first`` to ``stop``.
+    """Compute the outputs of the blocks ``first`` to ``stop``.
 
     Args:
-        rows_at: bfloat16 ``[num_rows, num_inputs]``, the inputs an even number.
-        weights_at: what :func:`~hdserve.engine.turned_weights.turn` made of the weights.
+        rows_at: bfloat16 ``[num_rows, num_inputs]``, an even number of inputs.
+        weights_at: the result of :func:`~hdserve.engine.turned_weights.turn`.
         bias_at: bfloat16 ``[num_outputs]``, or 0 for none.
         products_at: bfloat16 ``[num_rows, num_outputs]``, to be filled.
-        num_streams: in which weights were turned.
+        num_streams: the number of streams that weights were turned for.
     """
     rows = bfloats_at(rows_at, num_rows, num_inputs)
     num_blocks = -(-num_outputs // OUTPUTS_PER_BLOCK)

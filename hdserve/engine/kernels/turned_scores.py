@@ -1,14 +1,14 @@
-"""Scores of many queries, for keys in bfloat16 that are turned for them.
+"""Scores of many queries, for keys in bfloat16 that are transposed for them.
 
-A vector has a pair of numbers of sixteen keys, and meets the same pair of a query in all lanes::
+A vector has a pair of numbers of sixteen keys, multiplied with the same pair of a query::
 
     keys                  turned
     key 0   a0 a1 a2 a3   numbers 0, 1   a0 a1 | b0 b1 | ...
     key 1   b0 b1 b2 b3   numbers 2, 3   a2 a3 | b2 b3 | ...
 
-So no sum goes across a vector, as those of :mod:`~hdserve.engine.kernels.attention_scores` do.
-Products are added in the order that they have there, where each lane adds up its own and then
-neighbouring lanes are added until one is left: a score comes out with the same bits either way.
+So no sum goes across a vector, as in :mod:`~hdserve.engine.kernels.attention_scores`.  Products are
+added in the same order as there, where each lane adds up its own and then neighbouring lanes are
+added until one is left: a score has the same bits either way.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _store_all = repeated(_store_scores, _NUM_SUMS)
 
 @inlined
 def _turn_keys(call: Call, tile: Tile, column: int, turned: Any) -> None:
-    """Turn the keys from a column on, and ask the cache for those behind them."""
+    """Transpose the keys from a column on, and prefetch those after them."""
     first = tile.first_key + column
     for key in range(0, _KEYS_AT_ONCE, NUM_LANES):
         for number in range(0, call.keys.shape[2], NUM_PAIRED):
@@ -86,7 +86,7 @@ def _with_pair(call: Call, queries: Any, turned: Any, number: int, block: Any) -
 
 @inlined
 def _four_lanes(call: Call, queries: Any, turned: Any, first: int) -> Any:
-    """What four neighbouring lanes of each score add up to, from the lane of number ``first``."""
+    """The sum of four neighbouring lanes of each score, from the lane of number ``first``."""
     a, b, c, d = _zero_block(), _zero_block(), _zero_block(), _zero_block()
     for number in range(first, call.keys.shape[2], NUM_PAIRED):
         a = _with_pair(call, queries, turned, number, a)
@@ -98,7 +98,7 @@ def _four_lanes(call: Call, queries: Any, turned: Any, first: int) -> Any:
 
 @inlined
 def score_by_turned_keys(call: Call, tile: Tile) -> int:
-    """Fill in scores of the columns that all queries of a tile see.
+    """Compute the scores of the columns that all queries of a tile see.
 
     Returns:
         The first column that is left.

@@ -18,10 +18,10 @@ from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import added, load, prefetch
 
 OUTPUTS_PER_BLOCK: Final = NUM_COLUMNS * NUM_LANES
-"""Outputs that lie together; a matrix has at least as many."""
+"""Outputs of a block, stored together; a matrix has at least as many."""
 
 MOST_STREAMS: Final = 2
-"""In which a block is stored at most: half of its outputs in each."""
+"""The most streams a block is stored in: each has half of its outputs."""
 
 COLUMNS_PER_STREAM: Final = NUM_COLUMNS // MOST_STREAMS
 
@@ -31,19 +31,19 @@ NUMBERS_PER_LINE: Final = COLUMNS_PER_STREAM * NUM_PAIRED
 PAIR: Final = 2
 
 MOST_ROWS: Final = 6
-"""Rows of a tile: with four vectors of weights their sums fill the registers."""
+"""The most rows of a tile: with four vectors of weights their sums fill the registers."""
 
 _FEWEST_OF_SEVERAL: Final = 3
-"""Rows of the smallest tile where more than :data:`MOST_ROWS` are divided evenly: 7 are 3 and 4."""
+"""The fewest rows of a tile if more than :data:`MOST_ROWS` are divided evenly: 7 are 3 and 4."""
 
 
 class Part(NamedTuple):
     """What a tile multiplies.
 
     Attributes:
-        row: the first of the tile, and ``line`` where its sums are in those of the panel.
+        row: the first of the tile; ``line`` is the first row of its sums in those of the panel.
         block: of outputs.
-        first, stop: the inputs, from one to another.
+        first, stop: the range of inputs.
         tile: its number in the panel.
         num_streams: in which the weights of a block are stored.
     """
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 @inlined
 def first_output(block: int, products: Any) -> int:
-    """The output with which a block begins; the last block may overlap the one before it."""
+    """The first output of a block; the last block may overlap the one before it."""
     last: int = products.shape[1] - OUTPUTS_PER_BLOCK
     return min(block * OUTPUTS_PER_BLOCK, last)
 
@@ -98,14 +98,14 @@ _load_all_outputs = repeated(_load_outputs, NUM_COLUMNS)
 
 @inlined
 def _steps(num_streams: int, num_inputs: int) -> tuple[int, int]:
-    """How many lines, each of half a block, are from a pair of inputs to the next one, and from its
-    first outputs to the others."""
+    """How many lines, each of half a block, are between a pair of inputs and the next one, and
+    between its first outputs and the others."""
     return (1, num_inputs // PAIR) if num_streams == MOST_STREAMS else (MOST_STREAMS, 1)
 
 
 def _tile(num_rows: int, *, is_alone: bool) -> Any:
-    """The product of so many rows and a block of weights.  One of several tiles meanwhile fetches
-    every other vector of the next block, and the one after it the rest."""
+    """The product of ``num_rows`` rows and a block of weights.  One of several tiles also
+    prefetches every other vector of the next block, and the tile after it the rest."""
     zero_block, load_rows = zeros(num_rows), repeated(_load_pair, num_rows)
     load_sums, store_sums = loads_block(num_rows), stores_block(num_rows)
     store_products = stores_products(num_rows, NUM_COLUMNS)
@@ -143,10 +143,10 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
 multiply_alone = chosen(
     {number: _tile(number, is_alone=True) for number in range(1, MOST_ROWS + 1)}
 )
-"""The product of all inputs of so many rows, given ``(rows, weights, bias, products, None, part)``,
+"""The product of all inputs of such rows, given ``(rows, weights, bias, products, None, part)``,
 ``weights`` as ``[num_blocks * num_inputs, NUMBERS_PER_LINE]``."""
 
 multiply_one_of_several = chosen(
     {number: _tile(number, is_alone=False) for number in range(_FEWEST_OF_SEVERAL, MOST_ROWS + 1)}
 )
-"""The product of some inputs of so many rows, with the sums of the panel for ``None``."""
+"""The product of some inputs of such rows, with the sums of the panel for ``None``."""

@@ -1,4 +1,4 @@
-"""Turning matrices in registers: what lies in a column comes to lie in a row."""
+"""Transposing matrices in registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _lanes(values: list[int]) -> Any:
 
 
 def _swapped(builder: Any, rows: list[Any], width: int) -> list[Any]:
-    """One stage of turning a matrix: blocks of ``width`` beside the diagonal change places."""
+    """One stage of a transposition: blocks of ``width`` next to the diagonal change places."""
     turned = list(rows)
     for low in range(NUM_LANES):
         if low & width:
@@ -34,10 +34,10 @@ def _swapped(builder: Any, rows: list[Any], width: int) -> list[Any]:
 
 
 def _store_turned(_context: Any, source: Any, first: Any, target: Any, place: Any) -> Any:
-    """Turn a square of ``NUM_LANES`` rows of as many words of 32 bits.
+    """Transpose a square of ``NUM_LANES`` rows of as many 32-bit words.
 
     It is read from ``first`` of C-contiguous ``source`` on, and written from ``place`` of
-    ``target`` on, whatever numbers they are seen as; rows are along the last dimension but one.
+    ``target`` on, whatever their dtypes; rows are along the last dimension but one.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The noise of as many tokens as a vector has lanes."""
+"""The noise of one vector of tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _scrambled(builder: Any, words: Any) -> Any:
 
 
 def _negative_uniforms(typing_context: Any, first: Any, key: Any) -> Any:
-    """``-(hdserve.noise.noise_word(key, token) / 2**32)`` of tokens ``first`` and on."""
+    """``-(hdserve.noise.noise_word(key, token) / 2**32)`` of consecutive tokens from ``first``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         low = in_all_lanes(builder, builder.trunc(args[1], _WORD))

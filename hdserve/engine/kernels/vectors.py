@@ -1,8 +1,8 @@
 """Vectors of float32, as values that compiled functions compute with.
 
 What a loop over numbers is compiled to, and so in which order it adds them, is up to the compiler.
-These operations say it: products are fused into sums, and sums add in a fixed order, so that the
-same numbers give the same bits in whatever loop they stand.
+These operations fix it: products are fused into sums, and sums add in a fixed order, so the same
+numbers give the same bits in whatever loop they are.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _item(typing_context: Any, array: Any, indices: Any) -> Any:
 
 
 def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
-    """Write a vector to ``array`` from ``indices`` on, whatever numbers it is seen as."""
+    """Write a vector to ``array`` from ``indices`` on, whatever its dtype."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
@@ -113,7 +113,7 @@ def _store(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
 
 
 def _prefetch(typing_context: Any, array: Any, indices: Any) -> Any:
-    """Ask for the cache line of an item."""
+    """Prefetch the cache line of an item."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
@@ -155,13 +155,13 @@ def _named(name: str, num_arguments: int) -> Any:
 
 
 def _chosen(builder: Any, relation: str, a: Any, b: Any) -> Any:
-    """One instruction, where LLVM's own, which never give NaN, take three."""
+    """One instruction; LLVM's own functions, which never give NaN, take three."""
     return builder.select(builder.fcmp_ordered(relation, a, b), a, b)
 
 
 def _times_power_of_two(builder: Any, number: Any, shifted: Any) -> Any:
-    """``number * 2 ** n`` for the whole ``n`` that was added to :data:`_SHIFT`, as long as it is
-    neither too large nor too small for the exponent of a float32."""
+    """``number * 2 ** n`` for the whole ``n`` that was added to :data:`_SHIFT`, as long as the
+    result is within the exponent range of a float32."""
     exponent = builder.shl(builder.bitcast(shifted, INTEGERS), integers(_EXPONENT_SHIFT))
     return builder.bitcast(builder.add(builder.bitcast(number, INTEGERS), exponent), VECTOR)
 
@@ -206,7 +206,7 @@ def _largest(typing_context: Any, vector: Any) -> Any:
 
 
 def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
-    """Neighbouring groups of ``width`` lanes added, those of ``first`` and ``second`` in turns."""
+    """Neighbouring groups of ``width`` lanes added, of ``first`` and ``second`` in turn."""
     low, high = [], []
     for group in range(0, NUM_LANES, 2 * width):
         for offset in (0, NUM_LANES):
@@ -261,7 +261,7 @@ fused: Any = intrinsic(_named("fma", 3))
 _times_two_to: Any = intrinsic(_elementwise(_times_power_of_two, 2))
 
 _SHIFT = np.float32(1.5 * 2**_EXPONENT_SHIFT)
-"""Added to a number of at most 2 ** 22, it rounds it to a whole one, which the last bits are."""
+"""Added to a number of at most 2 ** 22, it rounds it to an integer, which is in the last bits."""
 _LOWEST, _HIGHEST = np.float32(-87.0), np.float32(87.0)
 _LOWEST_POWER = np.float32(-125.0)
 _LOG2_E = np.float32(np.log2(np.e))
@@ -288,8 +288,8 @@ def _series(t: Any) -> Any:
 
 @inlined
 def power_of_two(x: Any) -> Any:
-    """``2 ** x`` to within two units in the last place, from -125 to 126; below, as there; of NaN,
-    NaN.
+    """``2 ** x`` to within two units in the last place, from -125 to 126; below that, the value at
+    -125; for NaN, NaN.
 
     ``x = n + t`` with a whole ``n``, and a polynomial of ``2 ** t``.
     """
@@ -301,7 +301,7 @@ def power_of_two(x: Any) -> Any:
 
 @inlined
 def exponential(x: Any) -> Any:
-    """``e ** x`` likewise, between -87 and 87; beyond, as there."""
+    """``e ** x`` likewise, between -87 and 87; beyond, the value at the limit."""
     x = smaller(spread(_HIGHEST), larger(spread(_LOWEST), x))
     shifted = fused(x, spread(_LOG2_E), spread(_SHIFT))
     n = added(shifted, spread(-_SHIFT))

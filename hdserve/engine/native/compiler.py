@@ -1,4 +1,4 @@
-"""Compiling what comes as C++, once on a machine."""
+"""Compiling the C++ sources, once on each machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _SHOWN_CHARACTERS = 300
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that PyTorch takes, so ``CXX`` if that is set; ``None`` if it is not
-    there."""
+    """The C++ compiler that PyTorch uses, so ``CXX`` if that is set; ``None`` if it does not
+    exist."""
     with suppress(InvalidCxxCompiler):
         return shutil.which(get_cpp_compiler())
     return None
@@ -39,11 +39,11 @@ def find_compiler() -> str | None:
 def compile_library(source: Path) -> Path:
     """Compile ``source``, which may use PyTorch's C++ interface, to a shared library.
 
-    It is kept beside the code of PyTorch's own compiler.  Processes that want it at the same time
-    compile it once.
+    It is stored next to the code of PyTorch's own compiler.  Processes that want it at the same
+    time compile it once.
 
     Raises:
-        OSError: there is no compiler, it failed, or there is no place for what it makes.
+        OSError: there is no compiler, it failed, or its output cannot be stored.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -61,7 +61,7 @@ def compile_library(source: Path) -> Path:
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
-    """Compile to another file first, so that nobody sees a library that is not whole."""
+    """Compile to another file first, so that nobody sees an incomplete library."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder, library.name)
         command = [compiler, str(source), "-o", str(made), *_OPTIONS]

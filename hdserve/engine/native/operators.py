@@ -1,8 +1,8 @@
 """The operators of a compiled model without Python in between (docs/adr/0019).
 
 A compiled model calls two operators of ours, a linear layer and attention, dozens of times a step.
-As functions of Python they are called in 14 and 33 us, and wait for whatever else Python does in
-the process; in C++, ``operators.cpp``, in 3 and 5.  The kernels are the same.
+As Python functions they take 14 and 33 us to call, and wait for any other Python code of the
+process; in C++, ``operators.cpp``, 3 and 5 us.  The kernels are the same.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _SOURCE: Final = Path(__file__).with_name("operators.cpp")
 _LOADING: Final = Lock()
 
 _MIN_WEIGHTS_PER_THREAD: Final = 1 << 15
-"""An eighth of what the operators in Python have.  Two threads took 1.78 ms for a forward of 17
-rows of hdserve-tiny in bfloat16, and 2.37 with the number of Python; in float32 3.1 and 4.3 (Zen
+"""An eighth of the Python operators' number.  Two threads took 1.78 ms for a forward of 17 rows of
+hdserve-tiny in bfloat16, and 2.37 ms with Python's number; in float32 3.1 and 4.3 ms (Zen
 4)."""
 
 _MIN_PAIRS_PER_THREAD: Final = 4_096
-"""A quarter of what the operators in Python have, because it takes a quarter of the time here to
-share work.  For 4 x 17 queries after 300 keys two threads took 27 us and one took 42; for 4 x 4
-queries 14 and 20 (AMX)."""
+"""A quarter of the Python operators' number, as sharing work takes a quarter of the time here.  For
+4 x 17 queries after 300 keys two threads took 27 us and one took 42; for 4 x 4 queries 14 and
+20 (AMX)."""
 
 _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
@@ -68,7 +68,7 @@ _ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 4)
 """``Attend``."""
 
 _ATTEND_BFLOAT16: Final = numba.void(*[_I] * 7, _D, _D, *[_I] * 4)
-"""``AttendBfloat16``: in pairs, and by tiles."""
+"""``AttendBfloat16``: in pairs or by tiles."""
 
 
 class _Kernels(ctypes.Structure):
@@ -114,10 +114,10 @@ class _Step(ctypes.Structure):
 
 
 class NativeOperators:
-    """The operators, for the rest of the process.
+    """The operators, registered for the rest of the process.
 
     Raises:
-        OSError: they cannot be had on this machine.
+        OSError: they are not available on this machine.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class NativeOperators:
 
     @contextmanager
     def running(self, plan: StepPlan) -> Iterator[None]:
-        """Within it, operators that this thread calls are of the step of ``plan``."""
+        """Within it, operators called by this thread belong to the step of ``plan``."""
         step = _describe(plan)  # lives until the step has ended
         try:
             self._begin_step(step)
@@ -162,8 +162,8 @@ class NativeOperators:
 
 
 def load_operators() -> NativeOperators | None:
-    """The operators of this process, compiled when a machine first needs them, in some 15 s;
-    ``None`` where they cannot be had, and Python's have to do."""
+    """The operators of this process, compiled when a machine first needs them, in about 15 s;
+    ``None`` if they are not available, and Python's are used."""
     with _LOADING:
         return _load_once()
 
@@ -173,12 +173,12 @@ def _load_once() -> NativeOperators | None:
     try:
         return NativeOperators()
     except OSError as error:
-        logger.warning("compiled models call Python for their operators: %s", error)
+        logger.warning("compiled models call their operators through Python: %s", error)
         return None
 
 
 def _describe(plan: StepPlan) -> _Step:
-    """Describe the plan of a step in C.  What this points to belongs to the plan."""
+    """Describe the plan of a step in C.  The memory this points to belongs to the plan."""
     step = _Step(plan.workers.num_threads, plan.is_exact, plan.kv_rows.data_ptr())
     if plan.listed is None or plan.spans:
         return step
