@@ -6,24 +6,24 @@ import sys
 from collections.abc import Sequence
 
 MAX_ANSWERS = 4096
-"""How many prompts of a namespace are known at most."""
+"""The most prompts that are remembered for a namespace."""
 
 _INT_BYTES = sys.getsizeof(sys.hash_info.modulus)
 _BYTES_PER_ANSWER = 4 * _INT_BYTES
-"""About what one takes: its hash and position, and its entry."""
+"""About what one takes: its hash and position, and the dictionary entry."""
 
 
 def prompt_hash(token_ids: Sequence[int]) -> int:
-    """A number that stands for a prompt; another prompt of the same number would be mistaken for
-    it, which costs a wrong draft."""
+    """A number that identifies a prompt; a collision with another prompt only costs a wrong
+    draft."""
     return hash(tuple(token_ids))
 
 
 class AnswerPlaces:
-    """The position at which the last answer to a prompt begins, by the hash of the prompt.
+    """The position at which the last answer to a prompt begins, by the prompt's hash.
 
     Args:
-        max_bytes: the prompts that were answered last longest ago go first.
+        max_bytes: prompts whose last answer is oldest are dropped first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -32,7 +32,7 @@ class AnswerPlaces:
 
     @property
     def num_bytes(self) -> int:
-        """About the memory in use."""
+        """Memory in use, approximately."""
         return len(self._places) * _BYTES_PER_ANSWER
 
     def limit(self, max_bytes: int) -> None:
@@ -47,7 +47,7 @@ class AnswerPlaces:
         self._drop_oldest()
 
     def place_of(self, prompt: int) -> int:
-        """The position, which the log may have forgotten since; 0 for none."""
+        """The position, which the log may have forgotten since; 0 if there is none."""
         return self._places.get(prompt, 0)
 
     def _drop_oldest(self) -> None:

@@ -2,7 +2,7 @@
 
 record = length (uint32) | CRC-32 of the body (uint32) | body, at least one byte
 
-Zeros, which a power failure may leave at the end of a file, are no record.
+Zeros, which a power failure may leave at the end of a file, are not a record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _CorruptRecord(SnapshotError):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What a log holds.
+    """The content of a log.
 
     Attributes:
         bodies: the records up to the end, or up to the first that is not intact.
@@ -88,8 +88,8 @@ def pack_record(body: bytes) -> bytes:
 
 
 def take_record(data: bytes | bytearray, position: int = 0) -> tuple[bytes, int] | None:
-    """The record that begins at ``position``, and where it ends; ``None`` as long as it is not
-    complete.
+    """The record that begins at ``position``, and where it ends; ``None`` if it is not complete
+    yet.
 
     Raises:
         SnapshotError: it is corrupt.
@@ -124,7 +124,7 @@ def read_records(path: Path, max_bytes: int) -> Records:
 
 
 def iter_records(path: Path, max_bytes: int) -> Iterator[bytes]:
-    """The records of a log that has ended, with one at a time in memory.
+    """The records of a log that is complete, with one at a time in memory.
 
     Raises:
         SnapshotError: the file cannot be read, is larger than ``max_bytes``, or is corrupt or cut
@@ -158,7 +158,7 @@ def _opened(path: Path, max_bytes: int) -> Iterator[IO[bytes]]:
 
 
 def _bodies(file: IO[bytes]) -> Iterator[bytes | None]:
-    """The records from here on; last ``None`` where one is cut off.
+    """The records from here on; the last is ``None`` if it is cut off.
 
     Raises:
         _CorruptRecord: one is not intact.
@@ -179,7 +179,7 @@ def _bodies(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def _unpack_frame(data: bytes | bytearray, start: int, at: int) -> tuple[int, int]:
-    """Length and checksum of the body; ``at`` is where the record begins, for the message."""
+    """Length and checksum of the body; ``at`` is the record's position, for the error message."""
     length, checksum = _FRAME.unpack_from(data, start)
     if not 0 < length <= MAX_RECORD_BYTES:
         raise _CorruptRecord(f"corrupt at byte {at}: impossible length {length}")
@@ -193,10 +193,10 @@ def _checked(body: bytes, checksum: int, at: int) -> bytes:
 
 
 def _check_length(rest: bytes, checksum: int, at: int) -> None:
-    """Tell a length that was damaged from a record that was cut off at the end of the file.
+    """Tell a damaged length from a record that was cut off at the end of the file.
 
     Raises:
-        _CorruptRecord: the body is there, and shorter than its record says.
+        _CorruptRecord: the body is there, and shorter than the length says.
     """
     found = 0
     for index in range(len(rest)):

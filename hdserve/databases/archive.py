@@ -1,12 +1,11 @@
-"""Model databases copied into one file, and taken from one.
+"""Model databases exported to one file, and imported from one.
 
 An archive is an append log of :class:`~hdserve.databases.messages.Publish` messages, each of one
 namespace, with its own checksum, model and tokenizer fingerprint.  It carries what a model
-generated from one cluster to another; an output that is taken twice counts once.  A database in
-use is carried by the same messages, which its actor makes and takes.
+generated from one cluster to another; importing an output twice counts it once.  For a database in
+use, its actor creates and imports the same messages.
 
-The last message holds nothing but that it is the end: a file that was cut off is told from a whole
-one.
+The last message only marks the end, so that a file that was cut off is recognised.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ MAX_ARCHIVE_BYTES = 4 * 2**30
 MESSAGE_BYTES = 2**22
 
 _SENDER, _END_SENDER = "archive-part", "archive-end"
-"""Who sends each message of an archive, and who the last one."""
+"""The senders of all messages of an archive but the last, and of the last."""
 
 Progress = Callable[[int, int], None]
-"""Told how many outputs were handled since the last call, and how many there are in all."""
+"""Called with the number of outputs handled since the last call, and with the total number."""
 
 
 def export_database(
@@ -50,22 +49,22 @@ def export_database(
 ) -> int:
     """Write a database, which may be in use, into the new file ``archive``.
 
-    An interruption leaves what was written in ``archive.unfinished``.  The next export to the same
-    place goes on behind it, or begins anew where the database no longer begins so.
+    If interrupted, what was written stays in ``archive.unfinished``.  The next export to the same
+    file continues it, or starts over if the database no longer begins with those outputs.
 
     Returns:
-        How many outputs it has.
+        The number of exported outputs.
 
     Raises:
-        DatabaseError: the database cannot be read, or the archive not written; another export
-            writes it; or ``root`` is one of shards, beside which the database no longer grows.
+        DatabaseError: the database cannot be read, the archive cannot be written or is being
+            written by another export, or ``root`` now has shards, so this database no longer grows.
     """
     lock = FileLock(f"{archive}.lock")
     try:
         with lock.acquire(timeout=0):
             try:
                 return _export(root, key, archive, on_progress)
-            finally:  # while it is held: a file that has gone is no lock to anybody
+            finally:  # while it is held: a lock on a deleted file protects nothing
                 Path(lock.lock_file).unlink()
     except Timeout as error:
         raise DatabaseError(f"{archive} is being written by another export") from error
@@ -108,7 +107,7 @@ def read_archive_key(archive: Path) -> DatabaseKey:
     """The model and the tokenizer whose output an archive holds.
 
     Raises:
-        SnapshotError: it cannot be read, or is no archive.
+        SnapshotError: it cannot be read, or is not an archive.
     """
     return snapshot.read_key(next(_records(archive)))
 
@@ -116,21 +115,21 @@ def read_archive_key(archive: Path) -> DatabaseKey:
 def import_archive(
     archive: Path, root: Path, key: DatabaseKey, on_progress: Progress = lambda num, total: None
 ) -> int:
-    """Add what ``archive`` holds to the database of ``key`` below ``root``, made if need be.
+    """Add what ``archive`` holds to the database of ``key`` below ``root``, created if needed.
 
-    Calibration is taken where there is none yet.
+    Calibration is only imported if there is none yet.
 
     Args:
-        key: the model may be another than the archive's, the tokenizer may not.
+        key: its model may differ from the archive's, its tokenizer may not.
 
     Returns:
-        How many outputs were new.
+        The number of new outputs.
 
     Raises:
-        SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has what no
-            database takes, see :func:`check_message`; nothing was added.
-        DatabaseError: ``root`` is one of shards, and nothing was added; or the database is in use,
-            or cannot be written.
+        SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has entries that
+            no database may have, see :func:`check_message`; nothing was added.
+        DatabaseError: ``root`` has shards, and nothing was added; or the database is in use, or
+            cannot be written.
     """
     check_unsharded(root)
     total = 0
@@ -154,20 +153,20 @@ def import_archive(
 
 
 def encode_end(key: DatabaseKey) -> bytes:
-    """The last message of an archive, behind those of :func:`next_message`."""
+    """The last message of an archive, after those of :func:`next_message`."""
     return Publish(_END_SENDER).encode(key)
 
 
 def is_continued(message: Publish) -> bool:
-    """Whether more of its archive has to follow a message."""
+    """Whether more messages of its archive must follow this one."""
     return message.sender != _END_SENDER
 
 
 def next_message(log: OutputLog, namespace: str, cursor: int) -> tuple[Publish, int, bool]:
-    """What an archive says of ``namespace``, from a cursor on that begins with 0.
+    """A message of an archive for ``namespace``, from a cursor on that begins with 0.
 
     Returns:
-        A message, with the calibration if it is the first; the cursor of the next one, and whether
+        The message, with the calibration if it is the first; the cursor of the next one; whether
         this is the last.
     """
     found = log.changes_since({namespace: cursor}, max_bytes=MESSAGE_BYTES).get(namespace)
@@ -180,14 +179,14 @@ def next_message(log: OutputLog, namespace: str, cursor: int) -> tuple[Publish, 
 
 
 def take_message(message: Publish, log: OutputLog, store: OutputStore | None) -> int:
-    """Add what an archive holds; calibration where there is none yet.
+    """Add the outputs of an archive's message, and its calibration if there is none yet.
 
     Returns:
-        How many outputs were new.
+        The number of new outputs.
 
     Raises:
-        SnapshotError: it has what no database takes, see :func:`check_message`, or more namespaces
-            than this one may have; nothing was added.
+        SnapshotError: it has entries that no database may have, see :func:`check_message`, or
+            more namespaces than this one may have; nothing was added.
     """
     check_message(message)
     if not log.has_room(message.namespaces):
@@ -211,7 +210,7 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
 def check_message(message: Publish) -> None:
     """
     Raises:
-        SnapshotError: a namespace in it is none that a key could have, or a calibration too large.
+        SnapshotError: a namespace could not belong to any key, or a calibration is too large.
     """
     for name in message.namespaces:
         if not NAMESPACE.fullmatch(name):
@@ -224,8 +223,8 @@ def check_message(message: Publish) -> None:
 
 
 def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:
-    """Messages with the calibration of each namespace and then its outputs, without the first
-    ``num_written``, and the end."""
+    """Messages with the calibration of each namespace and then its outputs except the first
+    ``num_written``; then the end."""
     for namespace in log.namespaces():
         partition, num_left_out = log.partition(namespace), num_written.get(namespace, 0)
         if namespace not in num_written:
@@ -242,11 +241,11 @@ def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publis
 
 
 def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[str, int]]:
-    """The bytes and the outputs by namespace that an interrupted export has written and that still
-    are in ``log``, in the same order; otherwise what it has written is deleted.
+    """The bytes, and the outputs by namespace, that an interrupted export has written, if they are
+    still in ``log`` in the same order; otherwise the unfinished file is deleted.
 
     Raises:
-        OSError: it cannot be changed.
+        OSError: the file cannot be changed.
     """
     if not partial.exists():
         return 0, {}
@@ -277,7 +276,7 @@ def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[
 
 
 def _begins_with(partition: Partition, written: Segment) -> bool:
-    """Whether the oldest outputs kept are those of ``written``."""
+    """Whether the oldest outputs that are kept are those of ``written``."""
     kept = concatenate([segment for _, segment in partition.segments()])
     return np.array_equal(kept.lengths[: len(written)], written.lengths) and np.array_equal(
         kept.token_ids[: written.num_tokens], written.token_ids
@@ -285,7 +284,7 @@ def _begins_with(partition: Partition, written: Segment) -> bool:
 
 
 def _imported(archive: Path, key: DatabaseKey) -> Iterator[Publish]:
-    """The messages of an archive, one after the other; the file may be larger than the memory.
+    """The messages of an archive one by one; the file may be larger than the memory.
 
     Raises:
         SnapshotError: it is corrupt, cut off, or of another tokenizer.
@@ -303,7 +302,7 @@ def _records(archive: Path) -> Iterator[bytes]:
     """The records of an archive, at least one.
 
     Raises:
-        SnapshotError: the file cannot be read, or is no archive.
+        SnapshotError: the file cannot be read, or is not an archive.
     """
     is_empty = True
     for body in iter_records(archive, MAX_ARCHIVE_BYTES):

@@ -1,4 +1,4 @@
-"""Memory in cache lines of 64 bytes: taking it, finding where it is, asking for it in time."""
+"""Memory in cache lines of 64 bytes: allocating, addressing and prefetching it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LINE_WORDS = 16
 LINE_BYTES = 4 * LINE_WORDS
 
 MAPPED_BYTES = 1 << 18
-"""From here on memory comes from the system, which has zeroed it: what was used before would be
-zeroed whole when it is asked for, which takes a millisecond for 16 MiB."""
+"""From this size on memory comes from the system already zeroed: reused memory would be zeroed at
+allocation, which takes a millisecond for 16 MiB."""
 
 _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
-"""Address space may be larger than the memory there is."""
+"""Address space may exceed the memory there is."""
 
 
 def new_lines(num_lines: int) -> npt.NDArray[np.uint32]:
-    """Zeroed cache lines: ``uint32[num_lines, 16]``.  The memory is taken when first touched."""
+    """Zeroed cache lines: ``uint32[num_lines, 16]``.  Pages are taken when first touched."""
     num_bytes = num_lines * LINE_BYTES
     if num_bytes >= MAPPED_BYTES:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED
@@ -36,13 +36,13 @@ def new_lines(num_lines: int) -> npt.NDArray[np.uint32]:
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where the first number of ``array`` is; five times as fast as ``array.ctypes.data``."""
+    """Address of the first element of ``array``; five times as fast as ``array.ctypes.data``."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of the first entry at ``index``, without waiting for it."""
+    """Prefetch the cache line of the first entry at ``index``, without waiting for it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])

@@ -17,18 +17,18 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def jit(function: _F) -> _F:
-    """Compile an entry point: kept on disk, without the lock, without reference counting."""
+    """Compile an entry point: cached on disk, without the GIL, without reference counting."""
     compiled = numba.njit(**_OPTIONS, fastmath=True)(function)
     keep_compiled(compiled, takes_baseline=True)
     return cast("_F", compiled)
 
 
 def fast_inlined(function: _F) -> _F:
-    """Compile a part of entry points, as :func:`jit` compiles these."""
+    """Compile a part of entry points, with the options of :func:`jit`."""
     return cast("_F", numba.njit(**_OPTIONS, fastmath=True, forceinline=True)(function))
 
 
 def strictly_inlined(function: _F) -> _F:
-    """Compile a part as :func:`fast_inlined` does, but without ``fastmath``: for arithmetic with
-    what need not be numbers."""
+    """Compile a part as :func:`fast_inlined` does, but without ``fastmath``: for arithmetic on
+    values that may be NaN or infinite."""
     return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))

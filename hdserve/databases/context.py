@@ -1,6 +1,6 @@
 """The context database: the text of one running request.
 
-Tables come from a pool and go back to it, so that a request is neither begun nor ended with a
+Tables come from a pool and return to it, so that neither starting nor ending a request causes a
 pause: a table is emptied by giving its next user a higher age mark, below which rows count as
 empty.
 """
@@ -30,8 +30,8 @@ from hdserve.databases.ngram import (
 )
 
 MAX_TABLE_BYTES = 8 << 20
-"""Largest table of one request: 30,000 to 50,000 tokens.  A longer text forgets its rarest
-contexts; repetitions of five tokens are found in all of it."""
+"""Largest table of one request: 30,000 to 50,000 tokens.  Of a longer text the rarest contexts are
+forgotten; repetitions of five tokens are found in all of it."""
 
 ROWS_PER_TOKEN = 4
 """About how many contexts a token of text adds."""
@@ -42,12 +42,12 @@ newest first, because drafts need the end of a text most (docs/adr/0011)."""
 
 PIECE_TOKENS = 8192
 """The tokens of such a piece, which takes a millisecond or two.  With smaller pieces a short answer
-would end before its whole prompt is in."""
+would end before its whole prompt is inserted."""
 
 
 @dataclass(slots=True)
 class PooledRows:
-    """Rows that are used again: those stamped before ``stamp`` are empty."""
+    """Rows that are reused: those stamped before ``stamp`` count as empty."""
 
     rows: Rows
     stamp: int = 0
@@ -57,7 +57,7 @@ class ContextPool:
     """Keeps the tables of ended requests for the next ones.
 
     Args:
-        max_bytes: most memory of tables that nobody uses.
+        max_bytes: most memory of tables that are not in use.
 
     Attributes:
         num_bytes: memory of the tables that are kept.
@@ -97,15 +97,14 @@ class ContextDatabase:
 
     Args:
         pool: where the table comes from.
-        token_ids: the text so far: what is expected of the answer, the prompt, and what there is
-            of the answer.
+        token_ids: the text so far: the expected answer, the prompt, and the answer so far.
         orders: ``int64[n]`` context lengths, ascending, -1 at the end.
-        num_expected_tokens: how long prompt and output will be together at most.
+        num_expected_tokens: the most tokens prompt and output will have together.
 
     Attributes:
-        tokens: int32 buffer; a power of two long.
+        tokens: int32 buffer; its length is a power of two.
         places: the copy index over ``tokens``.
-        last_positions: where each token stands last.
+        last_positions: the last position of each token.
         table, size: the n-gram rows and their use.
     """
 
@@ -137,12 +136,12 @@ class ContextDatabase:
 
     @property
     def num_entries(self) -> int:
-        """Contexts held, counted as they come; at most what the table has room for."""
+        """Contexts held, counted when added; at most what the table has room for."""
         return min(int(self.size[NUM_ADDED]), len(self.table.rows))
 
     @property
     def is_table_full(self) -> bool:
-        """Whether the table has used its rows up and may be larger."""
+        """Whether the table has used up its rows and may be enlarged."""
         reserved = len(self.table.rows) // BUCKET_ROWS
         return (
             int(self.size[NUM_BUCKETS]) == reserved
@@ -155,7 +154,7 @@ class ContextDatabase:
         return self.num_tokens + num_new <= len(self.tokens)
 
     def _insert_piece(self, num_tokens: int) -> None:
-        """Insert the last ``num_tokens`` tokens of the part of the prompt that is not in yet."""
+        """Insert the last ``num_tokens`` tokens of the part of the prompt that is still missing."""
         end = self._num_pending
         begin = max(0, end - num_tokens)
         stamp = self.table.stamp
@@ -176,8 +175,8 @@ class ContextDatabase:
         return self._num_pending == 0
 
     def enlarge(self, num_new: int) -> None:
-        """Make room for more tokens and more contexts; nothing is replaced where memory is short,
-        since compiled code writes as far as :meth:`has_room` says."""
+        """Make room for more tokens and more contexts.  If memory is short nothing is replaced, as
+        compiled code writes as far as :meth:`has_room` says."""
         text = self.tokens, self.places, self.last_positions
         if not self.has_room(num_new):
             text = self._larger_text(num_new)
@@ -186,7 +185,7 @@ class ContextDatabase:
         self.tokens, self.places, self.last_positions = text
 
     def _larger_text(self, num_new: int) -> tuple[Tokens, Ints, Tokens]:
-        """What ``tokens``, ``places`` and ``last_positions`` are with more room."""
+        """Larger copies of ``tokens``, ``places`` and ``last_positions``."""
         capacity = 1 << (self.num_tokens + num_new - 1).bit_length()
         tokens: Tokens = np.zeros(capacity, np.int32)
         tokens[: len(self.tokens)] = self.tokens
@@ -205,5 +204,5 @@ class ContextDatabase:
         self._pool.give_back(old)
 
     def release(self) -> None:
-        """Give the table back; the database must not be used again."""
+        """Return the table to the pool; the database must not be used again."""
         self._pool.give_back(self.table)

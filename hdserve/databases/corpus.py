@@ -23,12 +23,12 @@ from hdserve.errors import DatabaseError
 TEXT_SUFFIXES = (".txt", ".md")
 ROW_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_PIECE_CHARS = 1 << 16
-"""A plain text file is cut at the line ends after so many characters."""
+"""A plain text file is cut at the first line end after this many characters."""
 
 _WANTED = "a row needs `text`, `messages`, or `prompt` and `response`"
 
 LONGEST_PIECE = 1 << 20
-"""Lines of a text file of more bytes, and texts of more characters or tokens, are cut."""
+"""Lines of a text file with more bytes, and texts with more characters or tokens, are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class CorpusSegment:
     Attributes:
         content: text to be tokenised, or token ids.
         is_turn: whether a chat model ends it with its end-of-turn token.
-        position: bytes of the file, as it lies on the disk, that were read by then.
-        source: what the row says it was taken from; empty when it does not say.
-        licence: what the row says its licence is.
+        position: bytes of the file, as stored on disk, that were read so far.
+        source: where the row says it was taken from; empty if it does not say.
+        licence: the licence the row states.
     """
 
     content: str | list[int]
@@ -54,7 +54,7 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
     """The files that ``inputs`` name: files, directories (searched below) and glob patterns.
 
     Raises:
-        DatabaseError: an input names nothing, or may not be looked at.
+        DatabaseError: an input matches nothing, or cannot be accessed.
     """
     files: dict[Path, None] = {}
     for name in inputs:
@@ -71,7 +71,7 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
 def _files_of(name: str | Path) -> list[Path]:
     """
     Raises:
-        OSError: it may not be looked at.
+        OSError: it cannot be accessed.
     """
     path = Path(name)
     if path.is_dir():
@@ -156,7 +156,7 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
         for key in ("prompt", "response"):
             tokens = row[key]
             if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens):
-                raise ValueError(f"{key} is no list of token ids")
+                raise ValueError(f"{key} is not a list of token ids")
             yield tokens, False
     elif isinstance(row.get("text"), str):
         yield row["text"], False
@@ -165,13 +165,12 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
 
 
 def _whole(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair, which JSON may name and no encoding
-    has."""
+    """The text with U+FFFD for each lone surrogate, which JSON can express and no encoding can."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text_of(content: Any) -> str:
-    """The text of a content, which is a text, a list of parts that are text, or nothing."""
+    """The text of a message's content: a string, a list of text parts, or nothing."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or any(part.get("type") != "text" for part in content):

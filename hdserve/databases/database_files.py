@@ -1,8 +1,8 @@
-"""The files of one model database: read into a log, changed only by the one who may write.
+"""The files of one model database: read into a log, changed only by the process that may write.
 
-Each file is checked and refused by itself.  A failed read says nothing of what stands in a file:
-chunks and logs are left where they are, for the next start, and without the others nothing is
-begun.
+Each file is checked, and refused, separately.  A failed read says nothing about a file's content:
+such chunks and logs are left in place for the next start, and if any other file cannot be read,
+the database is not opened.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ logger = logging.getLogger(__name__)
 
 
 class DatabaseFiles:
-    """What is known of the files of one database.
+    """The known files of one database.
 
     Args:
-        directory: of this database alone.
-        key: whose output it is; other files are refused.
+        directory: used by this database alone.
+        key: of the database; files with another key are refused.
 
     Attributes:
-        is_writable: whether they may be changed.
+        is_writable: whether the files may be changed.
         namespaces: the files of each.
-        incomplete: names of directories in which something is missing or was set aside.
-        flushed_versions: what was flushed of each namespace on the disk, as it was read last.
-        failure: why the last write failed; ``None`` where none did since somebody wrote.
-        is_failing: whether a write has failed since all was last known to be written.
+        incomplete: names of directories where something is missing or was set aside.
+        flushed_versions: of each namespace on disk, as it was read last.
+        failure: why the last write failed; ``None`` if none has failed since it may write.
+        is_failing: whether a write has failed since everything was last known to be written.
         num_failures: writes that failed.
-        num_refused: files that could not be used, or not be read.
+        num_refused: files that could not be used or not be read.
     """
 
     def __init__(self, directory: Path, key: DatabaseKey) -> None:
@@ -71,10 +71,10 @@ class DatabaseFiles:
         return files
 
     def restore(self, log: OutputLog) -> None:
-        """Fill the empty ``log``; what cannot be used is logged, set aside and left out.
+        """Fill the empty ``log``; unusable files are logged, set aside and left out.
 
         Raises:
-            OSError: the directory or a state cannot be read.
+            OSError: the directory or a state file cannot be read.
         """
         self._remove_temporary_files(self.directory)
         paths = self.directory.iterdir() if self.directory.exists() else ()
@@ -86,8 +86,8 @@ class DatabaseFiles:
             self._sync_logs()
 
     def _restore_namespace(self, directory: Path, log: OutputLog) -> bool:
-        """Take what stands in ``directory``; whether nothing is missing between the rest, or where
-        chunks ended."""
+        """Load the files of ``directory``; whether nothing is missing between them, or where chunks
+        ended."""
         state = self._restore_state(directory / "state", log)
         end_version, is_whole = state.flushed_version, True
         places: list[tuple[int, int]] = []
@@ -102,7 +102,7 @@ class DatabaseFiles:
         return is_whole and not state.misses(places)
 
     def flushes(self) -> Iterator[tuple[str, int]]:
-        """What was flushed of each namespace, as the disk says now.
+        """The flushed version of each namespace that is on disk now.
 
         Raises:
             OSError: a state cannot be read.
@@ -116,7 +116,7 @@ class DatabaseFiles:
                 yield namespace, state.flushed_version
 
     def set_aside(self, path: Path, error: Exception) -> None:
-        """Count a file that cannot be used, and give it another name."""
+        """Count an unusable file, and rename it."""
         self.num_refused += 1
         if not self.is_writable:
             logger.error("not used: %s", error)
@@ -129,14 +129,14 @@ class DatabaseFiles:
             self.count_failure(failure)
 
     def count_failure(self, error: OSError) -> None:
-        """Note that something could not be written."""
+        """Note that a write failed."""
         if not self.is_failing:
             logger.error("%s cannot be written, going on in memory: %s", self.directory, error)
         self.num_failures += 1
         self.failure, self.is_failing = error, True
 
     def note_written(self) -> None:
-        """Note that everything is written, what could not be before, too."""
+        """Note that everything is written, including what had failed before."""
         if self.is_failing:
             logger.info("%s is written again, with all that came meanwhile", self.directory)
         self.is_failing = False
@@ -169,7 +169,7 @@ class DatabaseFiles:
             yield version, restored
 
     def _restore_state(self, path: Path, log: OutputLog) -> NamespaceState:
-        """Take what ``path`` says, and return it."""
+        """Load the state file ``path``, and return it."""
         nothing = NamespaceState(0, b"", {})
         if not path.exists():
             return nothing
@@ -189,9 +189,9 @@ class DatabaseFiles:
         return state
 
     def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:
-        """The file that is there, if it is usable; the log counts only without a usable chunk.
+        """The file that exists, if it is usable; the log is only used without a usable chunk.
 
-        While this process only reads, another one may make the log a chunk, or delete it.
+        While this process may only read, another one may turn the log into a chunk, or delete it.
         """
         damaged: set[Path] = set()
         unread: SnapshotError | None = None
@@ -215,7 +215,7 @@ class DatabaseFiles:
         return None
 
     def _rescue(self, version: int, restored: RestoredFile) -> None:
-        """Write what could be used of a file that is about to be set aside."""
+        """Write the usable part of a file that is about to be set aside."""
         files = self.of(restored.namespace)
         files.unsaved.add(version)
         if not self.is_writable or not len(restored.segment):
@@ -230,8 +230,8 @@ class DatabaseFiles:
             files.chunks.add(version)
 
     def _sync_logs(self) -> None:
-        """Have what a run before this one wrote on the disk before anything that comes later: a
-        reader that has the later output has the earlier one, too."""
+        """Sync what an earlier run wrote to the disk before anything newer: then a reader that has
+        a later output also has the earlier ones."""
         for files in self.namespaces.values():
             try:
                 if files.logs:
@@ -262,7 +262,7 @@ def raise_if_unreadable(error: Exception) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    """Where a file that cannot be used is set aside, beside those of the same name before it."""
+    """The new name for a file that cannot be used, next to earlier ones set aside."""
     number, found = 1, path.with_name(f"{path.name}.refused")
     while found.exists():
         number += 1

@@ -1,7 +1,7 @@
-"""The databases that a model had before: of another number of shards, or of another tokenizer.
+"""A model's earlier databases: for another number of shards, or another tokenizer.
 
-Nobody drafts from them, until the number or the tokenizer is set back; so what is forgotten has to
-go from them, too.
+Nobody drafts from them until the number or the tokenizer is changed back, so forgotten outputs must
+be deleted from them too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hdserve.errors import DatabaseError, DatabaseInUse
 def forget_in_former(
     root: Path, key: DatabaseKey, namespace: str, in_use: Iterable[Path] = ()
 ) -> None:
-    """Delete what all databases of a model below ``root`` keep of ``namespace``, of any number of
-    shards and any tokenizer.
+    """Delete what all databases of a model below ``root``, for any number of shards and any
+    tokenizer, have of ``namespace``.
 
     Args:
-        key: names the model, and the tokenizer it has now.
-        in_use: the directories of those whose processes have forgotten it themselves.
+        key: the model, and its current tokenizer.
+        in_use: directories of databases whose processes have forgotten it themselves.
 
     Raises:
-        DatabaseInUse: another process writes one of them.
-        DatabaseError: one cannot be changed, or does not say whose it is, and what the others keep
-            is deleted all the same; or ``root`` cannot be read.
+        DatabaseInUse: another process is writing one of them.
+        DatabaseError: one cannot be changed or identified, while the others' data is still
+            deleted; or ``root`` cannot be read.
     """
     used, problems = {path.resolve() for path in in_use}, []
     for directory in _alike(root, key):
@@ -48,10 +48,10 @@ def forget_in_former(
 
 
 def _alike(root: Path, key: DatabaseKey) -> list[Path]:
-    """The directories of databases below ``root`` whose names may be those of the model.
+    """The directories below ``root`` that may, by their names, be databases of the model.
 
     Raises:
-        DatabaseError: it cannot be read.
+        DatabaseError: a directory cannot be read.
     """
     readable = database_directory(root, key).name.rpartition("-")[0]
     found: list[Path] = []
@@ -64,10 +64,10 @@ def _alike(root: Path, key: DatabaseKey) -> list[Path]:
 
 
 def _is_of(directory: Path, key: DatabaseKey) -> bool:
-    """Whether it is a database of the model, of any tokenizer.
+    """Whether it is a database of the model, for any tokenizer.
 
     Raises:
-        DatabaseError: it does not say whose it is.
+        DatabaseError: it cannot be identified.
     """
     is_current = directory.name == database_directory(directory, key).name
     return is_current or key_of(directory / "generation").model == key.model
@@ -76,7 +76,7 @@ def _is_of(directory: Path, key: DatabaseKey) -> bool:
 def _forget(directory: Path, namespace: str) -> None:
     """
     Raises:
-        DatabaseInUse: another process writes there.
+        DatabaseInUse: another process is writing there.
         DatabaseError: it cannot be deleted.
     """
     try:
@@ -85,9 +85,9 @@ def _forget(directory: Path, namespace: str) -> None:
             snapshot.sync_directory(directory)
     except Timeout as error:
         raise DatabaseInUse(
-            f"{namespace} is forgotten here, but not in {directory}, of another number of shards "
-            "or another tokenizer, which another process writes: send this again when that has "
-            "ended (`hdserve database stop`)"
+            f"namespace {namespace} was forgotten in the current database, but {directory} (from "
+            "another number of shards or another tokenizer) is being written by another process; "
+            "repeat the request when it has ended (`hdserve database stop`)"
         ) from error
     except OSError as error:
         raise DatabaseError(f"{namespace} cannot be deleted below {directory}: {error}") from error

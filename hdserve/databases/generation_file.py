@@ -1,4 +1,4 @@
-"""How often a database was opened, and which epochs it had."""
+"""How often a database was opened, and the epochs of those openings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_EPOCHS = 64
 
 
 class GenerationFile:
-    """The file ``generation``, and beside it ``generation.spare``, whose bytes mean nothing.
+    """The file ``generation``, and its placeholder ``generation.spare``, which holds no data.
 
-    Where the disk has no room for another file, the spare one is written over in place and takes
-    the other's name, so that a run is remembered that began on a full disk::
+    If the disk has no room for a new file, the spare file is overwritten in place and renamed, so
+    that a run that starts on a full disk is still recorded::
 
         generation        of the run before  <-+  renamed
         generation.spare  of this run        --+  after it is on the disk
@@ -40,10 +40,10 @@ class GenerationFile:
         self._key = key
 
     def read(self) -> tuple[int, tuple[str, ...]]:
-        """The number and the epochs of the last opening that could write; 0 and none before.
+        """The number and the epochs of the last opening that could write; 0 and none if none did.
 
         Raises:
-            SnapshotError: it cannot be read, or not be used.
+            SnapshotError: it cannot be read or used.
         """
         if not self.path.exists():
             return 0, ()
@@ -56,7 +56,7 @@ class GenerationFile:
     def write(self, generation: int, epochs: Sequence[str]) -> None:
         """
         Raises:
-            OSError: the disk takes neither a new file nor the spare one; what was there is there.
+            OSError: neither a new file nor the spare one can be written; the old file is unchanged.
         """
         payload = {"generation": generation, "epochs": [*epochs][-_MAX_EPOCHS:]}
         data = snapshot.encode(payload, kind=_KIND, key=self._key)
@@ -68,7 +68,7 @@ class GenerationFile:
         self._keep_spare()
 
     def _write_over_spare(self, data: bytes) -> bool:
-        """Whether there was one as large as ``data``, and it could be written."""
+        """Whether there was a spare file of the size of ``data``, and it could be written."""
         try:
             with open(self._spare, "r+b") as file:
                 if os.fstat(file.fileno()).st_size < len(data):
@@ -84,9 +84,9 @@ class GenerationFile:
         return True
 
     def _keep_spare(self) -> None:
-        """Make one for the next opening, if there is none, or one that was interrupted while it was
-        written over, and there is room.  Its bytes are random, so that no file system can do
-        without keeping them."""
+        """Create the spare file for the next opening, if it is missing, or is left over from an
+        interrupted write, and there is room.  Its bytes are random, so that no file system can
+        compress it away."""
         with contextlib.suppress(OSError):
             if not self._spare.exists() or self._spare.stat().st_size < _NUM_SPARE_BYTES:
                 snapshot.write_file(self._spare, os.urandom(_NUM_SPARE_BYTES))

@@ -1,4 +1,4 @@
-"""How often counts of several tables are halved before they are added."""
+"""How often the counts of several tables are halved before they are added."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TOTAL_MASK = 0xFFFF
 
 
 class Halvings(NamedTuple):
-    """The contexts whose counts would not fit into a row together, and how often those of each
-    table are halved so that they do: as often in all of them, so that the shares and ranks of the
-    sum are those of the texts counted together, in whatever order tables are added.
+    """Contexts whose counts would not fit into one row when added, and how often the counts of each
+    table are halved so that they fit: equally often in all tables, so that the shares and ranks of
+    the sum are those of all texts counted together, in whatever order tables are added.
 
     Attributes:
         hashes: uint64 ``[num_contexts]``, ascending.
@@ -41,7 +41,7 @@ NO_HALVINGS = Halvings(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
 def find_halvings(databases: Sequence[StatisticsDatabase]) -> Halvings:
-    """What fits of ``databases`` together, which are read twice; of most contexts all does."""
+    """The halvings that make ``databases``, which are read twice, fit; most contexts need none."""
     hashes = _with_many(databases)
     totals = np.zeros(len(hashes), np.int64)
     likeliest = np.zeros(len(hashes), np.int64)
@@ -58,8 +58,8 @@ def find_halvings(databases: Sequence[StatisticsDatabase]) -> Halvings:
 
 
 def _with_many(databases: Sequence[StatisticsDatabase]) -> npt.NDArray[np.uint64]:
-    """The hashes, ascending, of the contexts that have so many counts in a table that those of all
-    may not fit."""
+    """The hashes, ascending, of contexts with so many counts in some table that the sum over all
+    tables may not fit."""
     found = [np.empty(0, np.uint64)]
     for rows in _pieces(databases):
         has_many = _likeliest(rows) > MAX_COUNT // len(databases)
@@ -69,7 +69,7 @@ def _with_many(databases: Sequence[StatisticsDatabase]) -> npt.NDArray[np.uint64
 
 
 def _pieces(databases: Sequence[StatisticsDatabase]) -> Iterator[Rows]:
-    """Yield the rows of all tables that are in use, so many at a time that memory is bounded."""
+    """Yield the rows in use of all tables, a bounded number at a time."""
     for database in databases:
         num_rows = database.info.num_buckets * BUCKET_ROWS
         for first in range(0, num_rows, _ROWS_AT_ONCE):

@@ -1,8 +1,8 @@
 """Where the last tokens occurred before: a token log with an index of its positions.
 
-The index answers "before which position did these ``MATCH_TOKENS`` tokens stand last?" with one
-look-up; the true length of the match is then counted in the log itself.  A long copy needs no
-further look-up: its next token is the next token of the log.
+The index answers "what is the last position after these ``MATCH_TOKENS`` tokens?" with one look-up;
+the true length of the match is then counted in the log itself.  A long copy needs no further
+look-up: its next token is the next token of the log.
 
 The index is a hash table of buckets of one cache line, eight entries filled from the front::
 
@@ -10,10 +10,10 @@ The index is a hash table of buckets of one cache line, eight entries filled fro
            tag        position          an empty entry is 0
 
 A full bucket gives up its oldest position.  With two places for each token the oldest eighth of a
-full log without repetitions keeps 96 % of its entries, the newer half all
+full log without repetitions keeps 96 % of its entries, the newer half all of them
 (``tests/databases/test_history.py``).
 
-The log is a ring: position ``p`` lies at ``p & (capacity - 1)``, and what is older than one
+The log is a ring: position ``p`` is stored at ``p & (capacity - 1)``, and anything older than one
 capacity is forgotten.  Position 0 is never a match, so that 0 means "none" in the index.
 """
 
@@ -68,14 +68,14 @@ def _bucket(places: Ints, key: np.uint64) -> int:
 
 @fast_inlined
 def _tag(key: np.uint64) -> int:
-    """The bits of a key that an entry holds, to tell it from the other keys of its bucket."""
+    """The bits of a key that an entry holds, to tell it from other keys of its bucket."""
     return np.int64(key & _TAG_MASK) << _TAG_SHIFT
 
 
 @fast_inlined
 def note_place(places: Ints, key: np.uint64, position: int) -> None:
-    """Note that a key stands before ``position``.  The last ``PLACES_PER_KEY`` positions of a key
-    are kept, and the last positions of a bucket that fit."""
+    """Note that a key ends before ``position``.  The last ``PLACES_PER_KEY`` positions of a key are
+    kept, and as many of the last positions of a bucket as fit."""
     first, tag = _bucket(places, key), _tag(key)
     num_same, oldest, oldest_same = 0, first, first
     for place in range(first, first + PLACES_PER_BUCKET):
@@ -111,7 +111,7 @@ def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
 
 @jit
 def append_tokens(log: Tokens, places: Ints, state: Ints, tokens: Tokens, first: int) -> None:
-    """Append ``tokens[first:]``, which fit, to a log, forget what they take the place of, and index
+    """Append ``tokens[first:]``, which must fit, to a log, forget what they overwrite, and index
     their positions."""
     begin, mask = state[LOG_END], log.shape[0] - 1
     for index in range(first, tokens.shape[0]):
@@ -124,7 +124,7 @@ def append_tokens(log: Tokens, places: Ints, state: Ints, tokens: Tokens, first:
 
 @fast_inlined
 def prefetch_places(places: Ints, key: np.uint64) -> None:
-    """Begin to load what :func:`find_longest` will read."""
+    """Prefetch what :func:`find_longest` will read."""
     prefetch_line(places, _bucket(places, key))
 
 
@@ -143,10 +143,10 @@ def match_length(log: Tokens, position: int, oldest: int, suffix: Tokens, num_su
 def find_longest(
     log: Tokens, places: Ints, key: np.uint64, oldest: int, suffix: Tokens, num_suffix: int
 ) -> tuple[int, int]:
-    """Find the known position of a key with the longest match before it, the last of several.
+    """Find the position of a key with the longest match before it; of several, the last.
 
     Returns:
-        It and the length of the match; zeros where no match has ``MATCH_TOKENS``.
+        The position and the length of the match; zeros if none is ``MATCH_TOKENS`` long.
     """
     first, tag = _bucket(places, key), _tag(key)
     found, longest = 0, MATCH_TOKENS - 1

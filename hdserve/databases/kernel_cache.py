@@ -1,13 +1,13 @@
-"""Where compiled functions are kept between runs, and when they are out of date.
+"""Where compiled functions are cached between runs, and when they are out of date.
 
-numba keeps a compiled function until the file it stands in changes.  Here functions of several
-modules are compiled into one, and a stale one reads wrong addresses, so all modules count that are
-compiled together: after any change to one of them everything of theirs is compiled once more.
+numba keeps a compiled function until the file that defines it changes.  Here functions of several
+modules are compiled into one, and a stale one would read wrong addresses, so all modules that are
+compiled together count: after a change to any of them all their functions are compiled again.
 
-Processes that start together do not compile the same: the first does, the others wait for it.
+Processes that start together do not all compile: the first does, the others wait for it.
 
-What is compiled for one processor is not taken on another; but what an image brings, compiled for
-a baseline is taken where it is all the code would use.
+Code compiled for one processor is not used on another, except code for a baseline processor, as
+container images bring it, on processors where newer instructions would not help.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COMPILED_INTO_ALL: Final = (
     Path(__file__).parents[1] / "noise.py",
     Path(__file__).with_name("cache_lines.py"),
 )
-"""Modules of other folders that kernels are compiled with."""
+"""Modules of other folders that are compiled into kernels."""
 
 _MAX_WAIT_S = 300.0
-"""How long to wait for another process that compiles the same function; then this one compiles it,
+"""How long to wait for another process that compiles the same function before this one compiles it
 too."""
 
 BASELINES: Final = {
@@ -42,13 +42,13 @@ BASELINES: Final = {
     ),
     "aarch64": ("generic", frozenset[str]()),
 }
-"""By architecture, the name of the baseline processor, and the features that a processor needs to
+"""For each architecture the name of the baseline processor, and the features a processor needs to
 run code compiled for it."""
 
 
 @cache
 def sources_digest(folder: Path) -> str:
-    """A digest of the modules that those in ``folder`` are compiled with."""
+    """A digest of all modules that are compiled together with those in ``folder``."""
     folders = [folder]
     if folder.name in _COMPILED_TOGETHER:
         folders = [folder.parent / name for name in _COMPILED_TOGETHER]
@@ -68,18 +68,18 @@ class _StampedByAll:
 
 
 class _Provided(_StampedByAll, caching.UserProvidedCacheLocator):
-    """``NUMBA_CACHE_DIR``, which may have been filled before and be only readable now."""
+    """``NUMBA_CACHE_DIR``, which may have been filled before and be read-only now."""
 
     def ensure_cache_path(self) -> None:
         Path(self.get_cache_path()).mkdir(parents=True, exist_ok=True)  # type: ignore[no-untyped-call]
 
 
 class _InTree(_StampedByAll, caching.InTreeCacheLocator):
-    """``__pycache__`` beside the source."""
+    """``__pycache__`` next to the source."""
 
 
 class _UserWide(_StampedByAll, caching.UserWideCacheLocator):
-    """The user's cache directory, where the source's cannot be written to."""
+    """The user's cache directory, if the source's cannot be written to."""
 
 
 class _Implementation(caching.CompileResultCacheImpl):
@@ -87,7 +87,7 @@ class _Implementation(caching.CompileResultCacheImpl):
 
 
 class _Baseline:
-    """What the cache asks of the code's target, of a processor that is older than this one."""
+    """The part of a compilation target that the cache reads, for the baseline processor."""
 
     def __init__(self, triple: str, name: str) -> None:
         self._target = (triple, name, "")
@@ -100,7 +100,7 @@ class KernelCache(caching.FunctionCache):
     """The cache of one compiled function.
 
     Args:
-        takes_baseline: also code that was compiled for the baseline of this processor.
+        takes_baseline: also use code that was compiled for this processor's baseline.
     """
 
     _impl_class = _Implementation
@@ -112,12 +112,12 @@ class KernelCache(caching.FunctionCache):
         self._lock = FileLock(path, timeout=_MAX_WAIT_S, thread_local=False)
 
     def _load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code of a signature.  Where there is none this process compiles it next, and holds
-        the lock until it has saved it."""
+        """The code of a signature.  If there is none this process compiles it next, and holds the
+        lock until it has been saved."""
         found = self._find(sig, target_context)
         if found is None:
-            with suppress(OSError):  # nobody may write here, or somebody compiles for too long
-                if not self._lock.is_locked:  # by what was interrupted here before it was saved
+            with suppress(OSError):  # the directory is read-only, or another process takes too long
+                if not self._lock.is_locked:  # held if an earlier compilation here was interrupted
                     self._lock.acquire()
                 found = self._find(sig, target_context)
         if found is not None:
@@ -128,7 +128,7 @@ class KernelCache(caching.FunctionCache):
         try:
             super()._save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:
-            _warn(f"what is compiled is not kept in {self._cache_path}: {error.strerror}")
+            _warn(f"compiled code is not kept in {self._cache_path}: {error.strerror}")
         finally:
             self._lock.release()
 
@@ -152,12 +152,12 @@ def _baseline_of(triple: str, _name: str, features: str) -> _Baseline | None:
 
 
 def keep_compiled(function: Any, *, takes_baseline: bool) -> None:
-    """Load ``function``, compiled by numba, from the cache, and keep it there, if there is a place
-    for one."""
+    """Load ``function``, compiled by numba, from the cache, and store it there, if there is a
+    directory for it."""
     try:
         function._cache = KernelCache(function.py_func, takes_baseline=takes_baseline)
     except RuntimeError:  # numba finds no place
-        _warn("what is compiled is not kept: NUMBA_CACHE_DIR may name a directory to write to")
+        _warn("compiled code is not kept: set NUMBA_CACHE_DIR to a writable directory")
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Where each token stands last in a text.
+"""The last position of each token in a text.
 
-A table of positions by token: a token that shares its entry with another may seem to have come
-when that one did.
+A table of positions by token: if two tokens share an entry, one may seem to be where the other
+is.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def new_last_positions(num_tokens: int) -> Tokens:
 
 @fast_inlined
 def note_position(last_positions: Tokens, token: int, position: int) -> None:
-    """Note that ``token`` stands at ``position``."""
+    """Note that ``token`` is at ``position``."""
     last_positions[np.uint64(token & (last_positions.shape[0] - 1))] = position + 1
 
 
 @fast_inlined
 def distance_to(last_positions: Tokens, token: int, end: int) -> int:
-    """How far before ``end`` the token stands last, at least 1; 0 if nowhere."""
+    """How far before ``end`` the token occurs last, at least 1; 0 if nowhere."""
     after = np.int64(last_positions[np.uint64(token & (last_positions.shape[0] - 1))])
     return end + 1 - after if after > 0 else 0
 
 
 @jit
 def note_positions(last_positions: Tokens, tokens: Tokens, num_tokens: int) -> None:
-    """Note where the first ``num_tokens`` tokens of a text stand."""
+    """Note the positions of the first ``num_tokens`` tokens of a text."""
     for position in range(num_tokens):
         note_position(last_positions, np.int64(tokens[position]), position)

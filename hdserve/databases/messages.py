@@ -1,4 +1,4 @@
-"""What replicas and the model database's actor say to each other.
+"""The messages between replicas and the model database's actor.
 
     replica                                        actor
        │  Publish(outputs, calibration)              │
@@ -9,15 +9,14 @@
        │<────────────────────────────────────────────┤
        │  Reply(epoch, changes, next_poll_s, refill) │
 
-``epoch`` names one run of the actor.  When it changes the replica learns that the actor was
-restarted, and the actor learns whether outputs were lost: from the replica's cursor, and from the
-numbers of what it has published since its last poll.  If so,
-``refill`` asks that replica for what it has and the actor has not; it answers with ordinary
-``Publish`` messages of outputs in the name of their origins, the last of which lists the
-namespace in ``refilled``.
+``epoch`` identifies one run of the actor.  From a new epoch the replica learns that the actor was
+restarted.  The actor learns whether outputs were lost from the replica's cursor, and from the
+numbers of the outputs it has published since its last poll.  If some were, ``refill`` asks that
+replica for what it has and the actor lacks; it answers with ordinary ``Publish`` messages of
+outputs under their original origins, the last of which lists the namespace in ``refilled``.
 
-Every ``Publish`` says where its sender stands: how far it was told of each namespace.  It counts
-for nothing where the namespace was flushed since, as what it says is from before that.
+Every ``Publish`` says how far its sender had followed each namespace.  If the namespace was flushed
+after that point, the message is outdated and ignored there.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PUBLISH_BYTES = 64 * 2**10
 
 
 class Standing(NamedTuple):
-    """How far a replica has followed a namespace: ``cursor`` is the version it wants next, in the
+    """How far a replica has followed a namespace: ``cursor`` is the next version it wants, in the
     run ``epoch`` of the actor."""
 
     epoch: str = ""
@@ -55,10 +54,10 @@ class Publish:
         sender: the replica's id.
         outputs: by namespace.
         calibrations: by namespace.
-        refilled: namespaces of which the sender has now sent all it had.
+        refilled: namespaces of which the sender has now sent everything it had.
         epoch: of the last reply to the sender; empty before the first.
-        cursors: where the sender stands in each namespace of ``outputs`` and ``refilled``.
-        standings: where the sender stood when it took each of the calibrations.
+        cursors: the sender's cursor in each namespace of ``outputs`` and ``refilled``.
+        standings: the sender's standing when it took each of the calibrations.
     """
 
     sender: str
@@ -92,7 +91,7 @@ class Publish:
         return {*self.outputs, *self.calibrations}
 
     def only(self, names: Container[str]) -> Publish:
-        """This message, with outputs and calibrations of some namespaces alone."""
+        """This message, with the outputs and calibrations of only these namespaces."""
         return replace(
             self,
             outputs={name: part for name, part in self.outputs.items() if name in names},
@@ -100,7 +99,7 @@ class Publish:
         )
 
     def by_namespace(self) -> Iterator[tuple[str, Publish]]:
-        """Each namespace with a message of what this one says of it."""
+        """Each namespace with this message's content for it."""
         for name in {**self.outputs, **self.calibrations}:
             outputs = {name: self.outputs[name]} if name in self.outputs else {}
             calibrations = {name: self.calibrations[name]} if name in self.calibrations else {}
@@ -129,12 +128,12 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a reader stands in one namespace.
+    """How far a reader has come in one namespace.
 
     Attributes:
-        cursor: the version it wants next.
-        calibration_version: the calibration it has.
-        num_held: how many outputs it could give back in a refill.
+        cursor: the next version it wants.
+        calibration_version: of the calibration it has.
+        num_held: how many outputs it could return in a refill.
     """
 
     cursor: int = 0
@@ -142,23 +141,23 @@ class Position:
     num_held: int = 0
 
     def restarted(self) -> Position:
-        """The same reader's position in a run that does not know its version numbers."""
+        """The same reader's position for a run that does not know its version numbers."""
         return Position(cursor=min(self.cursor, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """A reader's question.
+    """A reader's request for news.
 
     Attributes:
         reader: the replica's id; outputs of this origin are not sent back.
         epoch: of the last reply; empty before the first.
         positions: by namespace.
-        idle: cursors of namespaces of which the reader only wants to hear that they were flushed.
-        published: by namespace the numbers of the reader's own outputs that were acknowledged since
-            its last poll: the first, and one more than the last.
-        catch_up_bytes: of the newest outputs of each namespace it wants where it begins; what is
-            older it would not keep.
+        idle: cursors in namespaces for which the reader only wants to know of flushes.
+        published: by namespace, the numbers of the reader's own outputs that were acknowledged
+            since its last poll: the first, and the last plus one.
+        catch_up_bytes: when it starts, how much of the newest outputs of each namespace it wants;
+            it would not keep older ones.
     """
 
     reader: str
@@ -211,11 +210,11 @@ class Reply:
         next_poll_s: when to poll again; the actor sets the pace of its readers.
         is_reset: the actor did not know the reader's epoch, so its cursors are void and
             ``changes`` begins at the oldest outputs kept.
-        changes: by namespace; if all of them are complete, one that is not named has nothing new.
-        refill: namespaces to give back, with the sequence numbers the actor has.
-        is_unwritten: what is new stays in the actor's memory, as its disk cannot be written.
-        lost: namespaces that the reader will be asked to give back, but not yet, as another one
-            does.
+        changes: by namespace; if all of them are complete, a namespace not listed has none.
+        refill: namespaces to send again, with the sequence numbers the actor has.
+        is_unwritten: new outputs are only in the actor's memory, as its disk cannot be written.
+        lost: namespaces that the reader will be asked to send again later, while another reader
+            is sending them now.
     """
 
     epoch: str
@@ -233,7 +232,7 @@ class Reply:
 
     @property
     def num_bytes(self) -> int:
-        """About what changes and refill take in the message."""
+        """About how much of the message changes and refill take."""
         changes = sum(len(name) + change.num_bytes for name, change in self.changes.items())
         refill = sum(refill_bytes(name, seen) for name, seen in self.refill.items())
         return changes + refill + sum(refill_bytes(name, {}) for name in self.lost)
@@ -279,13 +278,13 @@ class Reply:
 
 
 def refill_bytes(namespace: str, seen: OriginRanges) -> int:
-    """The most bytes it takes to ask for outputs of ``namespace`` that are not among ``seen``."""
+    """The most bytes a request takes for outputs of ``namespace`` that are not among ``seen``."""
     origins = sum(len(origin) + 6 + 19 * len(intervals) for origin, intervals in seen.items())
     return len(namespace) + 6 + origins
 
 
 class _Fields:
-    """A decoded payload whose fields are checked as they are taken."""
+    """A decoded payload whose fields are checked when they are read."""
 
     def __init__(self, payload: Any) -> None:
         self._payload = payload if isinstance(payload, dict) else {}
@@ -328,7 +327,7 @@ def _integers(values: Any, count: int) -> list[int]:
 
 def _standing(wire: list[Any]) -> Standing:
     if len(wire) != 2 or type(wire[0]) is not str:
-        raise SnapshotError("corrupt: a standing is none")
+        raise SnapshotError("corrupt: a standing must be [epoch, cursor]")
     return Standing(wire[0], *_integers(wire[1:], 1))
 
 

@@ -1,8 +1,8 @@
 """The model database: what one model generated before, per namespace.
 
-Every replica holds one; it is fed by the replica's own outputs and, through a log between
-replicas, by those of others.  A namespace is a partition with tables of its own, and every call
-names one, so that text of one tenant cannot be drafted for another.
+Every replica holds one; it gets the replica's own outputs and, through a log that replicas share,
+those of others.  A namespace is a partition with its own tables, and every call names one, so that
+text of one tenant cannot be drafted for another.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from hdserve.databases.room import Room
 TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 
 RECYCLED_SHARE = 16
-"""One part in this many of the bytes of a database holds what the model thought likely."""
+"""One part in this many of a database's bytes holds the tokens the model thought likely."""
 
 PROMPT_BLOCK_TOKENS = 32
 
 MAX_PUT_OFF_TOKENS: Final = 1024
-"""Outputs are put off until they have so many tokens together or somebody reads.  Between forwards,
-which leave the processor's caches to other data, an output by itself takes three times as long
-(docs/adr/0030)."""
+"""Outputs are deferred until they have this many tokens together or somebody reads.  Between
+forwards, which leave other data in the processor's caches, inserting each output by itself takes
+three times as long (docs/adr/0030)."""
 
 MAX_COUNTED_TOKENS: Final = 4096
-"""So many tokens of a long output are counted at once, which takes 2 to 3 ms.  More than these are
-new where a sequence was alone, whose output nobody else could draft meanwhile."""
+"""This many tokens of a long output are counted at once, which takes 2 to 3 ms.  More can only be
+uncounted if the sequence ran alone, so that nobody else could have drafted them meanwhile."""
 
 LEAST_SHARE = 32
-"""At least one part in this many of what is put off is inserted, so that it ends."""
+"""At least one part in this many of the deferred tokens is inserted at a time, so it ends."""
 
 _COUNTED = "model_database"
-"""Entry of a sequence's ``drafter_state``: the partition its output was counted in and how many
-tokens of it, ``None`` once it is recorded."""
+"""Key of a sequence's ``drafter_state``: the partition its output was counted in, and how many of
+its tokens; ``None`` once it is recorded."""
 
 
 class _PutOff(NamedTuple):
-    """What a sequence that has ended leaves: no token of its prompt where prompts are not shared,
-    its hash, the output, and in which partition how many tokens of that were counted."""
+    """The deferred output of an ended sequence: its prompt (empty unless prompts are shared), the
+    prompt's hash, the output, and how many of its tokens were counted in which partition."""
 
     namespace: str
     prompt: list[int]
@@ -62,8 +62,8 @@ class _PutOff(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """A part of an output, of which the first tokens are known; with it so many tokens of the
-    output are."""
+    """A part of an output whose first ``num_known`` tokens are counted already; with it,
+    ``num_counted`` tokens of the output are."""
 
     text: list[int]
     num_known: int
@@ -73,10 +73,10 @@ class _Said(NamedTuple):
 class ModelDatabase:
     """What one model generated before.
 
-    Owned by one thread.  Not a byte is taken before something is inserted.
+    Owned by one thread.  Takes no memory before something is inserted.
 
     Args:
-        max_bytes: bound of all namespaces together; the least valuable contexts and the oldest
+        max_bytes: limit of all namespaces together; the least valuable contexts and the oldest
             text are forgotten first, those of the largest namespace, see
             :class:`~hdserve.databases.room.Room`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
@@ -98,13 +98,13 @@ class ModelDatabase:
 
     @property
     def version(self) -> int:
-        """It changes whenever an array of any namespace came, went or was replaced."""
+        """Changes whenever an array of any namespace is added, removed or replaced."""
         self._insert_put_off()
         return self._version
 
     @property
     def _partitions(self) -> Room[NamespaceTables]:
-        """As whoever reads finds them."""
+        """The partitions with all deferred outputs inserted, as readers must see them."""
         self._insert_put_off()
         return self._room
 
@@ -115,12 +115,12 @@ class ModelDatabase:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens inserted and not dropped with their namespace."""
+        """Tokens inserted, except those dropped with their namespace."""
         return sum(partition.num_tokens for partition in self._partitions)
 
     @property
     def num_entries(self) -> int:
-        """Texts inserted and not dropped with their namespace."""
+        """Texts inserted, except those dropped with their namespace."""
         return sum(partition.num_texts for partition in self._partitions)
 
     @property
@@ -130,17 +130,17 @@ class ModelDatabase:
 
     @property
     def num_text_bytes(self) -> int:
-        """The bytes of what was generated."""
+        """The bytes of generated text."""
         return self._partitions.num_bytes
 
     @property
     def num_recycled_bytes(self) -> int:
-        """The bytes of what the model thought likely."""
+        """The bytes of the tokens the model thought likely."""
         return self._recycled.num_bytes
 
     @property
     def num_recycled_entries(self) -> int:
-        """Contexts for which is kept what the model thought likely."""
+        """Contexts for which tokens the model thought likely are kept."""
         return sum(recycled.num_entries for recycled in self._recycled)
 
     @property
@@ -150,7 +150,7 @@ class ModelDatabase:
 
     @property
     def num_dropped(self) -> int:
-        """Namespaces whose text was dropped because there are so many."""
+        """Namespaces whose text was dropped because there are too many of them."""
         return self._partitions.num_dropped
 
     def partition(self, namespace: str) -> NamespaceTables | None:
@@ -162,8 +162,8 @@ class ModelDatabase:
         return self._recycled.get(namespace)
 
     def recycling(self, namespace: str, num_new: int) -> RecycledDatabase:
-        """What the model thought likely in a namespace, made if there is none, to be fed
-        ``num_new`` contexts at most; its rows may be another array now."""
+        """The likely tokens of a namespace, created if there are none, to which up to ``num_new``
+        contexts are to be added; its rows may be another array now."""
         found = self._recycled.use(namespace, RecycledDatabase)
         while found.table.is_reserve_low(num_new):
             self._note_change()
@@ -181,7 +181,7 @@ class ModelDatabase:
     ) -> None:
         """Add one finished output of the model.
 
-        Ids that no token can have (negative, or above 1,048,575) end the text before them.
+        Ids that cannot be tokens (negative, or above 1,048,575) end the text before them.
 
         Args:
             num_counted, prompt: see :meth:`NamespaceTables.insert`.
@@ -192,8 +192,8 @@ class ModelDatabase:
                 partition.insert(tokens, num_counted, prompt)
 
     def answer_place(self, namespace: str, prompt: Sequence[int]) -> int:
-        """Where in the log of a namespace the last answer to a prompt begins that was recorded
-        here; 0 for none."""
+        """Where in the log of a namespace the last recorded answer to a prompt begins; 0 if there
+        is none."""
         partition = self.partition(namespace)
         if partition is None or not partition.answers.num_bytes:
             return 0
@@ -205,8 +205,8 @@ class ModelDatabase:
             self.insert(namespace, token_ids)
 
     def record(self, seq: RequestSequence) -> None:
-        """Add the output of a sequence that has ended, and its prompt with ``share_prompts``, by
-        the time that somebody reads.
+        """Add the output of a sequence that has ended, and with ``share_prompts`` its prompt; done
+        by the time somebody reads.
 
         Does nothing for a sequence that does not share its output or was recorded before.
         """
@@ -224,7 +224,7 @@ class ModelDatabase:
             self._insert_put_off()
 
     def _insert_put_off(self) -> None:
-        """Insert what is put off; the rest of a long output with the next calls."""
+        """Insert the deferred outputs; the rest of a long output in the next calls."""
         while self._put_off:
             put_off = self._put_off.popleft()
             self._num_put_off_tokens -= put_off.num_tokens
@@ -243,7 +243,7 @@ class ModelDatabase:
             self.insert(put_off.namespace, put_off.output, num_counted, put_off.prompt_hash)
 
     def _count(self, namespace: str, said: Sequence[_Said]) -> int:
-        """Count parts of outputs; the number of the partition they are in."""
+        """Count parts of outputs; returns the number of their partition."""
         token_ids = [token_id for each in said for token_id in each.text]
         parts = [(len(each.text), each.num_known) for each in said]
         with self._fed(namespace) as partition:
@@ -251,11 +251,11 @@ class ModelDatabase:
         return partition.number
 
     def record_running(self, sequences: Iterable[RequestSequence]) -> None:
-        """Count what running sequences have said since the last time, so that others can draft it.
+        """Count what running sequences have generated since then, so that others can draft it.
 
-        Of each at most ``MAX_COUNTED_TOKENS`` are, the oldest.  Copies of more than a few tokens
-        can only be made of outputs that have ended.  Does nothing for sequences that do not share
-        their output.
+        Of each at most the oldest ``MAX_COUNTED_TOKENS`` are counted.  Copies of more than a few
+        tokens can only be made of outputs that have ended.  Does nothing for sequences that do not
+        share their output.
         """
         by_namespace: defaultdict[str, list[RequestSequence]] = defaultdict(list)
         for seq in sequences:
@@ -270,7 +270,7 @@ class ModelDatabase:
                 seq.drafter_state[_COUNTED] = number, new.num_counted
 
     def _said_since(self, seq: RequestSequence) -> _Said | None:
-        """What of a running sequence is to be counted."""
+        """The part of a running sequence that is to be counted next."""
         counted = seq.drafter_state.get(_COUNTED, (0, 0))
         if not seq.speculation.is_output_shared or counted is None:
             return None
@@ -278,13 +278,13 @@ class ModelDatabase:
         return _said(seq.token_ids, seq.num_prompt_tokens, num_counted, MAX_COUNTED_TOKENS)
 
     def _num_still_counted(self, namespace: str, counted: tuple[int, int]) -> int:
-        """How many tokens of a sequence were counted in the partition there is now."""
+        """How many tokens of a sequence were counted in the current partition of the namespace."""
         number, num_tokens = counted
         partition = self._room.get(namespace)
         return num_tokens if partition is not None and partition.number == number else 0
 
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
-        """Add what of a prompt does not repeat the beginning of an earlier prompt.
+        """Add the part of a prompt that does not repeat the beginning of an earlier prompt.
 
         Prompts are compared in blocks of ``PROMPT_BLOCK_TOKENS`` tokens, so that the history of a
         conversation is counted once and not once per turn.
@@ -312,7 +312,7 @@ class ModelDatabase:
 
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
-        """The partition of a namespace, made if there is none, to be fed."""
+        """The partition of a namespace, created if there is none, to add to."""
         partition = self._room.use(namespace, self._new_partition)
         version = partition.version
         try:
@@ -327,8 +327,8 @@ class ModelDatabase:
 
 
 def _said(token_ids: list[int], begin: int, num_counted: int, num_new: int) -> _Said | None:
-    """What of an output that begins at ``begin`` is to be counted next, up to ``num_new`` tokens
-    with as much before them as counts; ``None`` if there is nothing, or something that is no
+    """The part to count next of an output that begins at ``begin``: up to ``num_new`` tokens, and
+    before them the context they need; ``None`` if there is nothing, or an id that cannot be a
     token."""
     first = max(0, num_counted - MODEL_ORDERS[-1])
     text = token_ids[begin + first : begin + num_counted + num_new]
@@ -341,7 +341,7 @@ def _said(token_ids: list[int], begin: int, num_counted: int, num_new: int) -> _
 
 
 def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:
-    """One hash per whole block, of all tokens up to its end."""
+    """One hash for each whole block, of all tokens up to its end."""
     found, block_hash = [], 0
     for start in range(0, len(token_ids) - PROMPT_BLOCK_TOKENS + 1, PROMPT_BLOCK_TOKENS):
         block_hash = hash((block_hash, *token_ids[start : start + PROMPT_BLOCK_TOKENS]))
@@ -350,11 +350,11 @@ def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:
 
 
 def _text(token_ids: TokenIds) -> Tokens:
-    """``START`` and the tokens up to the first id that no token can have."""
+    """``START`` and the tokens before the first id that cannot be a token."""
     tokens = np.empty(len(token_ids) + 1, np.int32)
     tokens[0] = START
     try:
         tokens[1:] = np.array(token_ids, np.int32)
-    except OverflowError:  # of numbers that no int32 holds
+    except OverflowError:  # numbers beyond int32
         tokens[1:] = [each if 0 <= each <= MAX_TOKEN_ID else START for each in token_ids]
     return tokens[: 1 + num_valid(tokens)]

@@ -1,4 +1,4 @@
-"""The files of one namespace, and what a sync writes of them."""
+"""The files of one namespace, and what a sync writes to them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hdserve.databases.snapshot import DatabaseKey
 
 @dataclass(slots=True)
 class NamespaceFiles:
-    """What is on disk of one namespace, by the first version of each file.
+    """The files of one namespace on disk, by the first version of each.
 
     Attributes:
-        unsaved: chunks of which something could not be written.
+        unsaved: chunks that were not written completely.
         is_flush_due: files from before the flushed version are still to be deleted.
         is_entered: the directory itself is known to be on the disk.
     """
@@ -50,14 +50,14 @@ class NamespaceFiles:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no output is in any of them."""
+        """Whether none of them contains any output."""
         return not (self.logs or self.chunks or self.unsaved)
 
     def sync_logs(self) -> None:
-        """Bring the logs as they are to the disk itself.
+        """Sync the logs in their current state to the disk.
 
         Raises:
-            OSError: what they hold may be lost; the next sync writes it again.
+            OSError: their content may be lost; the next sync writes it again.
         """
         try:
             for version in self.logs:
@@ -69,7 +69,7 @@ class NamespaceFiles:
             raise
 
     def take_work(self, partition: Partition) -> SyncWork | None:
-        """What a sync has to write, if anything; counts as written from now on."""
+        """The work of a sync, if there is any; it counts as written from now on."""
         oldest = min(self.chunks | self.logs, default=partition.first_version)
         if self.is_synced and self.is_state_saved and oldest >= partition.first_version:
             return None
@@ -103,10 +103,10 @@ class NamespaceFiles:
 
 @dataclass(frozen=True, slots=True)
 class SyncWork:
-    """What one sync does for a namespace, as it was at one moment.
+    """The work of one sync for a namespace, as of one moment.
 
-    Only ``write`` waits for the disk, and it touches nothing that an append does: an append goes
-    on in the tail, whose log is not among the ``ended_logs``.
+    Only ``write`` waits for the disk, and it touches nothing that an append uses: appends continue
+    in the tail, whose log is not among the ``ended_logs``.
     """
 
     files: NamespaceFiles
@@ -119,13 +119,13 @@ class SyncWork:
     is_forgotten: bool
     is_flushed: bool
     unsynced: set[int] = field(default_factory=set)
-    """Logs that could not be synced: what they hold may be lost though the next sync succeeds."""
+    """Logs that could not be synced: their content may be lost even if the next sync succeeds."""
 
     def write(self, namespace: str, key: DatabaseKey) -> None:
-        """Bring it to the disk itself.
+        """Write it to the disk.
 
-        What is no longer wanted goes first, so that a full disk has room again, and so that nothing
-        that was flushed is left once the state says that it was.
+        Unwanted files are deleted first, so that a full disk has room again, and so that no flushed
+        output is left once the state says that it was flushed.
 
         Raises:
             OSError: some of it could not be written or deleted; call ``undo``.
@@ -160,7 +160,7 @@ class SyncWork:
         files.unsaved -= self.ended_logs
 
     def undo(self) -> None:
-        """Call it if some of the work could not be written: the next sync takes all of it again."""
+        """Call it if some of the work failed: the next sync does all of it again."""
         files = self.files
         files.chunks |= self.chunks.keys()
         files.unsaved |= self.unsynced
@@ -176,7 +176,7 @@ class SyncWork:
             raise
 
     def _delete_unwanted(self) -> OSError | None:
-        """Delete what the log in memory no longer has; the error of what could not be deleted."""
+        """Delete what the log in memory no longer has; returns the error if some of that failed."""
         failure = None
         for path in [*self._evicted(), *(self._flushed() if self.is_flushed else ())]:
             try:
@@ -192,7 +192,7 @@ class SyncWork:
             yield self.files.state_path
 
     def _flushed(self) -> Iterator[Path]:
-        """What stands before the flushed version, and what was set aside."""
+        """Files from before the flushed version, and files that were set aside."""
         directory = self.files.directory
         paths = list(directory.iterdir()) if directory.exists() else []
         newer = {
@@ -204,6 +204,6 @@ class SyncWork:
 
 
 def _ends(chunks: Mapping[int, Segment]) -> tuple[int, ...]:
-    """Where chunks end that no other one goes on from."""
+    """The ends of chunks that no other chunk continues."""
     ends = {version + len(segment) for version, segment in chunks.items()}
     return tuple(sorted(ends - chunks.keys()))

@@ -1,4 +1,4 @@
-"""What the model database has of one namespace."""
+"""The model database's tables of one namespace."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ MODEL_ORDERS = (0, 1, 2, 4)
 """Context lengths in tokens, ascending."""
 
 MIN_RESERVE_BYTES = MIN_BUCKETS * BUCKET_BYTES
-"""Most namespaces stay small, and all of a reserve that is not mapped by itself is resident."""
+"""Most namespaces stay small, and small reserves are resident in full."""
 
 OBJECT_BYTES = 3 << 10
-"""What the objects of a namespace take beside what is in their arrays."""
+"""What the objects of a namespace take in addition to their arrays."""
 
 LOG_SHARE = 6
 """One part in this many of the bytes of a partition holds its log and the index of the log."""
 
 KEPT_LOG_SHARE = 4
-"""A log is made smaller only when it takes more than one part in this many of the bytes.  The bound
-of a full partition changes with every text of other namespaces, and not every change should move
-the log."""
+"""A log is only shrunk when it takes more than one part in this many of the bytes: the limit of a
+full partition changes with every text of other namespaces, and not every change should move the
+log."""
 
 PROMPT_SHARE = 16
 """One part in this many of the bytes of a partition holds the hashes of prompts, if there are any.
-Beyond it all are forgotten, and prompts are compared with later ones only."""
+When they exceed it all are forgotten, and prompts are only compared with later ones."""
 
 ANSWER_SHARE = 128
-"""One part in this many of the bytes of a partition is for where answers begin."""
+"""One part in this many of the bytes of a partition holds where answers begin."""
 
 _HASH_BYTES = sys.getsizeof(sys.hash_info.modulus)
 
@@ -54,16 +54,16 @@ class NamespaceTables:
     """The tables of one namespace.
 
     Args:
-        number: another one for each that is made, from 1 on.
+        number: a different one for each that is created, from 1 on.
 
     Attributes:
-        max_bytes: what it takes at most, see :meth:`limit`.
+        max_bytes: its current limit, see :meth:`limit`.
         table: the n-grams.
         log, places, log_state: the text itself, for copies of any length, see ``history``.
         answers: where in the log the answers to prompts begin.
         prompt_blocks: hashes of the beginnings of prompts that were inserted.
-        version: changes before one of the arrays is replaced, so that nobody keeps the old one
-            where an interruption ends what replaces it.
+        version: changes before an array is replaced, so that nobody keeps the old array if the
+            replacement is interrupted.
     """
 
     def __init__(self, max_bytes: int, number: int = 1) -> None:
@@ -104,8 +104,8 @@ class NamespaceTables:
         return int(self.log_state[LOG_END])
 
     def limit(self, max_bytes: int) -> int:
-        """Take no more than ``max_bytes`` from now on, at most what it was made for; the least
-        valuable contexts and the oldest text are forgotten.
+        """Take no more than ``max_bytes`` from now on, at most the limit it was created with; the
+        least valuable contexts and the oldest text are forgotten.
 
         Returns:
             How many contexts were given up.
@@ -122,7 +122,7 @@ class NamespaceTables:
         return self.table.limit(max_bytes - self._log_bytes - self._reserved_bytes)
 
     def remember_prompt(self, blocks: Collection[int]) -> None:
-        """Know the beginnings of a prompt that was inserted, by their hashes."""
+        """Remember the beginnings of a prompt that was inserted, by their hashes."""
         is_first = not self.prompt_blocks
         self.prompt_blocks.update(blocks)
         self._bound_prompts(blocks)
@@ -133,12 +133,12 @@ class NamespaceTables:
 
     @property
     def _reserved_bytes(self) -> int:
-        """For what is known of prompts, and for objects."""
+        """Bytes set aside for prompts and objects."""
         prompt_bytes = self.max_bytes // PROMPT_SHARE if self.prompt_blocks else 0
         return OBJECT_BYTES + prompt_bytes + self.max_bytes // ANSWER_SHARE
 
     def _bound_prompts(self, newest: Collection[int]) -> None:
-        """Forget all prompts but ``newest``, or that one, too, where they take too much."""
+        """Forget all prompts but ``newest``, and ``newest`` too, if they take too much."""
         for kept in (newest, ()):
             if self._prompt_bytes > self.max_bytes // PROMPT_SHARE:
                 self.prompt_blocks = set(kept)
@@ -155,7 +155,7 @@ class NamespaceTables:
         """Count a text that begins with ``START`` and append it to the log.
 
         Args:
-            num_counted: tokens after ``START`` that :meth:`count` was given before.
+            num_counted: tokens after ``START`` that were already given to :meth:`count`.
             prompt: the hash of the prompt that the text answers.
         """
         self.count(tokens, [(len(tokens), 1 + num_counted)])
@@ -165,14 +165,14 @@ class NamespaceTables:
         self.num_texts += 1
 
     def count(self, tokens: Tokens, parts: Sequence[tuple[int, int]]) -> None:
-        """Count what is new of several texts.
+        """Count the new tokens of several texts.
 
         Args:
             tokens: of all texts, one after the other.
-            parts: how many tokens each text has, and how many of them, the first ones, are not new.
+            parts: of each text the number of tokens, and how many, from the first, are old.
         """
         num_new = sum(max(0, length - begin) for length, begin in parts)
-        num_contexts = num_new * (len(MODEL_ORDERS) - 1)  # of no tokens there is but one
+        num_contexts = num_new * (len(MODEL_ORDERS) - 1)  # the empty context exists only once
         while self.table.is_reserve_low(num_contexts):
             self.version += 1
             self.table.reserve_more(num_contexts)
@@ -182,8 +182,8 @@ class NamespaceTables:
         self.num_tokens += num_new
 
     def _append(self, tokens: Tokens) -> bool:
-        """Append to the log as much of the end of a text as half of it holds; whether that is the
-        whole text."""
+        """Append the end of a text to the log, at most half the log's size; returns whether that is
+        the whole text."""
         first = max(0, len(tokens) - self._max_log_tokens // 2)
         in_use = self.log_end - int(self.log_state[LOG_OLDEST])
         num_needed = in_use + len(tokens) - first
@@ -193,7 +193,7 @@ class NamespaceTables:
         return not first
 
     def _resize_log(self, capacity: int) -> None:
-        """Keep the last ``capacity`` tokens, a power of two; positions stay what they are."""
+        """Keep the last ``capacity`` tokens, a power of two; positions do not change."""
         self._forget_before(self.log_end - capacity)
         begin, end = int(self.log_state[LOG_OLDEST]), self.log_end
         positions = np.arange(begin, end)

@@ -6,21 +6,20 @@ A row is one cache line of 16 ``uint32`` words and holds one context::
            hash      hash      stamp 16 | total 16  13 slots: count 12 | token 20
            low, odd  high                           by count, most recent first among equals
 
-Word 0 of an empty row is 0.  A context lives in one *bucket* of ``BUCKET_ROWS`` rows, which are
-filled from the front.  When a bucket is full, a new context replaces its least valuable row, so
-memory is bounded, nothing is searched for long, and a collision costs a wrong guess, never a wrong
-token.
+Word 0 of an empty row is 0.  A context is in one *bucket* of ``BUCKET_ROWS`` rows, which are filled
+from the front.  When a bucket is full, a new context replaces its least valuable row, so memory is
+bounded, no search is long, and a collision costs a wrong guess, never a wrong token.
 
 The table grows without a pause by linear hashing (Litwin 1980): with ``n`` buckets in use, the
-bucket of a hash is its low bits, one bit fewer where that is beyond ``n``; adding bucket ``n``
-divides the rows of one other bucket::
+bucket of a hash is given by its low bits, one bit fewer if that is beyond ``n``; adding bucket
+``n`` splits the rows of one other bucket::
 
-    n = 6     bucket  0   1   2   3   4   5        0 and 1 were divided into 0, 4 and 1, 5;
+    n = 6     bucket  0   1   2   3   4   5        0 and 1 were split into 0, 4 and 1, 5;
                       └───┼───────────┘   │        2 is next: its rows with bit 2 set go to 6
                           └───────────────┘
 
 The slots of a row are a frequency sketch in the manner of Misra and Gries (1982): a token that
-does not fit decrements the last slot.  Rows keep the full hash, so that tables can be merged
+finds no slot decrements the last one.  Rows keep the full hash, so that tables can be merged
 without the text they were made from.
 
 Context hashes run from the newest token to the oldest, so that the hash of ``n + 1`` tokens
@@ -51,7 +50,7 @@ PREFETCH_DISTANCE = 4
 """How many tokens ahead the rows of contexts are prefetched while a text is inserted."""
 
 ROWS_PER_BUCKET = 4
-"""Contexts added per bucket above which a bucket is added; a bucket not yet divided holds more."""
+"""Contexts added per bucket before another bucket is added; one not yet split holds more."""
 
 MAX_TOKEN_ID = (1 << 20) - 1
 MAX_COUNT = (1 << 12) - 1
@@ -61,7 +60,7 @@ AGE_SHIFT = 5
 """The value of a row halves every ``2 ** AGE_SHIFT`` stamps without an update."""
 
 START = -1
-"""Stands before the first token of every text: contexts do not reach beyond it."""
+"""Comes before the first token of every text: contexts do not reach beyond it."""
 
 NUM_BUCKETS, NUM_ADDED = 0, 1
 """Entries of the ``size`` array of a table."""
@@ -76,7 +75,7 @@ COUNT_SHIFT = np.uint32(20)
 """The word of a slot is a token, and its count from this bit on."""
 
 TOKEN_MASK = np.uint32(MAX_TOKEN_ID)
-"""The bits of the word of a slot that are its token."""
+"""The bits of a slot's word that hold its token."""
 
 _COUNT_ONE = np.uint32(1 << 20)
 _TOTAL_MASK = np.uint32(0xFFFF)
@@ -138,7 +137,7 @@ def stamp_of(rows: Rows, row: int) -> int:
 
 @fast_inlined
 def prefetch_row(rows: Rows, num_buckets: int, context_hash: np.uint64) -> None:
-    """Begin to load what :func:`find_row` will most likely read."""
+    """Prefetch what :func:`find_row` will most likely read."""
     bucket = linear_bucket(np.int64(context_hash >> _SHIFT_32), num_buckets)
     for row in range(PREFETCHED_ROWS):
         prefetch_line(rows, bucket * BUCKET_ROWS + row)
@@ -161,7 +160,7 @@ def find_row(rows: Rows, num_buckets: int, context_hash: np.uint64, min_stamp: i
 
 @fast_inlined
 def row_value(rows: Rows, row: int, stamp: int) -> int:
-    """What a row is worth when rows are stamped ``stamp``: its total, halved as it ages."""
+    """The value of a row when new rows are stamped ``stamp``: its total, halved as it ages."""
     row_stamp = stamp_of(rows, row)
     age = max(0, stamp - row_stamp)
     total = total_of(rows, row)
@@ -183,7 +182,7 @@ def least_valuable(rows: Rows, start: int, stamp: int) -> int:
 
 @fast_inlined
 def claim_row(rows: Rows, size: Ints, context_hash: np.uint64, stamp: int, min_stamp: int) -> int:
-    """The row of a context: its own, else a cleared one that carries its hash from now on."""
+    """The row of a context: its own, else a cleared one that gets its hash."""
     low = np.uint32(context_hash & _LOW_32) | _ODD
     high = np.uint32(context_hash >> _SHIFT_32)
     start = linear_bucket(np.int64(high), size[NUM_BUCKETS]) * BUCKET_ROWS
@@ -223,8 +222,8 @@ def slot_of(rows: Rows, row: int, token_word: np.uint32) -> int:
 
 @fast_inlined
 def halve(rows: Rows, row: int, times: int) -> int:
-    """Halve all counts of a row ``times`` times, so that what is recent weighs more; returns the
-    new total."""
+    """Halve all counts of a row ``times`` times, so that recent tokens weigh more; returns the new
+    total."""
     kept = FIRST_SLOT
     for slot in range(FIRST_SLOT, ROW_WORDS):
         word = rows[row, slot]
@@ -239,7 +238,7 @@ def halve(rows: Rows, row: int, times: int) -> int:
 @fast_inlined
 def count_token(rows: Rows, row: int, token: int, count: int, stamp: int) -> None:
     """Count ``token`` ``count`` times in the row of its context: at most ``MAX_COUNT // 2`` times,
-    or what fits beside the counts that are there."""
+    or as often as fits with the counts already there."""
     total = total_of(rows, row)
     if total + count > MAX_TOTAL:
         total = halve(rows, row, 1)
@@ -273,7 +272,7 @@ def _copy_within(rows: Rows, source: int, target: int) -> None:
 
 @fast_inlined
 def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
-    """Bring one more bucket into use and move to it the rows that belong there."""
+    """Bring one more bucket into use and move the rows to it that belong there."""
     added = size[NUM_BUCKETS]
     highest = highest_bit(added)
     size[NUM_BUCKETS] = added + 1
@@ -298,8 +297,8 @@ def add_bucket(rows: Rows, size: Ints, min_stamp: int) -> None:
 
 @fast_inlined
 def remove_bucket(rows: Rows, size: Ints, stamp: int) -> int:
-    """Take the last bucket out of use: its rows go back to the bucket they were divided from, as
-    far as they are worth more than what stands there; returns how many rows were given up."""
+    """Take the last bucket out of use: its rows return to the bucket they were split from, if they
+    are worth more than the rows there; returns how many rows were given up."""
     removed = size[NUM_BUCKETS] - 1
     size[NUM_BUCKETS] = removed
     source = removed * BUCKET_ROWS
@@ -324,8 +323,8 @@ def remove_bucket(rows: Rows, size: Ints, stamp: int) -> int:
 
 @jit
 def remove_buckets(rows: Rows, size: Ints, num_buckets: int, stamp: int) -> int:
-    """Take buckets out of use until ``num_buckets`` are left, at least one; all rows count, however
-    old.  Returns how many rows were given up."""
+    """Take buckets out of use until ``num_buckets`` are left, at least one; rows of any age count.
+    Returns how many rows were given up."""
     num_given_up = 0
     while size[NUM_BUCKETS] > max(1, num_buckets):
         num_given_up += remove_bucket(rows, size, stamp)
@@ -334,7 +333,7 @@ def remove_buckets(rows: Rows, size: Ints, num_buckets: int, stamp: int) -> int:
 
 @fast_inlined
 def grow(rows: Rows, size: Ints, min_stamp: int) -> None:
-    """Add buckets until the table is not crowded, as far as ``rows`` reach."""
+    """Add buckets until the table is not crowded, as far as there are ``rows``."""
     while (
         size[NUM_ADDED] > size[NUM_BUCKETS] * ROWS_PER_BUCKET
         and (size[NUM_BUCKETS] + 1) * BUCKET_ROWS <= rows.shape[0]
@@ -355,7 +354,7 @@ def put(
 def prefetch_contexts(
     rows: Rows, num_buckets: int, tokens: Tokens, position: int, orders: Ints
 ) -> None:
-    """Begin to load the rows of the contexts before a position."""
+    """Prefetch the rows of the contexts before a position."""
     context_hash = HASH_SEED
     length = 0
     for order in orders:
@@ -381,7 +380,7 @@ def insert_tokens(
     """Count the tokens ``[begin, end)`` of a text, each after its contexts of the given orders.
 
     Args:
-        tokens: int32, the text from its first token on (``START`` first where it should count).
+        tokens: int32, the text from its first token on (with ``START`` first if it should count).
         orders: context lengths in tokens, ascending, then -1; 0 counts without a context.
         stamp: the age mark of the rows touched.
         min_stamp: rows stamped before it are empty.
@@ -412,12 +411,12 @@ def insert_parts(
     orders: Ints,
     stamp: int,
 ) -> None:
-    """Count what is new of several texts, as :func:`insert_tokens` does.
+    """Count the new tokens of several texts, as :func:`insert_tokens` does.
 
     Args:
         tokens: of all texts, one after the other.
         parts: ``[num_texts, 2]``: how many tokens a text has, and how many of them, the first ones,
-            are not new.
+            are old.
     """
     first = 0
     for part in range(len(parts)):
@@ -429,7 +428,7 @@ def insert_parts(
 
 @jit
 def num_valid(tokens: Tokens) -> int:
-    """How many tokens behind the first one are before the first id that no token can have."""
+    """How many tokens after the first come before the first id that cannot be a token."""
     position = 1
     while position < tokens.shape[0] and 0 <= tokens[position] <= MAX_TOKEN_ID:
         position += 1
@@ -438,8 +437,8 @@ def num_valid(tokens: Tokens) -> int:
 
 @fast_inlined
 def _times_of(context_hash: np.uint64, hashes: npt.NDArray[np.uint64], times: Ints) -> int:
-    """How often the counts of a context are to be halved: as ``times`` has it, for what ``hashes``,
-    which ascend, do not have never."""
+    """How often the counts of a context are to be halved: its entry of ``times`` if it is among
+    ``hashes``, which ascend, else 0."""
     first, end = 0, len(hashes)
     while first < end:
         middle = (first + end) // 2
@@ -452,8 +451,8 @@ def _times_of(context_hash: np.uint64, hashes: npt.NDArray[np.uint64], times: In
 
 @fast_inlined
 def _halvings_to_fit(total: int, count: int, target: Rows, row: int) -> int:
-    """How often a row and counts of its context, of which the likeliest is ``count``, must be
-    halved to be added without an overflow."""
+    """How often a row, and counts of its context to be added, must be halved to fit; ``count`` is
+    the largest of these."""
     total += total_of(target, row)
     count += np.int64(target[row, FIRST_SLOT] >> COUNT_SHIFT)
     times = 0
@@ -472,11 +471,11 @@ def merge_tables(
     target_size: Ints,
     stamp: int,
 ) -> None:
-    """Add every row of ``source`` to ``target``, counts added.  Rows that would overflow are halved
-    first, both of them and their totals, so that all shares stay what they are.
+    """Add the counts of every row of ``source`` to ``target``.  Rows that would overflow are halved
+    first, both of them and their totals, so that all shares stay the same.
 
     Args:
-        hashes, times: of the contexts whose counts are halved in any case, and how often; see
+        hashes, times: contexts whose counts are halved in any case, and how often; see
             :mod:`hdserve.databases.halvings`.
     """
     for index in range(num_buckets * BUCKET_ROWS):
@@ -492,7 +491,7 @@ def merge_tables(
         if more > 0:
             set_total(target, row, halve(target, row, more), stamp)
         total += total_of(target, row)
-        for back in range(NUM_SLOTS):  # the likeliest last, which puts it before its equals
+        for back in range(NUM_SLOTS):  # the likeliest last, which puts it before equal ones
             word = source[index, ROW_WORDS - 1 - back]
             count = np.int64(word >> COUNT_SHIFT) >> (shift + more)
             if count > 0:
@@ -511,7 +510,7 @@ def rebase_stamps(rows: Rows, num_buckets: int, change: int) -> None:
 
 @jit
 def copy_stamped(source: Rows, target: Rows, num_rows: int, old_stamp: int, stamp: int) -> None:
-    """Copy the first rows of a table that carry ``old_stamp``, with another age mark."""
+    """Copy the first rows of a table, those that carry ``old_stamp``, with another age mark."""
     for row in range(num_rows):
         if stamp_of(source, row) != old_stamp:
             target[row, 0] = _ZERO
@@ -523,7 +522,7 @@ def copy_stamped(source: Rows, target: Rows, num_rows: int, old_stamp: int, stam
 
 @jit
 def copy_row(rows: Rows, size: Ints, suffix: Tokens, row: Rows) -> bool:
-    """Copy the row of a context, given newest token first, to ``row[0]``; whether there is one."""
+    """Copy the row of a context, given newest token first, to ``row[0]``; whether it exists."""
     context_hash = HASH_SEED
     for token in suffix:
         context_hash = extend_hash(context_hash, np.int64(token))

@@ -21,23 +21,23 @@ from hdserve.databases.pages import give_back_pages
 
 MIN_BUCKETS = 16
 MAX_COPIED_BYTES = 1 << 22
-"""A table that may become larger than this gets all its address space when it outgrows a quarter of
-it, so that no more is copied while others wait."""
+"""A table that may become larger than this reserves all its address space when it outgrows a
+quarter of it, so that nothing larger is copied while others wait."""
 
 STAMPS_PER_TURNOVER = 128
-"""How many stamps a row ages by while as many contexts come as the table holds."""
+"""How many stamps a row ages by while the table's number of contexts is added."""
 
 
 class NgramTable:
     """A growing n-gram table, see :mod:`hdserve.databases.ngram`, and the clock its rows age by.
 
     Args:
-        max_bytes: the table never takes more than this, rounded down to a bucket.
+        max_bytes: limit of the table, rounded down to a bucket.
         reserve_bytes: address space to begin with; :meth:`reserve_more` adds to it.
 
     Attributes:
         max_buckets: most buckets in use, see :meth:`limit`.
-        rows: ``uint32[reserved rows, 16]``, as far as they may be used.
+        rows: ``uint32[reserved rows, 16]``, those that may be used.
         size: ``int64[2]``: buckets in use, contexts added since the table was empty or limited.
         stamp: the age mark for rows that are written now; see :meth:`advance_stamp`.
     """
@@ -52,7 +52,7 @@ class NgramTable:
 
     @property
     def num_reserved(self) -> int:
-        """Buckets there is address space for."""
+        """Buckets for which address space is reserved."""
         return len(self._reserve) // BUCKET_ROWS
 
     @property
@@ -62,24 +62,24 @@ class NgramTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use, and what is reserved where the system has given it, too."""
+        """Memory in use, including reserved memory that is resident."""
         num_buckets = self.num_buckets if self._is_mapped else self.num_reserved
         return num_buckets * BUCKET_BYTES
 
     @property
     def _is_mapped(self) -> bool:
-        """Whether the system gives memory only to what was touched of the reserve."""
+        """Whether the system only backs the touched part of the reserve with memory."""
         return self._reserve.nbytes >= MAPPED_BYTES
 
     def is_reserve_low(self, num_new: int) -> bool:
-        """Whether :meth:`reserve_more` would let the table grow further while ``num_new`` contexts
-        come."""
+        """Whether :meth:`reserve_more` must be called for the table to grow while ``num_new``
+        contexts are added."""
         if self.num_reserved >= self.max_buckets:
             return False
         return self._num_wanted(num_new) * 8 > self.num_reserved * 7
 
     def _num_wanted(self, num_new: int) -> int:
-        """Buckets in use once ``num_new`` contexts have come, if there is room."""
+        """Buckets in use after ``num_new`` more contexts, if there is room."""
         return (int(self.size[NUM_ADDED]) + num_new) // ROWS_PER_BUCKET
 
     def count_rows(self) -> int:
@@ -87,11 +87,11 @@ class NgramTable:
         return int(np.count_nonzero(self.rows[: self.num_buckets * BUCKET_ROWS, 0]))
 
     def reserve_more(self, num_new: int = 0) -> None:
-        """Move to rows of four times the size (a plain copy of what is in use), or of all that the
-        table may ever need where that would be more than ``MAX_COPIED_BYTES``.
+        """Move to four times as many rows (a plain copy of those in use), or to all the table may
+        ever need if that would be more than ``MAX_COPIED_BYTES``.
 
-        Where all that is reserved is in memory there are at least half as many more, or what
-        ``num_new`` contexts want, and no more than the table may take now.
+        If reserved memory is resident, only half as many more are added, or what ``num_new``
+        contexts need, and never more than the table may take now.
         """
         num_few = max(self.num_reserved * 3 // 2, self._num_wanted(num_new) * 8 // 7) + 1
         if self._is_mapped:
@@ -105,7 +105,7 @@ class NgramTable:
         self._move(min(self._most_buckets, num_buckets))
 
     def _move(self, num_reserved: int) -> None:
-        """Have other rows, with what is in use."""
+        """Replace the rows by another array with the same content."""
         rows = new_rows(num_reserved)
         in_use = self.num_buckets * BUCKET_ROWS
         rows[:in_use] = self._reserve[:in_use]
@@ -113,7 +113,7 @@ class NgramTable:
         self.rows = rows[: self.max_buckets * BUCKET_ROWS]
 
     def warm_up(self) -> None:
-        """Compile, or load, what is called seldom, and change nothing."""
+        """Compile, or load, functions that are rarely called; changes nothing."""
         rebase_stamps(self.rows, 0, 0)
         remove_buckets(self.rows, self.size, self.max_buckets, self.stamp)
 
@@ -122,7 +122,7 @@ class NgramTable:
         return max(1, self.max_buckets * ROWS_PER_BUCKET // STAMPS_PER_TURNOVER)
 
     def advance_stamp(self) -> None:
-        """Let rows age as the table turns over; to be called now and then."""
+        """Let rows age as the table turns over; call it now and then."""
         num_added = int(self.size[NUM_ADDED])
         if num_added < self._next_stamp_at:
             return
@@ -134,9 +134,9 @@ class NgramTable:
             self.stamp -= change
 
     def limit(self, max_bytes: int) -> int:
-        """Take no more than ``max_bytes`` from now on, at most what the table was made for and at
-        least a bucket: the least valuable rows are given up, their memory goes back to the system,
-        and ``rows`` is another array.
+        """Take no more than ``max_bytes`` from now on, at most the limit the table was created with
+        and at least a bucket: the least valuable rows are given up, their memory returns to the
+        system, and ``rows`` is another array.
 
         Returns:
             How many contexts were given up.

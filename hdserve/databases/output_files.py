@@ -1,4 +1,4 @@
-"""What stands in each file of an :class:`~hdserve.databases.output_store.OutputStore`."""
+"""The contents of the files of an :class:`~hdserve.databases.output_store.OutputStore`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RestoredFile:
 
 
 def database_directory(root: Path, key: DatabaseKey) -> Path:
-    """Where the database of ``key`` stands below ``root``, apart for each form of the files."""
+    """The directory of the database of ``key`` below ``root``; each file format has its own."""
     readable = re.sub(r"[^A-Za-z0-9.-]", "_", key.model)[:48]
     identity = f"{key.model}\0{key.fingerprint}".encode()
     digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
@@ -39,12 +39,12 @@ def database_directory(root: Path, key: DatabaseKey) -> Path:
 
 
 def databases_root(root: Path) -> Path:
-    """Where the databases of this version are below ``root``."""
+    """The directory below ``root`` of databases in this version's format."""
     return root / f"v{snapshot.FORMAT_VERSION}"
 
 
 def left_by_other_versions(root: Path) -> dict[Path, str]:
-    """The databases below ``root`` in the form of another version, each with what to do with it."""
+    """The databases below ``root`` in another version's format, each with what to do with it."""
     found = {}
     paths = root.glob("v*/*/generation") if os.path.isdir(root) else ()
     for path in sorted(paths):
@@ -55,28 +55,28 @@ def left_by_other_versions(root: Path) -> dict[Path, str]:
 
 
 def directory_name(namespace: str) -> str:
-    """The directory of ``namespace``: any string becomes a safe name of a fixed length."""
+    """The directory of ``namespace``: any string becomes a safe name of fixed length."""
     return hashlib.blake2b(namespace.encode(), digest_size=16).hexdigest()
 
 
 def versioned_files(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    """The logs and chunks among ``paths`` with their first versions."""
+    """The logs and chunks among ``paths``, each with its first version."""
     for path in paths:
         if path.suffix in (".log", ".chunk"):
             try:
                 yield path, int(path.stem, 16)
             except ValueError:
-                logger.warning("%s is none of this database's files", path)
+                logger.warning("%s is not a file of this database", path)
 
 
 def encode_chunk(namespace: str, segment: Segment, key: DatabaseKey) -> bytes:
-    """The content of the file of a chunk."""
+    """The content of a chunk's file."""
     payload = {"namespace": namespace, "outputs": segment.to_wire()}
     return snapshot.encode(payload, kind="chunk", key=key)
 
 
 def read_chunk(path: Path, key: DatabaseKey) -> RestoredFile:
-    """What a chunk holds.
+    """The outputs in a chunk.
 
     Raises:
         SnapshotError: the file cannot be used.
@@ -95,17 +95,17 @@ def encode_log_head(namespace: str, key: DatabaseKey) -> bytes:
 
 
 class UnbegunLog(SnapshotError):
-    """A log of which not even the head was written."""
+    """A log whose head was not even written completely."""
 
 
 def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
-    """What an append log holds.
+    """The outputs in an append log.
 
-    A last record that a crash cut short is left out with a warning; a corrupt record ends the
-    log with an error, what stands before it is intact.
+    A last record that a crash cut short is left out with a warning; a corrupt record ends the log
+    with an error, but what comes before it is used.
 
     Raises:
-        UnbegunLog: a crash cut short the head, so nothing was in it yet.
+        UnbegunLog: a crash cut the head short, so nothing was in it yet.
         SnapshotError: nothing of the file can be used.
     """
     records = read_records(path, snapshot.MAX_FILE_BYTES)
@@ -128,11 +128,11 @@ def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceState:
-    """What is kept of a namespace beside its outputs; see :class:`Partition`.
+    """What is kept of a namespace in addition to its outputs; see :class:`Partition`.
 
     Attributes:
-        chunk_ends: where chunks ended that no other one went on from: nothing else says that one
-            was lost behind which another opening began to number.
+        chunk_ends: versions where a chunk ended that no other chunk continues.  If another
+            opening numbered its outputs after it, nothing else tells that such a chunk was lost.
     """
 
     flushed_version: int
@@ -141,11 +141,11 @@ class NamespaceState:
     chunk_ends: tuple[int, ...] = ()
 
     def misses(self, places: Sequence[tuple[int, int]]) -> bool:
-        """Whether a chunk is lost that was there, though not evicted: what is evicted is the
-        oldest.
+        """Whether a chunk is missing that was not evicted, as only the oldest chunks are
+        evicted.
 
         Args:
-            places: first version and end of what is there.
+            places: first version and end of each chunk that is there.
         """
         for end in self.chunk_ends:
             older = [stop for start, stop in places if start < end]
@@ -156,7 +156,7 @@ class NamespaceState:
 
 
 def encode_state(namespace: str, state: NamespaceState, key: DatabaseKey) -> bytes:
-    """The content of the file of a state."""
+    """The content of a state file."""
     payload = {
         "namespace": namespace,
         "flushed_version": state.flushed_version,
@@ -168,7 +168,7 @@ def encode_state(namespace: str, state: NamespaceState, key: DatabaseKey) -> byt
 
 
 def read_state(path: Path, key: DatabaseKey) -> tuple[str, NamespaceState]:
-    """A namespace, and what is kept of it.
+    """A namespace, and what is kept of it in addition to its outputs.
 
     Raises:
         SnapshotError: the file cannot be used.
@@ -184,7 +184,7 @@ def read_state(path: Path, key: DatabaseKey) -> tuple[str, NamespaceState]:
         raise SnapshotError(f"{path}: {error.message}") from error
     ends = payload.get("chunk_ends", [])
     if not isinstance(ends, list) or not all(isinstance(end, int) for end in ends):
-        raise SnapshotError(f"{path}: corrupt: these are no ends of chunks")
+        raise SnapshotError(f"{path}: corrupt: chunk_ends must be a list of integers")
     return namespace, NamespaceState(flushed_version, calibration, evicted, tuple(ends))
 
 

@@ -1,7 +1,7 @@
-"""The bounded, versioned log of what one model generated, apart for each namespace.
+"""The bounded, versioned log of what one model generated, separate for each namespace.
 
-A reader keeps one cursor per namespace: the version of the output it wants next.  Nothing here
-does I/O or knows of time; :mod:`hdserve.databases.output_store` keeps the log on disk.
+A reader keeps one cursor per namespace: the next version it wants.  Nothing here does I/O or
+depends on time; :mod:`hdserve.databases.output_store` keeps the log on disk.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ MIN_CHUNK_BYTES = 2**14
 MAX_CALIBRATION_BYTES = 2**16
 
 CALIBRATION_SHARE = 8
-"""Calibrations of all namespaces may take this part of what outputs may, beside them."""
+"""The calibrations of all namespaces may take this share of the outputs' limit, in addition."""
 
 NAMESPACE_SHARE = 8
 NAMESPACE_BYTES = 2**12
-"""About what a namespace takes beside what is kept of it.  Those that an import may make take the
-share above of what outputs may."""
+"""About what a namespace takes in addition to its content.  Namespaces created by an import may
+take the share above of the outputs' limit."""
 
 CHANGE_BYTES = 216
-"""The bytes that the fields of one namespace take in a reply, beside its outputs, its calibration
-and its name."""
+"""The bytes that the fields of one namespace take in a reply, without its outputs, calibration and
+name."""
 
 SPARE_SHARE = 64
-"""When all together are too large they give up this part more, so that it happens seldom."""
+"""When all are too large together, this share more is given up, so that it happens seldom."""
 
 MIN_CLEARED_PARTITIONS = 2**13
-"""Only where there are so many partitions empty ones are removed."""
+"""Empty partitions are only removed when there are this many partitions."""
 
 _ORIGIN_BYTES = 3
 
 MergeCalibration = Callable[[bytes, bytes], bytes]
-"""``merge(kept, new)`` gives the calibration to keep."""
+"""``merge(kept, new)`` returns the calibration to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Changes:
 
     Attributes:
         segment: outputs it does not have, in order.
-        cursor: where it goes on.
+        cursor: where it continues.
         is_complete: whether nothing more is waiting.
         is_flushed: it must forget all it has of this namespace, then take ``segment``.
-        calibration: the newest state, if it is newer than what the reader has.
+        calibration: the newest state, if it is newer than the reader's.
     """
 
     segment: Segment
@@ -64,33 +64,33 @@ class Changes:
 
     @classmethod
     def waiting(cls, cursor: int, calibration_version: int) -> Changes:
-        """Says that there is something for which the reply had no room."""
+        """Says that there is something that did not fit into the reply."""
         return cls(Segment.empty(), cursor, False, calibration_version=calibration_version)
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes in a message, beside the name of the namespace."""
+        """About how much of a message it takes, without the name of the namespace."""
         origins = sum(len(origin) + _ORIGIN_BYTES for origin in self.segment.origins)
         return CHANGE_BYTES + origins + self.segment.num_bytes + len(self.calibration or b"")
 
 
 class OutputLog:
-    """The logs of all namespaces of one model; no output ever passes from one to another.
+    """The logs of all namespaces of one model; no output ever moves between them.
 
     Not thread-safe.
 
     Args:
-        max_bytes: most bytes of one namespace; the oldest outputs go first.
+        max_bytes: most bytes of one namespace; the oldest outputs are dropped first.
         max_total_bytes: most bytes of all together; the largest namespace gives way first, so a
             busy tenant does not push out a quiet one.
-        first_version: where version numbers of new outputs begin, at least 1: a cursor of 1 means
+        first_version: the first version number of new outputs, at least 1: a cursor of 1 means
             from the beginning, and 0 the same for a reader that has nothing to forget.
-        merge_calibration: how calibration state of two replicas becomes one; without it the last
-            writer's is kept.
+        merge_calibration: merges the calibration of two replicas; without it the last one written
+            is kept.
 
     Attributes:
         num_bytes: of the outputs kept.
-        num_calibration_bytes: beyond a bound the calibration set longest ago is dropped.
+        num_calibration_bytes: when over its limit, the calibration set longest ago is dropped.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class OutputLog:
         return list(self._partitions)
 
     def partition(self, namespace: str) -> Partition:
-        """The log of ``namespace``, made if there is none."""
+        """The log of ``namespace``, created if there is none."""
         partition = self._partitions.get(namespace)
         if partition is None:
             self._remove_empty()
@@ -134,7 +134,7 @@ class OutputLog:
         return partition or Partition(self._first_version, self._chunk_bytes)
 
     def has_room(self, namespaces: Iterable[str]) -> bool:
-        """Whether there may be these namespaces, too, where others than this cluster name them."""
+        """Whether these namespaces, which others than this cluster have named, may be added."""
         num_new = sum(name not in self._partitions for name in namespaces)
         most = self._max_total_bytes // NAMESPACE_SHARE // NAMESPACE_BYTES
         most = max(most, MIN_CLEARED_PARTITIONS)
@@ -144,7 +144,7 @@ class OutputLog:
         """Add outputs; those that were appended before are left out.
 
         Returns:
-            What was new, in parts that each belong to one chunk.
+            The new outputs, in parts that each belong to one chunk.
         """
         appended = list(self.partition(namespace).append(segment))
         self.num_bytes += sum(item.segment.num_bytes for item in appended)
@@ -169,18 +169,18 @@ class OutputLog:
         takes_one: bool = True,
         catch_up_bytes: int | None = None,
     ) -> dict[str, Changes]:
-        """What a reader has missed, for each namespace it names and where there is anything.
+        """What a reader has missed in each namespace it names; only those with changes.
 
-        The first of them that does not fit comes back with ``is_complete=False``, and of those
-        after it nothing is said, so a reader should name them in another order each time.
+        The first of them that does not fit comes back with ``is_complete=False``, and those after
+        it are left out, so a reader should name them in another order each time.
 
         Args:
-            cursors: for each namespace the version the reader wants next.
-            max_bytes: about how much the changes may take in a message in all.
+            cursors: for each namespace the next version the reader wants.
+            max_bytes: about how much of a message the changes may take in all.
             exclude_origin: the reader itself.
-            calibration_versions: what calibration the reader has.
-            takes_one: give one output, or calibration, even if it is larger than that.
-            catch_up_bytes: of the newest outputs that a reader wants which is further behind.
+            calibration_versions: of the calibrations the reader has.
+            takes_one: return one output, or calibration, even if it is larger than that.
+            catch_up_bytes: how much of the newest outputs a reader wants that is further behind.
         """
         changes: dict[str, Changes] = {}
         room = max_bytes
@@ -208,7 +208,7 @@ class OutputLog:
         return changes
 
     def flushes_since(self, cursors: Mapping[str, int]) -> dict[str, Changes]:
-        """Which namespaces a reader, who wants nothing else of them, must forget."""
+        """Which namespaces a reader, who only wants to know of flushes there, must forget."""
         changes = {}
         for namespace, cursor in cursors.items():
             partition = self._partitions.get(namespace)
@@ -243,10 +243,10 @@ class OutputLog:
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 
     def set_calibration(self, namespace: str, blob: bytes) -> None:
-        """Keep ``blob`` as the calibration state of ``namespace``, merged if that was asked for.
+        """Set the calibration of ``namespace`` to ``blob``, merged with the kept one if possible.
 
-        What is kept gives way where it cannot be merged and ``blob`` can, as after an upgrade, or
-        where both together are too large.
+        The kept one is replaced if it cannot be merged and ``blob`` can, as after an upgrade, or if
+        both together are too large.
 
         Raises:
             DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or cannot be merged.
@@ -262,8 +262,8 @@ class OutputLog:
         self.put_calibration(namespace, blob)
 
     def put_calibration(self, namespace: str, blob: bytes) -> None:
-        """Keep a calibration as the one set last, with a version that no other has or had: it is
-        new to all readers."""
+        """Store a calibration as the newest, with a version that no other has or had: it is new to
+        all readers."""
         self._calibration_version += 1
         partition = self.partition(namespace)
         partition.calibration = blob
@@ -278,7 +278,7 @@ class OutputLog:
             self._partitions[oldest].calibration = b""
 
     def flush(self, namespace: str) -> None:
-        """Forget ``namespace``, and tell its readers to."""
+        """Forget ``namespace``, and make its readers forget it."""
         partition = self.partition(namespace)
         self.num_bytes -= partition.num_bytes
         partition.flush()
@@ -305,9 +305,9 @@ class OutputLog:
         self.num_bytes += partition.num_bytes
 
     def _remove_empty(self) -> None:
-        """Where there are many partitions, forget those of which everything was evicted.
+        """If there are many partitions, forget those whose outputs were all evicted.
 
-        What comes of their namespaces later is numbered above all that was, for readers' cursors.
+        Later outputs of their namespaces get higher numbers than all before, for readers' cursors.
         """
         if len(self._partitions) < self._max_partitions:
             return

@@ -2,7 +2,7 @@
 
     <directory>/
         lock                     held by the one process that writes here
-        generation               how often the log was opened, and the epochs it had
+        generation               how often the log was opened, and the epochs of those openings
         generation.spare         room for the next one
         <hash of a namespace>/
             state                flushed version, calibration and what was evicted
@@ -11,12 +11,12 @@
             *.refused            a file that could not be used, set aside; .refused-2 a second one
 
 An append is handed to the operating system before it is acknowledged, so a killed process loses
-nothing; ``sync`` brings everything to the disk itself, so a power failure loses at most what
-came after the last one.  ``sync`` also turns the logs of full chunks into snapshots and deletes
-what was evicted.
+nothing; ``sync`` writes everything to the disk itself, so a power failure loses at most what came
+after the last sync.  ``sync`` also turns the logs of full chunks into snapshots and deletes what
+was evicted.
 
-A failed write never stops the log in memory: the chunk concerned is written again, whole, by
-the next ``sync`` that succeeds.
+A failed write never stops the log in memory: the chunk concerned is written again, whole, by the
+next ``sync`` that succeeds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
 logger = logging.getLogger(__name__)
 
 _NUM_LEFT_FREE = 1024
-"""Generations that one who waits leaves to the process that writes, which may be restarted."""
+"""Generations that a waiting process skips, for restarts of the process that writes."""
 
 _NO_LOCK = nullcontext()
 
@@ -51,28 +51,28 @@ _NO_LOCK = nullcontext()
 class OutputStore:
     """The files of one database.
 
-    Not thread-safe; another process that opens the same directory may only read, until the first
-    one has ended: then its next ``sync`` takes over, with all it has kept in memory so far.  So it
-    does where nothing can be written when it is opened, as soon as something can.  Of several that
-    wait one takes over so; another is then overtaken, and has to be opened anew.  Until then each
-    ``sync`` flushes what the one that writes has flushed.
+    Not thread-safe.  Another process that opens the same directory may only read until the writer
+    has ended; then its next ``sync`` takes over, with everything it has kept in memory so far.  The
+    same happens if nothing could be written at opening, as soon as writing works.  Of several
+    waiting processes one takes over; the others are then overtaken, and must reopen.  While
+    waiting, each ``sync`` flushes what the writer has flushed.
 
     Args:
-        directory: of this database alone; it is made.
-        key: whose output it is; other files are refused.
+        directory: used by this database alone; created if needed.
+        key: of the database; files with another key are refused.
         lock_timeout_s: how long to wait for a predecessor that is about to end.
-        is_read_only: whether to leave everything on disk as it is.
+        is_read_only: whether to leave everything on disk unchanged.
 
     Attributes:
         epoch: a new id of this opening.
         epochs: ids of the earlier openings whose version numbers are still valid.
         generation: the number of this opening, from 1.
-        is_overtaken: whether another process that waited has written since this one was opened:
-            its numbers may be ours, so nothing is written here any more.  Close this store, and go
-            on with another one and another log, to which what came since is added.
+        is_overtaken: whether another waiting process has written since this one was opened: its
+            numbers may equal ours, so this store no longer writes.  Close it, and continue with a
+            new store and a new log, to which newer outputs are added.
 
     Raises:
-        DatabaseError: the directory cannot be read; that may pass.
+        DatabaseError: the directory cannot be read; this may be temporary.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class OutputStore:
         self._flushed_here: set[str] = set()
         self.is_overtaken = False
         self._may_take_over = not is_read_only
-        # a file in place of a lock would outlive a killed process, to those of other nodes for ever
+        # a lock file instead of a lock would outlive a killed process, for other nodes for ever
         self._lock = FileLock(directory / "lock", thread_local=False, fallback_to_soft=False)
         self._generation_file = GenerationFile(directory, key)
         try:
@@ -103,7 +103,7 @@ class OutputStore:
 
     @property
     def first_version(self) -> int:
-        """Where the version numbers of this opening begin."""
+        """The first version number of this opening."""
         return self.generation * VERSIONS_PER_GENERATION
 
     @property
@@ -113,7 +113,7 @@ class OutputStore:
 
     @property
     def is_failing(self) -> bool:
-        """Whether something could not be written, and is not by now."""
+        """Whether something could not be written, and still is not."""
         return self._files.is_failing
 
     @property
@@ -123,7 +123,7 @@ class OutputStore:
 
     @property
     def num_refused(self) -> int:
-        """Files that could not be used, or not be read."""
+        """Files that could not be used or not be read."""
         return self._files.num_refused
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class OutputStore:
     def check_writable(self) -> None:
         """
         Raises:
-            DatabaseInUse: another process writes here.
+            DatabaseInUse: another process is writing here.
             DatabaseError: nothing can be written.
         """
         if self.is_writable:
@@ -143,19 +143,19 @@ class OutputStore:
             raise DatabaseError(f"{self.directory} cannot be written: {self._files.failure}")
         if self.is_overtaken:
             raise DatabaseError(
-                f"{self.directory} was written by another process meanwhile, and is to be opened "
-                "anew"
+                f"{self.directory} was written by another process meanwhile, and must be opened "
+                "again"
             )
         raise DatabaseInUse(
-            f"{self.directory} is in use by another process, as an application that serves it"
+            f"{self.directory} is in use by another process, such as a running application"
         )
 
     def restore(self, log: OutputLog) -> None:
-        """Fill the empty ``log``; what cannot be used is logged, set aside and left out.
+        """Fill the empty ``log``; unusable files are logged, set aside and left out.
 
         Raises:
-            DatabaseError: the directory or a state cannot be read, which may pass: ``log`` is not
-                whole, so close this store, and begin with another one and another log.
+            DatabaseError: the directory or a state cannot be read, perhaps temporarily: ``log`` is
+                incomplete, so close this store, and retry with a new store and a new log.
         """
         if self._may_take_over and not self.is_writable and not self._files.failure:
             logger.error(
@@ -168,24 +168,24 @@ class OutputStore:
         except OSError as error:
             raise DatabaseError(f"{self.directory} cannot be read: {error}") from error
         if self.is_writable and any(files.unsaved for files in self._files.namespaces.values()):
-            self.sync(log)  # what could be used of files that were set aside is nowhere else
+            self.sync(log)  # the usable part of files that were set aside is nowhere else
 
     def is_incomplete(self, namespace: str) -> bool:
-        """Whether, when this was opened, a file of ``namespace`` could not be used, then or ever
-        before, or outputs were missing between others."""
+        """Whether, when this was opened, a file of ``namespace`` could not be used, then or at any
+        time before, or outputs were missing between others."""
         return directory_name(namespace) in self._files.incomplete
 
     def has_flushed(self, namespace: str) -> bool:
-        """Whether ``namespace`` was flushed since this was opened, by this process."""
+        """Whether this process has flushed ``namespace`` since this was opened."""
         return namespace in self._flushed_here
 
     def knows_newer_flush(self, namespace: str, than: OutputStore) -> bool:
-        """Whether ``namespace`` was flushed on the disk after ``than`` had read it last."""
+        """Whether ``namespace`` was flushed on disk after ``than`` last read it."""
         here, there = (each._files.flushed_versions.get(namespace, 0) for each in (self, than))
         return here > there
 
     def append(self, namespace: str, appended: Appended) -> None:
-        """Keep what was just appended to the log."""
+        """Write what was just appended to the log."""
         if not self.is_writable:
             return
         version = appended.chunk_version
@@ -209,12 +209,12 @@ class OutputStore:
         self._files.of(namespace).is_state_saved = False
 
     def flush(self, namespace: str, log: OutputLog) -> None:
-        """Delete the files of ``namespace`` at once, those set aside included.
+        """Delete the files of ``namespace`` at once, including those set aside.
 
         Call it after ``log.flush``.
 
         Raises:
-            DatabaseInUse: another process writes here; they are deleted when that has ended.
+            DatabaseInUse: another process is writing here; they are deleted when it has ended.
             DatabaseError: they could not be deleted; each ``sync`` tries again.
         """
         files = self.flush_later(namespace)
@@ -222,8 +222,9 @@ class OutputStore:
             self.check_writable()
         except DatabaseInUse as error:
             raise DatabaseInUse(
-                f"{namespace} is forgotten here, but not by the other process: {error.message}; "
-                "what that has is deleted when it has ended. Send this to it, too, or again then"
+                f"namespace {namespace} was forgotten in memory, but another process owns the "
+                f"files: {error.message}. They are deleted when it has ended; send the request to "
+                "that process too, or again afterwards"
             ) from error
         try:
             self._sync_namespace(namespace, log, _NO_LOCK)
@@ -231,7 +232,7 @@ class OutputStore:
             raise DatabaseError(f"{files.directory} cannot be deleted: {error}") from error
 
     def flush_later(self, namespace: str) -> NamespaceFiles:
-        """Have the next ``sync`` delete what stands before the flushed version."""
+        """Have the next ``sync`` delete the files from before the flushed version."""
         self._flushed_here.add(namespace)
         return self._flush_files(namespace)
 
@@ -241,11 +242,11 @@ class OutputStore:
         return files
 
     def sync(self, log: OutputLog, lock: AbstractContextManager[object] = _NO_LOCK) -> bool:
-        """Bring everything to the disk; ``False`` if some of it failed and is tried again.
+        """Write everything to the disk; ``False`` if some of it failed and will be tried again.
 
         Args:
-            lock: what guards ``log`` and this object; not held while the disk is waited for, so
-                appends go on.  Nothing else may sync or flush meanwhile.
+            lock: guards ``log`` and this object; not held while waiting for the disk, so appends
+                continue.  Nothing else may sync or flush meanwhile.
         """
         if not self.is_writable and not self._follow(log, lock):
             return False
@@ -271,7 +272,7 @@ class OutputStore:
         try:
             self._make_directory()
             self._files.is_writable = self._acquire(lock_timeout_s)
-        except OSError as error:  # what is there may be read all the same
+        except OSError as error:  # what is there can still be read
             self._files.count_failure(error)
 
     def _make_directory(self) -> None:
@@ -286,7 +287,7 @@ class OutputStore:
         return True
 
     def _follow(self, log: OutputLog, lock: AbstractContextManager[object]) -> bool:
-        """Take the flushes of the process that writes; whether they could be read."""
+        """Apply the flushes of the process that writes; whether they could be read."""
         if not self._may_take_over:
             return False
         try:
@@ -300,9 +301,9 @@ class OutputStore:
         return True
 
     def _take_over(self, log: OutputLog) -> bool:
-        """Write from now on, if the process that did has ended.
+        """Become the writer, if the previous one has ended.
 
-        Not if another one that waited has done so in between: its numbers may be ours.
+        Not if another waiting process was writer in between: its numbers may equal ours.
         """
         try:
             self._make_directory()
@@ -321,7 +322,7 @@ class OutputStore:
         if not self.is_writable:
             self._lock.release()
             return False
-        logger.info("%s is free, and written from now on", self.directory)
+        logger.info("%s is free, this process writes it from now on", self.directory)
         for namespace in log.namespaces():
             files = self._files.of(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
@@ -333,13 +334,13 @@ class OutputStore:
     def _give_way(self) -> None:
         if not self.is_overtaken:
             logger.warning(
-                "%s was written by another process that waited, so it has to be opened anew",
+                "%s was written by another process meanwhile, and must be opened again",
                 self.directory,
             )
         self.is_overtaken = True
 
     def _open_generation(self) -> None:
-        """Number this opening and remember its epoch."""
+        """Number this opening and record its epoch."""
         generation, self.epochs = self._newest_generation()
         self.generation = generation + 1
         if self._may_take_over and not self.is_writable:
@@ -353,8 +354,8 @@ class OutputStore:
                 self._lock.release()
 
     def _newest_generation(self) -> tuple[int, tuple[str, ...]]:
-        """The number and the epochs of the last opening that could write, as ``generation`` or the
-        files of outputs say."""
+        """The number and the epochs of the last opening that could write, according to
+        ``generation`` or to the files of outputs."""
         generation, epochs = self._read_generation()
         versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
         flushed = [] if generation else [version for _, version in self._files.flushes()]
@@ -362,9 +363,9 @@ class OutputStore:
         return max(generation, highest // VERSIONS_PER_GENERATION), epochs
 
     def _take_flushes(self, flushes: Iterable[tuple[str, int]], log: OutputLog) -> None:
-        """Flush here what the process that writes, or did, has flushed since it was read last.
+        """Flush here what the present or previous writer has flushed since the last read.
 
-        All that has come since goes, too: of what is in memory, nothing says what was meant.
+        All newer outputs in memory go too: nothing tells whether the flush was meant for them.
         """
         for namespace, flushed_version in flushes:
             if flushed_version > self._files.flushed_versions.get(namespace, 0):
@@ -389,7 +390,7 @@ class OutputStore:
     ) -> None:
         """
         Raises:
-            OSError: something could not be written, and is taken again by the next sync.
+            OSError: something could not be written, and is tried again by the next sync.
         """
         with lock:
             files, partition = self._files.of(namespace), log.peek(namespace)

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 
 def give_back_pages(array: npt.NDArray[np.generic]) -> None:
-    """Let the system have the whole pages of an array, whose content is lost.
+    """Return the whole pages of an array to the system; their content is lost.
 
-    ``array`` must be contiguous and of numpy's own memory, not of a file.  Does nothing where the
-    system is not Linux.
+    ``array`` must be contiguous and in numpy's own memory, not a file.  Does nothing if the system
+    is not Linux.
     """
     if sys.platform != "linux" or not array.nbytes:
         return

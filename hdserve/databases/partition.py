@@ -7,8 +7,8 @@
 
 Every output gets the next version of its namespace.  A chunk is full and never changes again; the
 tail becomes a chunk when the next append would not fit.  A reader keeps one cursor per namespace:
-the version it wants next.  A cursor in the evicted part goes on at ``first_version``, so a new
-reader (cursor 0) gets all that is kept, in replies of a bounded size.
+the next version it wants.  A cursor in the evicted part continues at ``first_version``, so a new
+reader (cursor 0) gets all that is kept, in replies of bounded size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What an append added: the outputs that were new, and the chunk they became part of."""
+    """The result of an append: the outputs that were new, and the chunk they became part of."""
 
     segment: Segment
     chunk_version: int
@@ -36,16 +36,16 @@ class Partition:
     """The log of one namespace.
 
     Args:
-        first_version: where version numbers of new outputs begin.
+        first_version: the first version number of new outputs.
         chunk_bytes: most bytes of one chunk.
-        limit: of the origins whose outputs are known by name.
+        limit: of the origins whose output names are remembered.
 
     Attributes:
         chunks: ``(first version, outputs)``, oldest first.
         tail_version: of the first output of the tail.
         flushed_version: everything before it was flushed; readers must forget it too.
-        evicted: names of outputs that were here, since the last flush, and are no longer.
-        calibration: opaque state of the drafters, kept and handed on beside the outputs.
+        evicted: names of outputs that were dropped since the last flush.
+        calibration: opaque state of the drafters, kept and passed on with the outputs.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Partition:
         self._end_version = 0
         self._seen = SeenOutputs(limit=limit)
         self._seen_since_flush = SeenOutputs(limit=limit)
-        """Empty where nothing was flushed: then it would hold what ``_seen`` does."""
+        """Empty if nothing was flushed: then it would be equal to ``_seen``."""
 
     @property
     def first_version(self) -> int:
@@ -95,7 +95,7 @@ class Partition:
 
     @property
     def end_version(self) -> int:
-        """One more than the version of the newest output there was, or flushed."""
+        """One more than the version of the newest output there ever was, flushed or not."""
         return max(self._end_version, self.flushed_version)
 
     def append(self, segment: Segment) -> Iterator[Appended]:
@@ -115,8 +115,8 @@ class Partition:
     def restore(self, first_version: int, segment: Segment) -> None:
         """Add a chunk as it was before a restart; chunks come in ascending order.
 
-        What is newer than where this log begins, as in one that another process writes to, moves
-        the beginning.
+        If it is newer than the beginning of this log, as in a database that another process writes,
+        the log begins after it.
         """
         segment = self._add_seen(segment)
         if len(segment):
@@ -128,15 +128,15 @@ class Partition:
             self.num_outputs += len(segment)
 
     def restore_evicted(self, ranges: OriginRanges) -> None:
-        """Know what was evicted before a restart, so that it never comes back as something new;
-        ``flushed_version`` is restored before."""
+        """Remember what was evicted before a restart, so that it never returns as new; call it
+        after ``flushed_version`` is restored."""
         self.forget_names()
         self.evicted, self._seen = (SeenOutputs(ranges, self._limit) for _ in range(2))
         if self.flushed_version:
             self._seen_since_flush = SeenOutputs(ranges, self._limit)
 
     def forget_names(self) -> None:
-        """Have no output count as one that was here, so that other namespaces may know more."""
+        """Forget the names of all outputs, so that other namespaces may remember more."""
         for names in (self.evicted, self._seen, self._seen_since_flush):
             names.clear()
 
@@ -148,10 +148,10 @@ class Partition:
         return new
 
     def as_imported(self, segment: Segment) -> Segment:
-        """What an operator wants to have here, flushed or not.
+        """The outputs of ``segment`` as an operator's import adds them, flushed or not.
 
-        A name that was flushed is never taken again, here or by a replica, so after a flush what
-        is not here gets names of its own: the same ones whenever it is imported.
+        A name that was flushed is never accepted again, here or by a replica, so after a flush
+        outputs that are missing here get new names: the same ones at each import.
         """
         if not self.flushed_version:
             return segment
@@ -177,7 +177,7 @@ class Partition:
         self.num_outputs -= len(segment)
 
     def flush(self) -> None:
-        """Drop all outputs, and have readers do so too; it takes one version number itself."""
+        """Drop all outputs, here and at the readers; the flush takes one version number itself."""
         self.seal()
         self.next_version = self.tail_version = self.next_version + 1
         self.chunks.clear()
@@ -188,18 +188,18 @@ class Partition:
 
     @property
     def is_forgettable(self) -> bool:
-        """Whether nothing is here that a reader would have to hear of."""
+        """Whether there is nothing here that a reader needs to know of."""
         return not (self.num_bytes or self.flushed_version or self.calibration)
 
     def is_flushed_since(self, cursor: int) -> bool:
-        """Whether a reader that stands there has something to forget."""
+        """Whether a reader with this cursor has something to forget."""
         return 0 < cursor < self.flushed_version
 
     def lacks_end_before(self, cursor: int) -> bool:
-        """Whether the last outputs before the cursor of a reader of an earlier run are not here.
+        """Whether the last outputs before the cursor of an earlier run's reader are missing here.
 
-        Where nothing older is here it cannot be told from what was evicted, and so they count as
-        lost, too.
+        If nothing older is here either, they may have been evicted, but count as missing all the
+        same.
         """
         if cursor <= max(self.flushed_version, 1) or cursor == self._end_version:
             return False
@@ -211,7 +211,7 @@ class Partition:
         return version + len(segment) < cursor
 
     def is_current(self, cursor: int, calibration_version: int) -> bool:
-        """Whether a reader that stands there, with that calibration, has missed nothing."""
+        """Whether a reader with this cursor and calibration has missed nothing."""
         return cursor >= self.end_version and calibration_version == self.calibration_version
 
     def segments(self) -> list[tuple[int, Segment]]:
@@ -221,16 +221,16 @@ class Partition:
         return [*self.chunks, *((self.tail_version, segment) for segment in self._tail)]
 
     def seen(self) -> OriginRanges:
-        """The sequence numbers that were ever appended, evicted ones included."""
+        """The sequence numbers that were ever appended, including those of evicted outputs."""
         return self._seen.ranges()
 
     def has_seen(self, origin: str, start: int, stop: int) -> bool:
-        """Whether all those numbers of ``origin`` were ever appended."""
+        """Whether all these numbers of ``origin`` were ever appended."""
         return self._seen.numbers(origin).has_all(start, stop)
 
     def begin_of_last(self, num_bytes: int) -> int:
-        """Where the newest outputs begin, about so many bytes of them: chunks are not divided; 0
-        where there are no more."""
+        """The version where about the newest ``num_bytes`` of outputs begin, in whole chunks; 0 if
+        there are not that many."""
         for version, segment in reversed(self.segments()):
             num_bytes -= segment.num_bytes
             if num_bytes <= 0:
@@ -242,8 +242,8 @@ class Partition:
     ) -> tuple[Segment, int, bool]:
         """Outputs from ``cursor`` on, the new cursor, and whether nothing is left.
 
-        The new cursor is behind the last output there was, and not where the next one will be: so
-        it says after a restart whether the reader knows of outputs that are not here.
+        The new cursor is one past the last output that existed, not the next one's version: so
+        after a restart it tells whether the reader knows outputs that are missing here.
 
         Args:
             room: most bytes to return.
@@ -269,7 +269,7 @@ class Partition:
         return concatenate(found), max(cursor, self.end_version), True
 
     def missing_from(self, seen: OriginRanges) -> Segment:
-        """What is kept here and not among ``seen`` elsewhere."""
+        """The outputs that are kept here and not among ``seen`` elsewhere."""
         elsewhere = SeenOutputs(seen)
         return concatenate([elsewhere.add(segment) for _, segment in self.segments()])
 
@@ -277,7 +277,7 @@ class Partition:
 def _window(
     segment: Segment, start: int, exclude_origin: str | None, room: int, *, takes_one: bool
 ) -> tuple[NDArray[np.bool_], int]:
-    """Which outputs of ``segment`` from ``start`` on to send, and where to go on."""
+    """Which outputs of ``segment`` from ``start`` on to send, and where to continue."""
     keep = np.ones(len(segment), np.bool_)
     if exclude_origin in segment.origins:
         keep = segment.origin_index != segment.origins.index(exclude_origin)

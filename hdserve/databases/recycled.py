@@ -1,8 +1,8 @@
-"""What the model itself thought would follow: the likeliest tokens after each verified context.
+"""What the model itself expected next: the likeliest tokens after each verified context.
 
-A verification computes the logits of every node of a draft tree, of the rejected ones too.  Their
-likeliest tokens are kept under the last tokens before them and drafted when these come again
-("Turning Trash into Treasure: Token Recycling", Luo et al. 2024, keeps one row per last token).
+A verification computes the logits of every node of a draft tree, including the rejected ones.
+Their likeliest tokens are stored under the last tokens before them and drafted when these occur
+again ("Turning Trash into Treasure: Token Recycling", Luo et al. 2024, has a row per last token).
 
 The rows are those of :mod:`hdserve.databases.ngram`; a count is a probability in units of
 ``1 / SHARE_UNITS``, and a context that is seen again is overwritten.
@@ -38,7 +38,7 @@ NUM_TOP = 8
 """Likeliest tokens kept per context."""
 
 OBJECT_BYTES = 1 << 10
-"""What the objects of a namespace take beside the rows."""
+"""What the objects of a namespace take in addition to the rows."""
 
 SHARE_UNITS = MAX_COUNT
 _ZERO = np.uint32(0)
@@ -53,7 +53,7 @@ def write_top(
     shares: npt.NDArray[np.float32],
     stamp: int,
 ) -> None:
-    """Make ``tokens``, likeliest first, what follows a context."""
+    """Store ``tokens``, likeliest first, as what follows a context."""
     row = claim_row(rows, size, context_hash, stamp, 0)
     slot = FIRST_SLOT
     for index in range(NUM_TOP):
@@ -88,7 +88,7 @@ class RecycledDatabase:
 
     @property
     def num_entries(self) -> int:
-        """Contexts held, counted as they come; at most what the table has room for."""
+        """Contexts held, counted when added; at most what the table has room for."""
         return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
 
     def reserve_more(self, num_new: int = 0) -> None:

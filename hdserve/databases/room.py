@@ -1,4 +1,4 @@
-"""One bound for the databases of many namespaces."""
+"""One memory limit for the databases of many namespaces."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ MIN_PART_BYTES = 3 << 13
 """A namespace that has no more than this gives nothing up for others."""
 
 SHARE = 4
-"""A namespace that gives way gives up about one part in this many, so that a text never makes more
-than a few give way, and the next texts of about the same size none."""
+"""A namespace that gives way gives up about one part in this many, so that one text never makes
+more than a few give way, and the next texts of about the same size none."""
 
 MAX_SPARE_BYTES = 1 << 16
 LARGE_SHARE = 32
-"""Of a namespace so large that ``SHARE`` would be more than ``MAX_SPARE_BYTES``, and than a text
-needs, that is enough, or one part in this many."""
+"""The least that a namespace gives up: one part in ``SHARE``, but no more than ``MAX_SPARE_BYTES``
+or, if that is larger, one part in ``LARGE_SHARE``."""
 
 FREE_SHARE = 8
-"""A namespace that gave way may grow again when one part in this many of the room is free."""
+"""A namespace that gave way may grow again when one part in this many of the limit is free."""
 
 
 class Part(Protocol):
-    """What one namespace has.
+    """The database of one namespace.
 
     Attributes:
-        max_bytes: what it takes at most, now.
+        max_bytes: its current limit.
     """
 
     max_bytes: int
@@ -47,17 +47,17 @@ PartT = TypeVar("PartT", bound=Part)
 
 
 class Room(Generic[PartT]):
-    """Parts by namespace that together keep to a bound.
+    """Parts, one for each namespace, that together stay within a limit.
 
-    The largest gives way first, a part at a time, or one that is an eighth smaller at most: what a
-    namespace has is safe from others as long as it is smaller than theirs.  Whole namespaces are
+    The largest gives way first, step by step, or one that is at most an eighth smaller: a
+    namespace's data is safe from others as long as it is smaller than theirs.  Whole namespaces are
     dropped, least recently used first, only when there are so many that none has more than
     ``MIN_PART_BYTES``.
 
     Args:
-        max_bytes: the bound; a new part may take all of it.
-        on_change: called whenever a part comes, goes or is limited, once for all that give way to
-            one text.
+        max_bytes: the limit; a new part may take all of it.
+        on_change: called whenever a part is added, removed or limited; once for all that give way
+            to one text.
 
     Attributes:
         num_given_up: contexts that namespaces gave up for others.
@@ -74,7 +74,7 @@ class Room(Generic[PartT]):
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use, as far as it was noted."""
+        """Memory in use, as of the last :meth:`note` of each part."""
         return self._sizes.total
 
     @property
@@ -89,10 +89,10 @@ class Room(Generic[PartT]):
         return self._parts.get(namespace)
 
     def use(self, namespace: str, make: Callable[[int], PartT]) -> PartT:
-        """The part of a namespace, to be fed; :meth:`note` what became of it.
+        """The part of a namespace, to be added to; call :meth:`note` afterwards.
 
         Args:
-            make: makes a part that may take so many bytes.
+            make: creates a part that may take the given number of bytes.
         """
         part = self._parts.get(namespace)
         if part is None:
@@ -128,8 +128,8 @@ class Room(Generic[PartT]):
                 self._forget(next(iter(self._parts)))
 
     def _shrink(self, namespace: str, next_size: int) -> None:
-        """Have one of the largest parts give up what there is too much, but not more than makes it
-        as large as the next, or its share."""
+        """Make one of the largest parts give up the excess, but no more than brings it down to the
+        size of the next one, or than one part in ``SHARE``."""
         part, size = self._parts[namespace], self._sizes[namespace]
         share = size // SHARE
         least = max(min(share, MAX_SPARE_BYTES), size // LARGE_SHARE)

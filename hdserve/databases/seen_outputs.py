@@ -1,4 +1,4 @@
-"""Which outputs have been seen: a set of (origin, sequence number), held as few intervals."""
+"""Which outputs have been seen: a set of (origin, sequence number), stored as few intervals."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
 MAX_ORIGINS = 4096
-"""The most origins that one namespace remembers.  Beyond it the origin met longest ago is
+"""The most origins that one namespace remembers.  Beyond it the origin seen longest ago is
 forgotten: most likely a replica that is gone."""
 
 MAX_TOTAL_ORIGINS = 2**14
-"""About the most origins that all namespaces of a log remember together; each takes a kilobyte."""
+"""About the most origins that all namespaces of a log remember; each takes a kilobyte."""
 
 MIN_ORIGINS = 64
 """The origins that a namespace may always remember, however many namespaces there are."""
@@ -32,8 +32,8 @@ counts as seen."""
 class SequenceRanges:
     """A growing set of integers, stored as sorted, disjoint, half-open intervals.
 
-    An origin numbers its outputs without gaps, so there is nearly always one interval; gaps
-    come from what a lost actor never passed on.
+    An origin numbers its outputs without gaps, so there is nearly always one interval; gaps are
+    outputs that a lost actor never passed on.
     """
 
     __slots__ = ("_starts", "_stops")
@@ -90,10 +90,10 @@ class SequenceRanges:
 
 
 class OriginLimit:
-    """How many origins the namespaces of a log may know.
+    """How many origins the namespaces of a log may remember.
 
     Attributes:
-        num_known: all together.
+        num_known: by all of them together.
     """
 
     def __init__(self) -> None:
@@ -101,19 +101,19 @@ class OriginLimit:
         self._share = MAX_ORIGINS
 
     def share(self, num_namespaces: int) -> None:
-        """Share the origins among as many namespaces as there are now."""
+        """Divide the origins among the current number of namespaces."""
         share = MAX_TOTAL_ORIGINS // max(num_namespaces, 1)
         self._share = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
 
     def is_reached(self, num_origins: int) -> bool:
-        """Whether one that knows so many must forget one to know another: it has more than its
-        share only where others have less."""
+        """Whether a namespace with ``num_origins`` must forget one to add another: it may exceed
+        its share only while others use less of theirs."""
         is_full = self.num_known >= MAX_TOTAL_ORIGINS
         return num_origins >= (self._share if is_full else MAX_ORIGINS)
 
 
 class SeenOutputs:
-    """A growing set of output names; it makes every merge of segments a union."""
+    """A growing set of output names; it makes merging segments a union of sets."""
 
     __slots__ = ("_limit", "_origins")
 
@@ -129,7 +129,7 @@ class SeenOutputs:
         self._limit.num_known += len(self._origins)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget everything."""
         self._limit.num_known -= len(self._origins)
         self._origins.clear()
 
@@ -163,7 +163,7 @@ class SeenOutputs:
 
 
 def checked_ranges(wire: Any) -> OriginRanges:
-    """What :meth:`SeenOutputs.ranges` gave, as it comes from a message or a file.
+    """Check what :meth:`SeenOutputs.ranges` returned, received in a message or read from a file.
 
     Raises:
         SnapshotError: it is something else.
@@ -175,23 +175,23 @@ def checked_ranges(wire: Any) -> OriginRanges:
 
 def _checked_origin(origin: Any) -> str:
     if type(origin) is not str:
-        raise SnapshotError("corrupt: an origin is none")
+        raise SnapshotError("corrupt: an origin must be a string")
     return origin
 
 
 def _checked(intervals: Any) -> list[tuple[int, int]]:
     if not isinstance(intervals, list):
-        raise SnapshotError("corrupt: numbers of outputs are none")
+        raise SnapshotError("corrupt: sequence numbers must be a list of intervals")
     return [checked_interval(interval) for interval in intervals]
 
 
 def checked_interval(wire: Any) -> tuple[int, int]:
     """
     Raises:
-        SnapshotError: it is no pair of numbers.
+        SnapshotError: it is not a pair of numbers.
     """
     if not isinstance(wire, list) or len(wire) != 2:
-        raise SnapshotError("corrupt: an interval is none")
+        raise SnapshotError("corrupt: an interval must be [start, stop]")
     if not all(type(number) is int and 0 <= number < 2**63 for number in wire):
         raise SnapshotError("corrupt: a number is out of range")
     return wire[0], wire[1]

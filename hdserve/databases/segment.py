@@ -8,7 +8,7 @@
 
 ``(origin, sequence number)`` names an output for ever.  All merging (retried messages, restarts,
 refills from several replicas) is the union of such names, so it may happen in any order and
-more than once.
+repeatedly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_OUTPUT_TOKENS = 2**14
 """Most tokens of one output, so that each fits a message; longer text is stored in pieces."""
 
 BYTES_PER_OUTPUT = 14
-"""What an output costs beside its tokens: origin index, sequence number, length."""
+"""What an output costs in addition to its tokens: origin index, sequence number, length."""
 
 BYTES_PER_TOKEN = 4
 _MAX_ORIGINS = 2**14
@@ -161,7 +161,7 @@ class Segment:
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """What :func:`hdserve.databases.snapshot.pack` takes; small ids as two bytes each."""
+        """The form that :func:`hdserve.databases.snapshot.pack` takes; small ids as two bytes."""
         wire: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         if self.num_tokens and self.token_ids.max() < 2**16:
             wire["token_ids"] = self.token_ids.astype("<u2")

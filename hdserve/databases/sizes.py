@@ -1,4 +1,4 @@
-"""Which of many things is about the largest, without looking at all of them."""
+"""Which of many things is about the largest, found without looking at all of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from heapq import nlargest
 from itertools import islice
 
 _CLASS_BITS = 4
-"""Sizes of one class have so many first bits in common: they differ by an eighth at most."""
+"""Sizes of one class share this many leading bits: they differ by at most an eighth."""
 
 
 class Sizes:
     """The sizes of things by name, and their sum.
 
-    Names are kept apart by the class of their size.  There are few classes, so that what is said of
-    the largest takes as long for ten thousand as for ten.
+    Names are grouped by the class of their size.  There are few classes, so finding the largest
+    takes as long for ten thousand names as for ten.
 
     Attributes:
         total: all sizes together.
@@ -30,7 +30,7 @@ class Sizes:
         return self._sizes.get(name, 0)
 
     def set(self, name: str, size: int) -> None:
-        """Note what size a thing has now."""
+        """Set the current size of a thing."""
         self.remove(name)
         self.total += size
         self._sizes[name] = size
@@ -48,8 +48,8 @@ class Sizes:
             del self._classes[_class_of(size)]
 
     def largest(self) -> tuple[str, int]:
-        """One of those of the largest class, the first that came to it, and the size of the next
-        one of that class, or of the class below it; 0 where there is no other.
+        """The first member of the largest class, and the size of the next member, or, if there is
+        none, of a member of the next lower class; 0 if there is no other.
 
         There must be at least one.
         """
@@ -60,6 +60,6 @@ class Sizes:
 
 
 def _class_of(size: int) -> int:
-    """Larger for larger sizes; the number of bits and the first of them."""
+    """Larger for larger sizes: the number of bits, then the leading bits."""
     num_bits = size.bit_length()
     return (num_bits << _CLASS_BITS) | (size >> max(0, num_bits - _CLASS_BITS))

@@ -2,7 +2,7 @@
 
     envelope = msgpack map
         magic        "hdserve"
-        version      of this form; another one is refused
+        version      of this format; another one is refused
         kind         what the payload is: "publish", "reply", "chunk", ...
         model        whose output it is
         fingerprint  of the tokenizer, without which token ids mean nothing
@@ -37,7 +37,7 @@ MAX_FILE_BYTES = 64 * 2**20
 _ARRAY_EXTENSION = 1
 _MAX_DIMENSIONS = 8
 _MAX_ITEMS = 2**14
-"""Most items of one msgpack list or map: numbers in quantity travel as arrays."""
+"""Most items of one msgpack list or map: long lists of numbers are sent as arrays."""
 
 _DTYPE_CODES = ("|b1", "|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
 _DTYPES = tuple(np.dtype(code) for code in _DTYPE_CODES)
@@ -58,7 +58,7 @@ class DatabaseKey:
 
     Attributes:
         model: the served model's name.
-        fingerprint: a hash of the tokenizer, equal exactly where token ids mean the same.
+        fingerprint: a hash of the tokenizer, equal exactly if token ids mean the same.
     """
 
     model: str
@@ -79,7 +79,7 @@ def unpack(data: bytes) -> Any:
     """The value that ``pack`` encoded; lists stay lists, arrays are read-only views of ``data``.
 
     Raises:
-        SnapshotError: ``data`` is not what ``pack`` makes, or claims impossible sizes.
+        SnapshotError: ``data`` was not made by ``pack``, or claims impossible sizes.
     """
     return _unpack(data, max_items=_MAX_ITEMS, max_ext_len=len(data))
 
@@ -110,8 +110,8 @@ def decode(
     """Open an envelope and return its payload.
 
     Args:
-        model: whose it must be; ``None`` takes any model of this tokenizer.
-        max_bytes: longer ``data`` is refused before it is looked at.
+        model: whose it must be; ``None`` accepts any model with this tokenizer.
+        max_bytes: longer ``data`` is refused before it is read.
 
     Raises:
         SnapshotError: truncated, corrupt, too large, of another version, kind, model or tokenizer;
@@ -195,7 +195,7 @@ def of_another_version(version: int) -> str:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make creations, renames and deletions in ``directory`` survive a power failure."""
+    """Make created, renamed and deleted files in ``directory`` survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -5,12 +5,12 @@ A database is a directory of two files::
     info.json     format, tokenizer fingerprint, corpora, sizes, checksums
     table.bin     one bucket of header, then the buckets of an n-gram table
 
-One that replaces another has its table in ``table-2.bin``, and the next in ``table.bin`` again:
-``info.json`` names it, and is replaced when the table is on the disk, so that one of them is whole
-at any time.
+A database that replaces another has its table in ``table-2.bin``, the next one in ``table.bin``
+again: ``info.json`` names it, and is replaced once the table is on the disk, so that one of them is
+complete at any time.
 
-The table is read through a private mapping, so that all processes of a machine share its pages
-and opening takes the same time at any size.
+The table is read through a private mapping, so that all processes of a machine share its pages and
+opening takes the same time at any size.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class StatisticsDatabase:
     """A statistics database that is open for reading.
 
     Args:
-        file: what ``rows`` are a mapping of; closed with the database.
+        file: the file that ``rows`` map; closed with the database.
 
     Attributes:
         rows, size: the n-gram table, see ``ngram``.
-        info: what is inside.
+        info: its description.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class StatisticsDatabase:
             tokenizer: the fingerprint that the database must have been made for.
 
         Raises:
-            SnapshotError: there is no database, or it is corrupt, truncated, newer than this
-                version, or made for another tokenizer or for contexts of other lengths.
+            SnapshotError: there is no database, or it is corrupt, truncated, of a newer version, or
+                made for another tokenizer or for contexts of other lengths.
         """
         directory = Path(directory)
         info = read_info(directory)
@@ -108,11 +108,11 @@ class StatisticsDatabase:
         return self.info.num_buckets * BUCKET_BYTES
 
     def verify(self, progress: Callable[[int], None] | None = None) -> None:
-        """Read the whole table and compare its checksum: of the file that is mapped, whatever has
-        replaced it since, and not through the mapping, where an error of the disk ends the process.
+        """Read the whole table and compare its checksum.  This reads the file that is mapped, even
+        if it was replaced since, and not the mapping, where a disk error would end the process.
 
         Args:
-            progress: told of the bytes read since the last call.
+            progress: called with the bytes read since the last call.
 
         Raises:
             SnapshotError: the table is not what was written, or cannot be read.

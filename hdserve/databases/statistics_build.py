@@ -16,7 +16,7 @@ from hdserve.errors import DatabaseError
 
 BATCH_SEGMENTS = 256
 BATCH_LENGTH = 1 << 22
-"""Characters, or tokens, after which a batch has no more segments."""
+"""Characters, or tokens, after which a batch takes no further segments."""
 
 
 class CorpusTokenizer(Protocol):
@@ -34,9 +34,9 @@ class BuildProgress(StrictModel):
     """How far an unfinished build has come.
 
     Attributes:
-        files: name, size in bytes and checksum of the ends of each corpus in order, to tell
-            whether they are the same.
-        turn_end, excluded_sources, max_bytes: as the build was told.
+        files: name, size in bytes and checksum of the ends of each corpus in order, to recognise
+            whether they have changed.
+        turn_end, excluded_sources, max_bytes: as passed to the build.
         num_segments: segments read so far, over all files in order.
     """
 
@@ -54,15 +54,15 @@ class StatisticsBuild(StatisticsJob[BuildProgress]):
         directory: where it is written.
         paths: corpora, see :mod:`hdserve.databases.corpus`; counted in order.
         turn_end: token ids that end a message of the assistant.
-        excluded_sources: beginnings of the sources of rows that are left out.
-        checkpoint_tokens: the state is saved whenever so many more tokens were counted.
+        excluded_sources: prefixes of the sources of rows that are left out.
+        checkpoint_tokens: the state is saved each time this many more tokens were counted.
         on_progress: called with (path, bytes read of it, tokens so far).
 
     Attributes:
         num_excluded: segments left out, by source.
 
     Raises:
-        DatabaseError: a file is missing or empty, or as :class:`StatisticsJob` has it.
+        DatabaseError: a file is missing or empty, or as for :class:`StatisticsJob`.
     """
 
     kind, counted = "build", "num_segments"

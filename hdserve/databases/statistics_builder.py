@@ -44,7 +44,7 @@ from hdserve.errors import DatabaseError, SnapshotError
 _MAX_NAME_BYTES = 128
 _MAGIC = b"hdserve n-gram table\n"
 _STAMPS_PER_TURNOVER = 64
-"""How many stamps a row ages by while as many contexts come as the table holds."""
+"""How many stamps a row ages by while the table's number of contexts is added."""
 
 
 class StatisticsBuilder:
@@ -53,7 +53,7 @@ class StatisticsBuilder:
     Args:
         tokenizer: fingerprint of the tokenizer.
         vocab_size: all ids are below it; at most 1,048,576.
-        max_bytes: bound of the table; beyond it the rarest contexts are forgotten.
+        max_bytes: limit of the table; beyond it the rarest contexts are forgotten.
 
     Raises:
         DatabaseError: the vocabulary is too large.
@@ -83,8 +83,8 @@ class StatisticsBuilder:
         """Count one text; contexts do not reach beyond its first token.
 
         Args:
-            corpus: the name it is listed under, its beginning if it is long.
-            licence: listed beside it, likewise.
+            corpus: the name it is listed under, cut if it is long.
+            licence: listed with it, cut likewise.
 
         Raises:
             DatabaseError: an id is outside the vocabulary.
@@ -104,7 +104,7 @@ class StatisticsBuilder:
         self._list(CorpusInfo(name=name, num_texts=1, num_tokens=len(token_ids), licences=licences))
 
     def _list(self, corpus: CorpusInfo) -> None:
-        """Note what was counted, beyond ``MAX_CORPORA`` together with others."""
+        """List what was counted; beyond ``MAX_CORPORA`` corpora, in a common entry."""
         is_named = corpus.name in self.corpora or len(self.corpora) < MAX_CORPORA
         name = corpus.name if is_named else OTHERS
         before = self.corpora.get(name)
@@ -137,7 +137,7 @@ class StatisticsBuilder:
             self._list(corpus)
 
     def restore(self, database: StatisticsDatabase) -> None:
-        """Continue an unfinished build: take over its table as it is.
+        """Continue an unfinished build: take over its table unchanged.
 
         Raises:
             DatabaseError: it was made with other settings.
@@ -166,20 +166,20 @@ class StatisticsBuilder:
 
     @property
     def _num_stamps(self) -> int:
-        """Age marks since the table was empty."""
+        """Number of age marks used since the table was empty."""
         interval = max(1, self.table.max_buckets * ROWS_PER_BUCKET // _STAMPS_PER_TURNOVER)
         return 1 + int(self.table.size[NUM_ADDED]) // interval
 
     @property
     def _num_stamps_to_give_up(self) -> int:
-        """How many of the oldest stamps to give up, so that the rest is below the bound.  It
-        follows from what was counted alone, so that an interrupted build goes on as it would
-        have."""
+        """How many of the oldest stamps to give up to get below the limit.  It depends only on what
+        was counted, so that an interrupted build continues as it would have without the
+        interruption."""
         half = MAX_STAMP // 2
         return max(0, self._num_stamps - MAX_STAMP + half) // half * half
 
     def _rebase(self) -> None:
-        """Give up the oldest age marks when there would be too many: rows go on ageing."""
+        """Give up the oldest age marks when there would be too many, so that rows keep ageing."""
         change = self._num_stamps_to_give_up - self._num_stamps_given_up
         if change:
             rebase_stamps(self.table.rows, self.table.num_buckets, change)
@@ -191,10 +191,10 @@ class StatisticsBuilder:
             self.table.reserve_more()
 
     def write(self, directory: str | os.PathLike[str]) -> StatisticsInfo:
-        """Write the database; an existing one is there until it is replaced as a whole.
+        """Write the database; an existing one is in place until it is replaced as a whole.
 
-        Its table stays until the next one is written: replicas may map it, and on NFS a deleted
-        file is gone for them, too.
+        The old table is kept until the next write: replicas may map it, and on NFS a deleted file
+        disappears for them too.
 
         Raises:
             DatabaseError: nothing was counted, or the directory cannot be written.
@@ -214,7 +214,7 @@ class StatisticsBuilder:
             partial_info.replace(directory / INFO_NAME)
             sync_directory(directory)
         except OSError as error:
-            for left in (partial, partial_info):  # on a full disk
+            for left in (partial, partial_info):  # the disk may be full
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
@@ -224,12 +224,12 @@ class StatisticsBuilder:
         with path.open("wb") as file:
             file.write(_MAGIC.ljust(BUCKET_BYTES, b"\0"))
             rows = self.table.rows[: self.table.num_buckets * BUCKET_ROWS]
-            file.write(rows.data)  # numpy's `tofile` makes a TypeError of an interruption
+            file.write(rows.data)  # numpy's `tofile` turns an interruption into a TypeError
             file.flush()
             os.fsync(file.fileno())
 
     def _info(self, path: Path | None) -> StatisticsInfo:
-        """What is written beside the table at ``path``; without one the checksums are 0."""
+        """The description of the table at ``path``; without a path the checksums are 0."""
         sample = checksum = 0
         if path is not None:
             with path.open("rb") as file:
@@ -254,7 +254,7 @@ class StatisticsBuilder:
 
 
 def _free_table(directory: Path) -> str:
-    """A name of a table that the database in ``directory`` does not use."""
+    """A table name that the database in ``directory`` does not use."""
     try:
         used = read_info(directory).table
     except SnapshotError:

@@ -21,11 +21,11 @@ ProgressT = TypeVar("ProgressT", bound=StrictModel)
 
 
 class Checkpoint(Generic[ProgressT]):
-    """A database beside the one that will be finished, and how far it has come.
+    """The unfinished database, stored near its destination, and how far the job has come.
 
     Args:
-        directory: of the database that will be finished; the state lies in ``unfinished/`` below.
-        progress_model: what says how far it has come.
+        directory: of the database to be finished; the state is in ``unfinished/`` below it.
+        progress_model: the type of the progress record.
     """
 
     def __init__(self, directory: Path, progress_model: type[ProgressT]) -> None:
@@ -35,7 +35,7 @@ class Checkpoint(Generic[ProgressT]):
         self._progress_model = progress_model
 
     def load(self) -> tuple[ProgressT, StatisticsDatabase] | None:
-        """What was saved last; ``None`` when nothing was.
+        """The state saved last; ``None`` if there is none.
 
         Raises:
             DatabaseError: it is corrupt, or of another kind of job.
@@ -54,11 +54,11 @@ class Checkpoint(Generic[ProgressT]):
         return progress, database
 
     def _find(self) -> bool:
-        """Whether anything was saved; puts it in its place, where an interruption kept it from
-        there.
+        """Whether a state was saved; moves it into place if an interruption prevented
+        that.
 
         Raises:
-            OSError: it cannot be put there.
+            OSError: it cannot be moved.
         """
         for saved in (self.directory, self._new, self._old):
             if (saved / PROGRESS_NAME).is_file():
@@ -69,7 +69,7 @@ class Checkpoint(Generic[ProgressT]):
         return False
 
     def save(self, builder: StatisticsBuilder, progress: ProgressT) -> None:
-        """Replace what was saved; an interruption meanwhile leaves that, or all of the new.
+        """Replace the saved state; an interruption leaves either the old or the new one, whole.
 
         Raises:
             DatabaseError: it cannot be written.
@@ -88,6 +88,6 @@ class Checkpoint(Generic[ProgressT]):
         shutil.rmtree(self._old, ignore_errors=True)
 
     def remove(self) -> None:
-        """The database is finished."""
+        """Remove the state: the database is finished."""
         for directory in (self.directory, self._new, self._old):
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What ``info.json`` says of a statistics database."""
+"""The ``info.json`` of a statistics database."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STATISTICS_ORDERS = (1, 2, 3, 5)
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
 TABLE_NAMES = (TABLE_NAME, "table-2.bin")
 MAX_CORPORA = 1000
-"""The most corpora listed by name.  Those that come later are listed together, so that
-``info.json`` stays small."""
+"""The most corpora listed by name.  Later ones are listed together, so that ``info.json`` stays
+small."""
 
 MAX_LICENCES = 8
 """The most licences listed for one corpus."""
 
 OTHERS = "others"
-"""The name of all corpora, and of all licences, beyond those."""
+"""The name of all further corpora, and of all further licences."""
 
 
 def _bounded(licences: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,16 +36,16 @@ def _bounded(licences: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class CorpusInfo(StrictModel):
-    """What one corpus contributed: a file, or what the rows of files name as their source."""
+    """What one corpus contributed: a file, or the rows of files that name the same source."""
 
     name: str
     num_texts: int = Field(ge=0)
     num_tokens: int = Field(ge=0)
     licences: tuple[str, ...] = ()
-    """The licences that the rows of the corpus name."""
+    """The licences that rows of the corpus name."""
 
     def plus(self, other: CorpusInfo) -> CorpusInfo:
-        """Both together, under this name."""
+        """Both added up, under this name."""
         return CorpusInfo(
             name=self.name,
             num_texts=self.num_texts + other.num_texts,
@@ -68,7 +68,7 @@ class StatisticsInfo(StrictModel):
     """Contexts held."""
 
     num_added: int = Field(ge=0)
-    """Contexts that were counted, those forgotten since included."""
+    """Contexts that were counted, including those forgotten since."""
 
     num_buckets: int = Field(ge=1)
     sample_crc32: int

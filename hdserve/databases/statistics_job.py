@@ -1,4 +1,4 @@
-"""A job that writes a statistics database, and goes on where it was interrupted."""
+"""A job that writes a statistics database, and continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hdserve.errors import DatabaseError
 class StatisticsJob(ABC, Generic[ProgressT]):
     """One job; no other may write to its directory until it has run.
 
-    The database appears whole at the end; interrupted before it, only the unfinished state was
-    written, in ``unfinished/`` below the directory.
+    The database appears whole at the end; if interrupted, only the unfinished state was written, in
+    ``unfinished/`` below the directory.
 
     Args:
         directory: where the database is written.
-        builder: counts what will be in it.
-        begun: how far the job has come before it begins.
+        builder: counts its content.
+        begun: the progress at the start of a new job.
 
     Attributes:
-        kind: what the job is called.
+        kind: the name of the job.
         counted: the field of its progress that grows, from 0.
-        num_resumed: its value of an interrupted job, which this one continues.
+        num_resumed: its value from an interrupted job that this one continues.
 
     Raises:
         DatabaseError: the unfinished job in ``directory`` has other inputs or settings, or another
-            job writes there.
+            job is writing there.
     """
 
     kind: ClassVar[str]
@@ -82,7 +82,7 @@ class StatisticsJob(ABC, Generic[ProgressT]):
 
     @abstractmethod
     def _count_all(self) -> None:
-        """Count what an interrupted job has not counted, and save the state from time to time."""
+        """Count what was not counted before, and save the state from time to time."""
 
     def _save(self, num_done: int) -> None:
         self._checkpoint.save(self._builder, self._progress(num_done))

@@ -19,8 +19,8 @@ class MergeProgress(StrictModel):
 
     Attributes:
         sources: checksums of the databases, in the order in which they are merged.
-        max_bytes: bound of the table.
-        num_merged: how many of them it holds.
+        max_bytes: limit of the table.
+        num_merged: how many of them are merged.
     """
 
     sources: tuple[int, ...]
@@ -34,14 +34,14 @@ class StatisticsMerge(StatisticsJob[MergeProgress]):
     Args:
         directory: where it is written.
         sources: databases, merged in order.
-        max_bytes: bound of the table.
-        checkpoint_s: the state is saved after a source when so long ago nothing was; a save takes
-            about as long as merging a source of that size.
-        on_progress: told of each source that was merged.
+        max_bytes: limit of the table.
+        checkpoint_s: after a source the state is saved if the last save is at least this many
+            seconds ago; a save takes about as long as merging a source of that size.
+        on_progress: called after each source.
 
     Raises:
-        DatabaseError: a source cannot be read, or they are of different tokenizers, or as
-            :class:`StatisticsJob` has it.
+        DatabaseError: a source cannot be read, they have different tokenizers, or as for
+            :class:`StatisticsJob`.
     """
 
     kind, counted = "merge", "num_merged"

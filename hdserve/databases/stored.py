@@ -1,4 +1,4 @@
-"""Model databases as they lie on disk: found, described and read, also while they are in use."""
+"""Model databases on disk: found, described and read, also while they are in use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
 UNBOUNDED: Final = 2**62
-"""Bytes that no log reaches, so that all there is on disk is read."""
+"""A log size that is never reached, so that everything on disk is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """What a database holds of one namespace."""
+    """The content of one namespace of a database."""
 
     name: str
     num_outputs: int
@@ -47,8 +47,8 @@ def find_databases(root: Path) -> list[DatabaseKey]:
     """The databases below ``root``, a ``snapshot_dir``, in the order of their directories.
 
     Raises:
-        DatabaseError: ``root`` cannot be read, or holds no database; those of other versions and
-            the directories of shards are named.
+        DatabaseError: ``root`` cannot be read, or holds no database; the message names those of
+            other versions and the directories of shards.
     """
     try:
         files = _generations(root)
@@ -70,7 +70,7 @@ def check_tokenizer(root: Path, key: DatabaseKey) -> None:
     """
     keys = []
     for path in _generations(root):
-        with contextlib.suppress(DatabaseError):  # one that is damaged does not say whose it is
+        with contextlib.suppress(DatabaseError):  # a damaged one cannot be identified
             keys.append(key_of(path))
     found = [each for each in keys if each.model == key.model]
     if found and key not in found:
@@ -83,18 +83,18 @@ def check_tokenizer(root: Path, key: DatabaseKey) -> None:
 
 
 def shard_directories(root: Path) -> list[Path]:
-    """The directories below ``root`` of shards: each is the root of one actor's databases."""
+    """The directories of shards below ``root``: each is the root of one actor's databases."""
     return sorted(root.glob("shard-*-of-*"))
 
 
 def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
-    """Those of the directories of shards that hold a database of ``key``.
+    """The directories of shards that hold a database of ``key``.
 
     Raises:
         DatabaseError: ``root`` cannot be read.
     """
     try:
-        os.listdir(root)  # which a search for names leaves out in silence
+        os.listdir(root)  # raises what a search for names would ignore
         return [path for path in shard_directories(root) if database_directory(path, key).is_dir()]
     except FileNotFoundError:
         return []
@@ -105,8 +105,8 @@ def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
 def check_unsharded(root: Path) -> None:
     """
     Raises:
-        DatabaseError: the databases below ``root`` are those of shards: nobody would read what is
-            put beside them.
+        DatabaseError: the databases below ``root`` belong to shards: nobody would read what is put
+            next to them.
     """
     advice = "have it import an archive (POST /v1/speculation/databases/MODEL/import)"
     _check_no_shards(root, "reads nothing", advice)
@@ -115,8 +115,8 @@ def check_unsharded(root: Path) -> None:
 def check_current(root: Path) -> None:
     """
     Raises:
-        DatabaseError: the databases below ``root`` are those of shards: what stands beside them is
-            from before, and no longer grows.
+        DatabaseError: the databases below ``root`` belong to shards: one next to them is older,
+            and no longer grows.
     """
     advice = (
         "export from these directories, or have the server do so "
@@ -128,16 +128,16 @@ def check_current(root: Path) -> None:
 def _check_no_shards(root: Path, does: str, advice: str) -> None:
     for path in shard_directories(root)[:1]:
         raise DatabaseError(
-            f"{root} holds databases of shards ({path.name}), beside which a server {does}: "
+            f"{root} holds databases of shards ({path.name}); next to them a server {does}: "
             f"{advice}, or move them away if model_database.num_shards is 1 now"
         )
 
 
 def key_of(generation: Path) -> DatabaseKey:
-    """The key of a database, as ``generation`` says, or another of its files where that is damaged.
+    """The key of a database, read from ``generation``, or if that is damaged from another file.
 
     Raises:
-        DatabaseError: none says so.
+        DatabaseError: no file gives it.
     """
     namespaces = generation.parent
     others = [path for name in ("state", "*.chunk") for path in namespaces.glob(f"*/{name}")]
@@ -154,7 +154,7 @@ def find_database(root: Path, model: str | None, fingerprint: str = "") -> Datab
     """The database of ``model``, or the only one there is.
 
     Args:
-        fingerprint: the beginning of that of its tokenizer, of which a model may have had several.
+        fingerprint: a prefix of its tokenizer's; a model may have had several tokenizers.
 
     Raises:
         DatabaseError: there is none, or more than one.
@@ -177,9 +177,9 @@ def find_database(root: Path, model: str | None, fingerprint: str = "") -> Datab
 
 
 def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
-    """What a database holds; it may be in use.
+    """The content of a database, which may be in use.
 
-    Of a namespace that was forgotten a state stays, for readers that were away meanwhile: it is
+    A namespace that was forgotten keeps a state, for readers that were away meanwhile; it is
     left out.
 
     Raises:
@@ -199,10 +199,10 @@ def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
 
 
 def open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
-    """The files of a database, which may be in use, and all they hold.
+    """The files of a database, which may be in use, and their content.
 
     Raises:
-        DatabaseError: it is not there, or cannot be read.
+        DatabaseError: it does not exist, or cannot be read.
     """
     directory = database_directory(root, key)
     log = OutputLog(UNBOUNDED, UNBOUNDED)
@@ -217,5 +217,5 @@ def open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
 
 
 def _generations(root: Path) -> list[Path]:
-    """The file of each database of this version below ``root`` that says whose it is."""
+    """The file that identifies each database of this version below ``root``."""
     return sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))

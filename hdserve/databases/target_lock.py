@@ -15,10 +15,10 @@ LOCK_NAME = f"{CHECKPOINT_NAME}.lock"
 
 
 class TargetLock:
-    """Held from when it is made until it is released, or its process ends.
+    """Held from its creation until it is released, or its process ends.
 
     Args:
-        directory: that will be written; it is made, and removed again where nothing was written.
+        directory: to be written; it is created, and removed again if nothing was written.
 
     Raises:
         DatabaseError: another job holds it, or nothing can be written there.
@@ -39,9 +39,9 @@ class TargetLock:
             raise DatabaseError(f"{directory}: cannot be written: {error}") from error
 
     def release(self) -> None:
-        """Let another job write.  The file goes first: one that has gone is no lock to anybody."""
+        """Let another job write.  The file is deleted first, while it is still locked."""
         self._path.unlink(missing_ok=True)
         self._lock.release()
-        with suppress(OSError):  # the first that is not empty
+        with suppress(OSError):  # until the first that is not empty
             for directory in self._made:
                 directory.rmdir()

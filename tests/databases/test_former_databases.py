@@ -49,7 +49,7 @@ def test_a_database_in_use(tmp_path: Path) -> None:
     store = fill(tmp_path / "shard-1-of-2")
     fill(tmp_path / "shard-2-of-2").close()
     with pytest.raises(
-        DatabaseInUse, match=r"not in .*shard-1-of-2.* which another process writes"
+        DatabaseInUse, match=r"but .*shard-1-of-2.* is being written by another process"
     ):
         forget_in_former(tmp_path, KEY, "tenant")
     assert names(tmp_path / "shard-2-of-2") == ["default"]

@@ -264,7 +264,9 @@ def test_a_successor_that_waits_forgets_what_is_flushed(tmp_path):
     first.append("m", 7)
     second = Database(tmp_path)
     second.log.flush("n")
-    with pytest.raises(DatabaseInUse, match="n is forgotten here, but not by the other process"):
+    with pytest.raises(
+        DatabaseInUse, match="namespace n was forgotten in memory, but another process"
+    ):
         second.store.flush("n", second.log)
     second.append("n", 2)
     assert not second.sync()
@@ -338,8 +340,8 @@ def test_of_two_successors_one_writes_and_the_other_is_opened_anew(tmp_path, cap
     before = {path: path.read_bytes() for path in first.files("")}
     assert not third.sync()
     assert third.store.is_overtaken
-    assert "was written by another process that waited" in caplog.text
-    with pytest.raises(DatabaseError, match="to be opened anew"):
+    assert "was written by another process meanwhile" in caplog.text
+    with pytest.raises(DatabaseError, match="must be opened again"):
         third.store.check_writable()
     assert {path: path.read_bytes() for path in first.files("")} == before
     third = third.restart()
