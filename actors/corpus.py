@@ -23,7 +23,7 @@ class Corpus:
         corpus_id: a hash of the tokenizer, the description and the files' names and sizes; equal
             for copies on different nodes.
         fingerprint: of the tokenizer.
-        directory: where the actor has it.
+        directory: where it is on the actor's node.
         sizes: bytes of each file, by path relative to the directory.
         info: the description made when it was built.
     """
@@ -48,10 +48,10 @@ class Corpus:
 
 
 def describe(fingerprint: str, directory: Path) -> Corpus:
-    """The corpus in ``directory``; reads its description and no other file.
+    """The corpus in ``directory``; reads only its description.
 
     Raises:
-        DatabaseError: it is no statistics database.
+        DatabaseError: it is not a statistics database.
     """
     try:
         info_path = directory / INFO_NAME
@@ -65,9 +65,9 @@ def describe(fingerprint: str, directory: Path) -> Corpus:
             if path.is_file() and _is_part(path.relative_to(directory))
         }
     except (OSError, ValueError) as error:
-        raise DatabaseError(f"{directory} is no statistics database: {error}") from error
+        raise DatabaseError(f"{directory} is not a statistics database: {error}") from error
     if not isinstance(info, dict):
-        raise DatabaseError(f"{info_path} is no description of a statistics database")
+        raise DatabaseError(f"{info_path} does not describe a statistics database")
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([fingerprint, sizes]).encode())
     digest.update(description)
@@ -78,7 +78,7 @@ def describe_for(fingerprint: str, directory: Path) -> Corpus:
     """The corpus in ``directory``, which must be of the tokenizer with ``fingerprint``.
 
     Raises:
-        DatabaseError: it is no statistics database, or one of another tokenizer.
+        DatabaseError: it is not a statistics database, or one of another tokenizer.
     """
     corpus = describe(fingerprint, directory.absolute())
     if corpus.info.get("tokenizer") != fingerprint:
@@ -87,7 +87,7 @@ def describe_for(fingerprint: str, directory: Path) -> Corpus:
 
 
 def tokenizer_of(directory: Path) -> object:
-    """The fingerprint that the description of a corpus names; ``None`` where there is none."""
+    """The fingerprint in the description of a corpus; ``None`` if there is none."""
     try:
         return describe("", directory).info.get("tokenizer")
     except DatabaseError:
@@ -95,7 +95,7 @@ def tokenizer_of(directory: Path) -> object:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether a file belongs to the database, and not to the next one that is being built there."""
+    """Whether a file belongs to the database, and not to the next one being built there."""
     return not (is_unfinished(path) or path.name.startswith("."))
 
 

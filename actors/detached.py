@@ -1,4 +1,4 @@
-"""Actors that outlive the application on purpose, by name, in a Ray namespace of their own."""
+"""Actors that deliberately outlive the application, found by name, in their own Ray namespace."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def get_or_create(
 ) -> Any:
     """A handle of the actor called ``name``, which is started if there is none in the cluster.
 
-    Ray starts it again without limit.  Calls that it does not answer are not repeated.
+    Ray restarts it without limit.  Calls that it does not answer are not repeated.
 
     Args:
-        resources: custom ones that it reserves.
-        args: what a new one is made of; one that is there keeps what it was made of.
-        concurrency_groups: threads of those of its methods that name a group; all others share one.
+        resources: custom resources that it reserves.
+        args: passed to the constructor of a new one; an existing one keeps its own.
+        concurrency_groups: threads of each named group of methods; all others share one thread.
 
     Raises:
         RayError: the cluster cannot be reached.
     """
-    remote: Any = ray.remote  # whose types lack the groups
+    remote: Any = ray.remote  # its type hints lack the groups
     options = remote(concurrency_groups=dict(concurrency_groups))(_logging(actor)).options(
         name=name,
         namespace=_NAMESPACE,
@@ -49,14 +49,14 @@ def get_or_create(
 
 
 def _logging(actor: type) -> type:
-    """Return ``actor`` with a log; by itself it is a plain class, which changes no process."""
+    """Return ``actor`` with logging; by itself it is a plain class that changes no process."""
 
     class Logging(actor):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             log_to_stderr()
             super().__init__(*args)
 
-    Logging.__name__ = Logging.__qualname__ = actor.__name__  # by which Ray shows it
+    Logging.__name__ = Logging.__qualname__ = actor.__name__  # the name Ray shows
     return Logging
 
 
@@ -70,6 +70,6 @@ def get(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """The names of all that there are."""
+    """The names of all existing ones."""
     found = list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in found if actor["namespace"] == _NAMESPACE]

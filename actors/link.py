@@ -1,4 +1,4 @@
-"""Calls to an actor that may be dead, restarting, gone or not there yet."""
+"""Calls to an actor that may be dead, restarting, gone or not started yet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ActorLink:
     """A connection that finds its actor again.
 
     Args:
-        resolve: gives a handle; it may block and raise.
+        resolve: returns a handle; it may block and raise.
         name: for the log.
 
     Attributes:
@@ -51,12 +51,12 @@ class ActorLink:
         """Call a method of the actor.
 
         Args:
-            read: makes of the answer what is returned.  One that it cannot read, of another
-                version perhaps, is a failure as any other.
+            read: turns the answer into the result.  An answer it cannot read, perhaps of another
+                version, counts as a failure like any other.
 
         Raises:
             ActorUnreachable: try again after ``back_off_s``.
-            DatabaseError: the actor refused the message, so that sending it again is of no use, or
+            DatabaseError: the actor refused the message, so that sending it again is useless, or
                 ``read`` raised it.
         """
         try:
@@ -68,7 +68,7 @@ class ActorLink:
         except RayTaskError as error:
             self._count_failure(error)
             raise DatabaseError(f"{self._name} refused a message: {error}") from error
-        except Exception as error:  # whatever Ray raises must not reach a request
+        except Exception as error:  # no exception of Ray may reach a request
             self._handle = None
             self._count_failure(error)
             raise ActorUnreachable(f"{self._name}: {error!r}") from error

@@ -1,6 +1,6 @@
-"""The corpora of this node, where those that it lacks are copied to.
+"""The corpora of this node, to which missing ones are copied.
 
-All replicas of a node map the same files, and so share its page cache.
+All replicas of a node map the same files, and so share the page cache.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
 
 _COMPLETE_AFTER_S = 600.0
-"""After so long an actor knows again what it knew before a restart: whoever has a corpus offers it
-every minute."""
+"""After this time an actor knows everything again that it knew before a restart: whoever has a
+corpus offers it every minute."""
 
 _PARTIAL_SUFFIX = ".partial"
 
@@ -49,23 +49,23 @@ def ensure_local(
     directories: Iterable[Path] = (),
     resources: Mapping[str, float] = NO_RESOURCES,
 ) -> list[Path]:
-    """``directories``, or, if there are none, where this node has the largest corpus of a tokenizer
-    that the cluster has and that can be had.
+    """``directories``, or, if there are none, this node's directory of the largest corpus of a
+    tokenizer that the cluster has and that is available.
 
-    A corpus that this node has where the actor has it (image, wheel, volume) is used there.
-    Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
-    replicas ask, checked, and moved into place together.  One that cannot be fetched is left out,
-    with an error in the log.  What was fetched before counts as well while the actor knows of none,
-    and after its restart, until all have offered again what they have; only then are copies of what
-    nobody offers deleted.
+    A corpus that this node has under the same path as the actor (image, wheel, volume) is used
+    there. Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
+    replicas ask, checked, and moved into place together.  One that cannot be fetched is skipped,
+    with an error in the log.  Copies fetched earlier are also used while the actor knows of none,
+    and after its restart, until all have offered theirs again; only then are copies deleted that
+    nobody offers.
 
     Args:
-        directories: corpora of this node, to be registered first, which does not matter to this
-            node where the actor's lacks them.
-        resources: that the actor reserves if it is started here.
+        directories: corpora of this node, to be registered first; it is no problem if the actor's
+            node lacks them.
+        resources: what the actor reserves if it is started here.
 
     Raises:
-        DatabaseError: the actor is out of reach, or one of ``directories`` is no statistics
+        DatabaseError: the actor is out of reach, or one of ``directories`` is not a statistics
             database of this tokenizer.
     """
     own = [describe_for(fingerprint, Path(directory)) for directory in directories]
@@ -76,7 +76,7 @@ def ensure_local(
         except RayActorError as error:
             if attempt == _NUM_ATTEMPTS:
                 raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
-            logger.warning("the statistics actor is gone and is tried again")
+            logger.warning("the statistics actor is gone, trying again")
             time.sleep(_RETRY_S)
         except RayError as error:
             raise DatabaseError(f"the statistics actor failed: {error}") from error
@@ -90,9 +90,9 @@ def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpu
         except DatabaseGone:
             raise
         except DatabaseError as error:
-            logger.warning("other nodes cannot have %s: %s", corpus.directory, error)
+            logger.warning("cannot offer the corpus %s to other nodes: %s", corpus.directory, error)
     found = {corpus.corpus_id: corpus for corpus in [*call(actor, "catalogue", fingerprint), *own]}
-    is_complete = call(actor, "age_s") >= _COMPLETE_AFTER_S  # in this order, should it be restarted
+    is_complete = call(actor, "age_s") >= _COMPLETE_AFTER_S  # first, as it may be restarted now
     _drop_partial(cache_dir)
     if found and is_complete:
         _drop_outdated(fingerprint, cache_dir, found)
@@ -104,20 +104,20 @@ def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpu
         try:
             return [_local(actor, corpus, cache_dir)]
         except DatabaseError as error:
-            logger.error("done without the corpus %s: %s", corpus.directory, error)
+            logger.error("the corpus %s is not used: %s", corpus.directory, error)
     return []
 
 
 def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -> None:
-    """Delete the copies of a tokenizer's corpora that are offered no longer, but for those that
-    are being fetched; a process that has mapped one keeps it."""
+    """Delete the copies of a tokenizer's corpora that are no longer offered, except those being
+    fetched; a process that has mapped one keeps it."""
     for directory in cache_dir.glob("[!.]*/"):
         if directory.name not in current and tokenizer_of(directory) == fingerprint:
             _delete_unless_fetched(directory, directory.name)
 
 
 def _drop_partial(cache_dir: Path) -> None:
-    """Delete what is left of copies whose process was killed."""
+    """Delete the remains of copies whose process was killed."""
     for directory in cache_dir.glob(f".*{_PARTIAL_SUFFIX}/"):
         _delete_unless_fetched(directory, directory.name[1 : -len(_PARTIAL_SUFFIX)])
 
@@ -129,7 +129,7 @@ def _delete_unless_fetched(directory: Path, corpus_id: str) -> None:
 
 
 def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
-    """The corpora of a tokenizer that were fetched before, where their copies are."""
+    """The corpora of a tokenizer that were fetched before, by the directories of their copies."""
     found = {}
     for directory in cache_dir.glob("[!.]*/"):
         with suppress(DatabaseError):
@@ -140,7 +140,7 @@ def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
 
 
 def _local(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
-    """Where this node has a corpus, which is fetched if need be."""
+    """Where this node has a corpus, which is fetched if needed."""
     directory = Path(corpus.directory)
     return directory if corpus.is_in(directory) else _fetch(actor, corpus, cache_dir)
 

@@ -1,5 +1,5 @@
-"""Where lines of this program's log go in the processes of Ray, which look after Ray's own alone:
-of others Python prints warnings, with neither time nor level, and nothing below them."""
+"""Where this program's log goes in processes of Ray.  Ray only sets up logging for itself; of other
+loggers Python prints warnings, without time or level, and nothing below."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ PACKAGES = ("hdserve", "actors", "deployments")
 
 _SERVE_LOGGER = "ray.serve"
 _FORMAT = "%(levelname)s %(asctime)s %(name)s -- %(message)s"
-"""As Ray Serve has it, but for the name of the replica."""
+"""The format of Ray Serve, without the name of the replica."""
 
 
 class _ServeLog(logging.Handler):
-    """Hands lines to the logger of Ray Serve.  The level, the handlers and with them the form are
-    those it has at that moment: another ``logging_config`` changes them in a running replica."""
+    """Passes records on to Ray Serve's log, with the level, handlers and format of that moment:
+    another ``logging_config`` changes them in a running replica."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger = logging.getLogger(_SERVE_LOGGER)
@@ -23,19 +23,19 @@ class _ServeLog(logging.Handler):
 
 
 def log_with_serve() -> None:
-    """Have this process, a replica of Ray Serve, log where and as Ray Serve does."""
+    """Make this process, a replica of Ray Serve, log where and as Ray Serve does."""
     _log_with(_ServeLog(), logging.DEBUG)
 
 
 def log_to_stderr() -> None:
-    """Have this process, an actor, log to its standard error, of which Ray makes a file."""
+    """Make this process, an actor, log to its standard error, which Ray writes to a file."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(_FORMAT))
     _log_with(handler, logging.INFO)
 
 
 def _log_with(handler: logging.Handler, level: int) -> None:
-    """Have ``handler``, and no other, take the lines of this program."""
+    """Make ``handler``, and no other, handle this program's log records."""
     for name in PACKAGES:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

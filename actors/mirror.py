@@ -1,12 +1,12 @@
-"""What a replica runs beside its engine to share generated text with the cluster.
+"""What a replica runs next to its engine to share generated text with the cluster.
 
     engine thread ── publish ──> queue ──> Publisher ─────┐
                                                           ├── actor of the own model
     replica      <── deliver ─────────── Subscription ────┘
                  <── deliver ─────────── Subscription ─────── actors of ``draft_from`` models
 
-Everything but ``publish`` and ``use`` happens on one background thread with its own event loop.
-No failure of an actor, of Ray or of the receiver gets out of it.
+Everything except ``publish`` and ``use`` runs on one background thread with its own event loop.  No
+failure of an actor, of Ray or of the receiver leaves it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 4 * 2**20
 NAMESPACE_IDLE_S = 3600.0
-"""A namespace that was not used for so long is no longer followed."""
+"""A namespace that was not used for this long is no longer followed."""
 
 MAX_FOLLOWED_NAMESPACES = 4096
-"""Of the namespaces beyond as many that were used last none is followed."""
+"""The most namespaces that are followed: those used last."""
 
 _RESTART_S = 1.0
 
 CLOSING_S = 1.0
-"""How long what is under way may take to end, besides what is left to be published."""
+"""How long calls in progress may take to end, in addition to publishing what is left."""
 
 _CATCH_UP_SHARE = 8
-"""A new replica asks for one part in this many of the text that a namespace may have in the actor.
+"""A new replica asks for one part in this many of the text that the actor may keep of a namespace.
 A token takes 180 bytes in the index of the replica and four in the text, so that is still several
 times what fits."""
 
@@ -60,17 +60,17 @@ class MirrorStats:
     Attributes:
         num_published_outputs: acknowledged by the actor.
         num_dropped_outputs: lost because the queue was full or the actor refused them.
-        num_flushed_outputs: not shared, as they are from before a flush, or from before the first
-            word of an actor that ever had one.
+        num_flushed_outputs: not shared, because they are from before a flush, or from before the
+            first reply of an actor that ever had a flush.
         num_received_outputs: delivered to the replica, of all models followed.
-        num_refilled_outputs: given back to an actor that had lost them.
+        num_refilled_outputs: sent again to an actor that had lost them.
         num_failures: calls of an actor that failed.
         num_dropped_calibrations: calibration states that were too large to be shared.
         num_receiver_failures: exceptions of the receiver.
         num_queued_bytes: waiting to be published.
         last_poll_age_s: since the last successful poll of the own model's actor; before the first
-            one since the start.
-        num_unwritten_actors: of the own model, that said last that they cannot write their disk.
+            poll, since the start.
+        num_unwritten_actors: actors of the own model that last reported a disk they cannot write.
     """
 
     num_published_outputs: int
@@ -91,7 +91,7 @@ class Mirror:
 
     Args:
         key: the replica's model and tokenizer.
-        shard: whose actors it is in touch with; it must only be asked for their namespaces.
+        shard: whose actors it talks to; use it only for their namespaces.
         receiver: what the replica does with news.
         draft_from: further models of the same tokenizer to read.
         merge_calibration: passed to the actor if this mirror is the one that starts it.
@@ -123,7 +123,7 @@ class Mirror:
             return actor
 
         link = ActorLink(resolve, f"the model database of {key.model}")
-        refill_bytes = config.refill_bytes // shard.num_shards  # a replica has a mirror of each
+        refill_bytes = config.refill_bytes // shard.num_shards  # there is a mirror for each
         kept = OutputLog(refill_bytes, refill_bytes)
         self._catch_up_bytes = max(config.refill_bytes, config.max_bytes // _CATCH_UP_SHARE)
         own = self._subscription(link, key, self._queue, kept, receiver)
@@ -140,7 +140,7 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def start(self) -> None:
-        """Begin; the actor is started in the background if there is none."""
+        """Start; if there is no actor, it is started in the background."""
         self._started_s = time.monotonic()
         self._thread.start()
 
@@ -155,15 +155,15 @@ class Mirror:
             self._wake(self._publisher.is_due)
 
     def standing(self, namespace: str) -> Standing:
-        """How far the receiver was told of ``namespace``: of all flushes up to there."""
+        """How far the receiver was told of ``namespace``, with all flushes up to there."""
         return self._subscriptions[0].standing(namespace)
 
     def publish_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
         """Share the calibration state of ``namespace``, at most ``MAX_CALIBRATION_BYTES``.
 
         Args:
-            standing: from before it was taken; it counts for nothing if ``namespace`` was flushed
-                since.
+            standing: from before the state was taken; the state is ignored if ``namespace`` was
+                flushed after that.
         """
         if len(calibration) > MAX_CALIBRATION_BYTES:
             if not self._num_dropped_calibrations:
@@ -174,12 +174,12 @@ class Mirror:
         self._queue.put_calibration(namespace, calibration, standing)
 
     def has_calibration(self, namespace: str) -> bool:
-        """Whether calibration state of ``namespace`` has not been sent yet.  One that is taken
-        meanwhile would replace it, and yet count as learned after it."""
+        """Whether calibration state of ``namespace`` has not been sent yet.  A new one would
+        replace it, and yet count only as what was learned after it."""
         return self._queue.has_calibration(namespace)
 
     def use(self, namespace: str) -> None:
-        """A request of ``namespace`` came: follow it from now on.  Never blocks."""
+        """A request of ``namespace`` has arrived: follow it from now on.  Never blocks."""
         is_new = namespace not in self._last_used
         self._last_used[namespace] = time.monotonic()
         if is_new:
@@ -187,8 +187,8 @@ class Mirror:
                 self._wake(subscription.is_due)
 
     def wait_until_current(self, timeout_s: float) -> bool:
-        """Wait until what the actor has now of the namespaces in use, as much as is of use here, is
-        delivered.
+        """Wait until what the actor now has of the namespaces in use, as far as it is wanted here,
+        is delivered.
 
         A new replica calls it to draft from the cluster's text with its first request.
         """
@@ -198,7 +198,7 @@ class Mirror:
         return own.wait_for(poll, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish what is queued, for at most ``timeout_s``, and end; all that takes at most
+        """Publish what is queued, for at most ``timeout_s``, and end, which takes at most
         ``CLOSING_S`` more."""
         if not self._thread.is_alive():
             self._loop.close()
@@ -208,7 +208,7 @@ class Mirror:
         self._thread.join(timeout_s + CLOSING_S)
 
     def stats(self) -> MirrorStats:
-        """What was published and received so far, and how far behind it is."""
+        """What was published and received so far, and how far behind the mirror is."""
         own = self._subscriptions[0]
         links = {id(item.link): item.link for item in self._subscriptions}.values()
         last_s = self._started_s if own.last_poll_s is None else own.last_poll_s
@@ -255,7 +255,7 @@ class Mirror:
         )
 
     def _used_namespaces(self) -> list[str]:
-        """The namespaces to follow: the last ones that were used, no more than fit a poll."""
+        """The namespaces to follow: those used last, no more than fit into a poll."""
         since_s = time.monotonic() - NAMESPACE_IDLE_S
         items = list(self._last_used.items())
         used = [item for item in items if item[1] >= since_s]
@@ -287,7 +287,7 @@ class Mirror:
             async with asyncio.timeout(self._drain_s):
                 await self._publisher.drain()
         except TimeoutError:
-            told = "%d bytes were not published, nor perhaps the message that was under way"
+            told = "%d bytes were not published, nor perhaps the message being sent"
             logger.warning(told, self._queue.num_bytes)
 
     async def _forever(self, run: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""The actors that keep what models generated, found by whose database they keep."""
+"""The actors that keep what models generated, found by the key of their database."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import DatabaseError
 
 METHODS_VERSION = 1
-"""Raised when replicas or gateways call the actor otherwise: another method, or another answer.  It
-is a part of the actor's name, because one that outlives an upgrade keeps the methods it was started
-with."""
+"""Increased when replicas or gateways call the actor differently: another method, or another
+answer.  It is part of the actor's name, because an actor that outlives an upgrade keeps the methods
+it was started with."""
 
 _NAME_BEGIN = "model-database-"
 _VERSION = f"v{FORMAT_VERSION}.{METHODS_VERSION}"
@@ -27,17 +27,17 @@ _SHARD = re.compile(rf"{_NAME_BEGIN}{re.escape(_VERSION)}(?:-shard-(\d+)-of-(\d+
 def actor_name(key: DatabaseKey, shard: Shard = WHOLE) -> str:
     """The actor's name in the Ray namespace ``hdserve``.
 
-    It carries the versions of the wire format and of the methods, so that two versions of the
-    program run side by side during an upgrade, each with an actor it understands.  With a directory
-    the later actor reads what the earlier one has there, and writes when that has ended; without
-    one it begins empty, and what the earlier one keeps has to be exported.
+    It contains the versions of the wire format and of the methods, so that two versions of the
+    program run side by side during an upgrade, each with an actor it understands.  With a
+    directory, the newer actor reads the older one's files, and writes when that has ended; without
+    one it starts empty, and the older one's content has to be exported.
     """
     label = f"-{shard.label}" if shard.label else ""
     return f"{_NAME_BEGIN}{_VERSION}{label}:{key.model}:{key.fingerprint[:16]}"
 
 
 def model_of(name: str) -> str | None:
-    """The model whose database an actor of that name keeps, of any version; ``None`` if it keeps
+    """The model whose database an actor with this name keeps, of any version; ``None`` if it keeps
     none."""
     kind, _, whose = name.partition(":")
     return whose.rpartition(":")[0] if kind.startswith(_NAME_BEGIN) else None
@@ -51,7 +51,7 @@ def get_or_create(
 ) -> Any:
     """A handle of the database's actor, which is started if there is none in the cluster.
 
-    One that is there keeps the settings it was started with.
+    An existing one keeps the settings it was started with.
 
     Args:
         merge_calibration: an importable function; see :class:`ModelDatabaseActor`.
@@ -76,11 +76,11 @@ def get(key: DatabaseKey, shard: Shard = WHOLE) -> Any:
 
 
 def get_to_read(key: DatabaseKey, shard: Shard) -> Any:
-    """A handle of the actor if there is one, for those who only read.
+    """A handle of the actor if there is one, for callers that only read.
 
     Raises:
         ValueError: there is none.
-        DatabaseError: there are some of the model, of other tokenizers.
+        DatabaseError: there are only actors of the model for other tokenizers.
     """
     try:
         return get(key, shard)
@@ -92,7 +92,7 @@ def get_to_read(key: DatabaseKey, shard: Shard) -> Any:
 
 
 def get_all(key: DatabaseKey, num_shards: int) -> dict[Shard, Any]:
-    """Handles of the actors there are of ``num_shards`` shards."""
+    """Handles of the existing actors among those of ``num_shards`` shards."""
     found = {}
     for shard in shards(num_shards):
         with contextlib.suppress(ValueError):
@@ -101,18 +101,18 @@ def get_all(key: DatabaseKey, num_shards: int) -> dict[Shard, Any]:
 
 
 def get_former(key: DatabaseKey, num_shards: int) -> list[tuple[Shard, Any]]:
-    """Shards and handles of the other actors of the model, of this version: they were started for
-    another number of shards, or another tokenizer, and run until ``hdserve database stop``."""
+    """Shards and handles of the model's other actors of this version: started for another number of
+    shards, or another tokenizer, and running until ``hdserve database stop``."""
     current = {actor_name(key, shard) for shard in shards(num_shards)}
     found = []
     for name in detached.names():
         kind = _SHARD.fullmatch(name.partition(":")[0])
         if kind and model_of(name) == key.model and name not in current:
-            with contextlib.suppress(ValueError):  # it has ended since
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
                 found.append((_shard(*kind.groups()), detached.get(name)))
     return found
 
 
 def _shard(number: str | None, num_shards: str | None) -> Shard:
-    """The shard of such a name; the whole where it has neither."""
+    """The shard of such a name; the whole if it has neither number."""
     return Shard(int(number) - 1, int(num_shards)) if number and num_shards else WHOLE

@@ -1,8 +1,8 @@
 """What one model generated anywhere in the cluster, kept by an actor.
 
-It merges, keeps and hands on; nobody asks it anything while a token is waited for.  Replicas
-talk to it through :class:`actors.mirror.Mirror`.  Restarted, it comes back with what was on its
-disk, and asks a replica for the rest.
+It merges, keeps and distributes; nobody waits for it while generating a token.  Replicas talk to it
+through :class:`actors.mirror.Mirror`.  After a restart it continues with what is on its disk, and
+asks replicas for the rest.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from hdserve.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 MAX_POLLS_PER_S = 200.0
-"""The most polls of all readers together while nothing is new; they take about 5 % of the calls
-that one actor can answer."""
+"""The most polls per second of all readers while nothing is new; they take about 5 % of the calls
+one actor can answer."""
 
 MAX_CATCH_UP_CALLS_PER_S = 1000.0
 
 _ROOM = MAX_REPLY_BYTES - 2**10
-"""What a reply has room for beside its envelope."""
+"""The room for the contents of a reply, without its envelope."""
 
 _MIN_REPLY_ROOM = 2**12
 
@@ -72,8 +72,8 @@ class ExportPart(NamedTuple):
     Attributes:
         message: for ``import_``.
         cursor: of the next part.
-        epoch: of the run, and reading of the disk, whose cursors these are; in another one they may
-            be beyond all there is.
+        epoch: identifies the run, and reading of the disk, that the cursor belongs to; in another
+            one it may be beyond the end.
     """
 
     message: bytes
@@ -86,9 +86,9 @@ class ModelDatabaseActor:
     """The database of one model; a plain class, so that tests can call it without Ray.
 
     Args:
-        key: whose database it is; messages of another are refused.
-        merge_calibration: how the calibration of two replicas becomes one; the last writer's is
-            kept without it.
+        key: of the database; messages with another key are refused.
+        merge_calibration: merges the calibration of two replicas; without it the last one written
+            is kept.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class ModelDatabaseActor:
     def publish(self, message: bytes) -> int:
         """Add finished outputs and calibration; return how many outputs were new.
 
-        Sending the last message again changes nothing.  Calibration that cannot be used is counted,
-        and left out; so is, uncounted, what was finished or learned before the namespace was
-        flushed.
+        Sending the last message again changes nothing.  Calibration that cannot be used is counted
+        and left out; outputs and calibration from before a flush of the namespace are left out
+        without being counted.
 
         Raises:
             SnapshotError: it is corrupt, or of another model or tokenizer.
@@ -167,16 +167,16 @@ class ModelDatabaseActor:
                 room = room * 3 // 4
 
     def flush(self, namespace: str) -> int:
-        """Forget ``namespace``: here, on disk, and in each mirror with its next poll; how many
-        outputs there were of it.
+        """Forget ``namespace``: here, on disk, and in each mirror at its next poll; return how many
+        outputs it had.
 
-        Where the actor loses its disk, or dies without one, before a mirror has polled, that
-        mirror has not heard of it and gives back what it holds; then it has to be flushed again.
+        If the actor loses its disk, or dies without having one, before a mirror has polled, that
+        mirror does not learn of the flush and sends its outputs again; then flush once more.
 
         Raises:
-            DatabaseInUse: it is forgotten here, but another process, as the actor of another
-                cluster, has it, and its files.
-            DatabaseError: it is forgotten, but files of it could not be deleted, or not yet; that
+            DatabaseInUse: it is forgotten here, but another process, such as the actor of another
+                cluster, still has it and owns its files.
+            DatabaseError: it is forgotten, but files of it could not be deleted, or not yet; this
                 is tried again.
         """
         with self._lock:
@@ -185,10 +185,10 @@ class ModelDatabaseActor:
             self._refills.forget(namespace)
             if self._store:
                 self._store.flush_later(namespace)
-        if not self._sync_lock.acquire(timeout=_MAX_DISK_WAIT_S):  # all other calls wait, too
+        if not self._sync_lock.acquire(timeout=_MAX_DISK_WAIT_S):  # all other calls wait meanwhile
             raise DatabaseError(
-                f"{namespace} is forgotten, but the disk is slow: its files are deleted when what "
-                "is being written to it has been"
+                f"namespace {namespace} was forgotten in memory, but the disk is slow: its files "
+                "are deleted after the present write"
             )
         try:
             with self._lock:
@@ -201,14 +201,14 @@ class ModelDatabaseActor:
         return num_outputs
 
     def flush_former(self, namespace: str, root: Path, in_use: Iterable[str]) -> None:
-        """Delete what the model's databases of other numbers of shards, and of former tokenizers,
-        keep of ``namespace`` below ``root``.
+        """Delete what the model's databases for other numbers of shards, and for former tokenizers,
+        have of ``namespace`` below ``root``.
 
         Args:
-            in_use: the directories of actors that were flushed, this one's too.
+            in_use: the directories of actors that were flushed, including this one's.
 
         Raises:
-            DatabaseInUse: yet another process writes one of them.
+            DatabaseInUse: yet another process is writing one of them.
             DatabaseError: one cannot be changed, or read.
         """
         forget_in_former(root, self._key, namespace, map(Path, in_use))
@@ -217,7 +217,7 @@ class ModelDatabaseActor:
         """Outputs of ``namespace`` from ``cursor`` on, and its calibration.
 
         Raises:
-            DatabaseError: what is on disk cannot be read, so that this would not be all.
+            DatabaseError: the disk cannot be read, so that this would be incomplete.
         """
         with self._lock:
             if self._open_failure:
@@ -235,20 +235,20 @@ class ModelDatabaseActor:
         return [path.name for path in stored_shards(root, self._key)]
 
     def import_(self, message: bytes) -> int:
-        """Add what ``export`` gave, here or in the database of another model of this tokenizer.
+        """Add the result of ``export``, of this or another model's database of this tokenizer.
 
         Returns:
-            How many outputs were new.
+            The number of new outputs.
 
         Raises:
-            SnapshotError: it is corrupt, of another tokenizer, or has what no database takes.
+            SnapshotError: it is corrupt, of another tokenizer, or has entries no database may have.
         """
         received = Publish.decode(message, self._key.fingerprint, model=None)
         with self._lock:
             return take_message(received, self._log, self._store)
 
     def snapshot_now(self) -> bool:
-        """Bring everything to the disk; ``False`` if it could not be, or there is none."""
+        """Write everything to the disk; ``False`` if that failed, or there is no disk."""
         with self._sync_lock:
             if self._store is None and self._config.snapshot_dir is not None:
                 self._open_store(self._config.snapshot_dir)
@@ -292,7 +292,7 @@ class ModelDatabaseActor:
             }
 
     def close(self) -> None:
-        """Write everything and let go of the directory."""
+        """Write everything and release the directory."""
         self.snapshot_now()
         with self._sync_lock, self._lock:
             if self._store:
@@ -301,7 +301,7 @@ class ModelDatabaseActor:
 
     @property
     def _has_unwritten(self) -> bool:
-        """Whether something is in memory alone that was to be written, as far as is known now."""
+        """Whether something that should be on disk is only in memory, as far as is known."""
         return self._is_unwritten or bool(self._store and self._store.is_failing)
 
     def _new_log(self, first_version: int) -> OutputLog:
@@ -313,11 +313,11 @@ class ModelDatabaseActor:
         )
 
     def _open_store(self, root: Path) -> None:
-        """Go on from what is on the disk, with what came before it could be read after that, or
-        before it was written by another process that waited; then readers begin anew, as after a
-        restart.
+        """Continue with what is on the disk.  Outputs that arrived before it could be read, or
+        before another waiting process wrote it, are added after that; then readers start over, as
+        after a restart.
 
-        While it cannot be read the database is in memory alone.
+        While the disk cannot be read the database is only in memory.
         """
         try:
             store, log = self._restored(root)
@@ -352,13 +352,13 @@ class ModelDatabaseActor:
             raise
         for other, what_to_do in others.items():
             if other.name == directory.name:
-                logger.warning("%s is left as it is: %s", other, what_to_do)
+                logger.warning("%s is left unchanged: %s", other, what_to_do)
         return store, log
 
     def _take_earlier(self, namespace: str, earlier: Partition, before: OutputStore | None) -> None:
-        """Take what came of ``namespace`` while the disk could not be read, or since ``before`` was
-        opened; nothing where it was flushed on the disk meanwhile, as nothing says what came first.
-        """
+        """Take over outputs of ``namespace`` that arrived while the disk could not be read, or
+        after ``before`` was opened; none if it was flushed on the disk meanwhile, as the order is
+        not known."""
         first_version = before.first_version if before else 0
         is_flushed = before.has_flushed(namespace) if before else earlier.flushed_version > 0
         if is_flushed:
@@ -374,7 +374,7 @@ class ModelDatabaseActor:
             self._take_calibration(namespace, earlier.calibration)
 
     def _without_flushed(self, received: Publish) -> Publish:
-        """Without what its sender had before a flush of which it has not heard."""
+        """Without what its sender had before a flush that it has not heard of."""
         flushed = {
             name
             for name, cursor in received.cursors.items()
@@ -404,8 +404,8 @@ class ModelDatabaseActor:
         return num_new
 
     def _is_new(self, sender: str, namespace: str, calibration: bytes) -> bool:
-        """Whether a calibration is not that of a message that is sent again: merged twice it would
-        count twice."""
+        """Whether a calibration is not from a repeated message: merged twice it would count
+        twice."""
         last = self._last_calibrations.pop((sender, namespace), None)
         self._last_calibrations[sender, namespace] = hash(calibration)
         if len(self._last_calibrations) > _MAX_LAST_CALIBRATIONS:
@@ -470,7 +470,7 @@ class ModelDatabaseActor:
         return epoch != self._epoch and (self._store is None or epoch not in self._store.epochs)
 
     def _note_losses(self, poll: Poll) -> None:
-        """Compare what the reader knew of earlier runs with what came back from the disk."""
+        """Compare what the reader knew of earlier runs with what was restored from the disk."""
         first_version = self._store.first_version if self._store else 0
         for namespace, position in poll.positions.items():
             is_of_this_run = poll.epoch == self._epoch and position.cursor >= first_version
@@ -481,21 +481,21 @@ class ModelDatabaseActor:
                 self._refills.note_lost(namespace)
 
     def _has_lost(self, poll: Poll, namespace: str, position: Position) -> bool:
-        """Whether something that the reader knows of ``namespace`` is not here, or may not be."""
+        """Whether something the reader knows of ``namespace`` is missing here, or may be."""
         if poll.epoch and self._is_incomplete(poll.epoch, namespace):
             return True
         partition = self._log.partition(namespace)
         return partition.lacks_end_before(position.cursor) or self._lacks(poll, namespace)
 
     def _is_incomplete(self, epoch: str, namespace: str) -> bool:
-        """Whether not all that came in the run ``epoch``, or before, is here."""
+        """Whether something that arrived in the run ``epoch``, or before, is missing here."""
         store = self._store
         if store is None or self._is_unknown_epoch(epoch):
             return epoch != self._epoch
         return store.num_refused > 0 or store.is_incomplete(namespace)
 
     def _lacks(self, poll: Poll, namespace: str) -> bool:
-        """Whether something that the reader has published is not here."""
+        """Whether something that the reader has published is missing here."""
         start, stop = poll.published.get(namespace, (0, 0))
         return stop > 0 and not self._log.partition(namespace).has_seen(poll.reader, start, stop)
 
@@ -521,5 +521,5 @@ class ModelDatabaseActor:
             time.sleep(min(self._config.snapshot_interval_s, _MAX_SLEEP_S))
             try:
                 self.snapshot_now()
-            except Exception:  # the database goes on in memory
+            except Exception:  # the database continues in memory
                 logger.exception("the snapshot of %s failed", self._key.model)

@@ -1,4 +1,4 @@
-"""What a replica has finished and not yet published: bounded, and never in the way."""
+"""Finished outputs of a replica that are not published yet: bounded, and never in the way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, TokenId
 
 @dataclass(slots=True)
 class Batch:
-    """What goes into one message, by namespace."""
+    """The content of one message, by namespace."""
 
     outputs: dict[str, list[NDArray[np.uint32]]] = field(default_factory=dict)
     calibrations: dict[str, bytes] = field(default_factory=dict)
@@ -26,13 +26,13 @@ class Batch:
 
 
 class OutputQueue:
-    """Outputs and calibration on their way to an actor; thread-safe.  When it is full the oldest
+    """Outputs and calibration to be sent to an actor; thread-safe.  When it is full the oldest
     outputs are dropped and counted.
 
     Attributes:
-        num_bytes: what is queued.
-        num_dropped: outputs that were dropped, or were no token ids.
-        num_forgotten: outputs that a flush took.
+        num_bytes: of what is queued.
+        num_dropped: outputs that were dropped, or were not token ids.
+        num_forgotten: outputs that were removed by a flush.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,7 +57,7 @@ class OutputQueue:
                 self.num_dropped += 1
 
     def put_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
-        """Queue calibration state; what was queued before for ``namespace`` is replaced."""
+        """Queue calibration state; replaces what was queued before for ``namespace``."""
         with self._lock:
             self._namespaces.add(namespace)
             self._calibrations[namespace] = calibration, standing
@@ -68,7 +68,7 @@ class OutputQueue:
             return namespace in self._calibrations
 
     def forget(self, namespace: str) -> bool:
-        """Drop what is queued of ``namespace``; whether anything ever was since the last time."""
+        """Drop what is queued of ``namespace``; whether anything was queued since the last time."""
         with self._lock:
             self._calibrations.pop(namespace, None)
             num_before = len(self._outputs)

@@ -19,26 +19,26 @@ from hdserve.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 MAX_NUMBERED_NAMESPACES = 2**14
-"""The most namespaces whose next output number is kept.  One that was forgotten goes on with a
-number above those of all that were."""
+"""The most namespaces whose next output number is remembered.  One that was forgotten continues
+above the numbers of all forgotten ones."""
 
 
 class Publisher:
     """Sends what a replica has finished, one message at a time.
 
-    A message whose fate is unknown is sent again as it was; the actor knows its outputs by their
-    numbers.  So a restart of the actor loses nothing that was not yet acknowledged.
+    A message whose fate is unknown is sent again unchanged; the actor recognises its outputs by
+    their numbers.  So a restart of the actor loses nothing that was not yet acknowledged.
 
     Args:
         origin: the replica's id, unique to this process.
-        kept: gets every published output, to give it back if the actor loses it.
-        subscription: the replica's own, which knows of which flushes it has heard.
+        kept: gets every published output, to send it again if the actor loses it.
+        subscription: the replica's own, which knows what flushes it has heard of.
 
     Attributes:
         is_due: set when there is enough for a message.
         num_outputs: outputs that were acknowledged.
         num_refused: outputs of messages that the actor did not understand.
-        num_flushed: outputs that the actor left out because of a flush, as far as it has said so;
+        num_flushed: outputs that the actor has reported left out because of a flush;
             outputs of messages that were sent again are not counted.
     """
 
@@ -65,11 +65,11 @@ class Publisher:
         self._interval_s = interval_s
         self._unsent: Publish | None = None
         self._flushed_versions: dict[str, int] = {}
-        """When the unsent message was made: the flushed version of each of its namespaces."""
+        """The flushed version of each of its namespaces when the unsent message was made."""
         self._next_numbers: dict[str, int] = {}
         self._first_number = 0
-        """The first output number of a namespace without a kept one: no name of an output is ever
-        used again."""
+        """The first output number of a namespace whose own is not remembered: no output name is
+        ever used again."""
 
     async def run(self) -> None:
         """Publish at the interval, or as soon as there is enough for a message."""
@@ -141,7 +141,7 @@ class Publisher:
         return message
 
     def _take_numbers(self, namespace: str, num_outputs: int) -> int:
-        """The first of the next numbers of ``namespace``."""
+        """Reserve the next numbers of ``namespace``; returns the first."""
         first = self._next_numbers.pop(namespace, self._first_number)
         self._next_numbers[namespace] = first + num_outputs
         if len(self._next_numbers) > MAX_NUMBERED_NAMESPACES:

@@ -1,4 +1,4 @@
-"""Which namespaces lost outputs in a restart, and which replicas were asked to give them back."""
+"""Which namespaces lost outputs in a restart, and which replicas were asked to send them again."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _NOBODY = "", 0.0
 
 
 class Refills:
-    """One replica at a time is asked for each namespace, and each replica once: what was published
-    shortly before the loss is held by nobody but the replica that generated it."""
+    """One replica at a time is asked for each namespace, and each replica once: outputs published
+    shortly before the loss are only held by the replica that generated them."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[str, float]] = {}
-        """Of each namespace that lost outputs: who was asked last, and until when nobody else."""
+        """By namespace that lost outputs: who was asked last, and until when nobody else is."""
         self._answered: dict[str, set[str]] = {}
 
     def note_lost(self, namespace: str) -> None:
-        """A caller knows outputs of ``namespace`` that are not here."""
+        """A caller knows outputs of ``namespace`` that are missing here."""
         self._asked.setdefault(namespace, _NOBODY)
 
     def ask(self, namespace: str, reader: str, now_s: float) -> bool:
-        """Whether to ask ``reader``, who calls; if so nobody else is asked for a while.  One that
-        was asked and calls again meanwhile has not heard of it, or could not give all."""
+        """Whether to ask ``reader``, who is polling; if so nobody else is asked for a while.  If it
+        polls again, it did not get the request, or could not send everything."""
         if not self.is_wanted(namespace, reader):
             return False
         asked, until_s = self._asked[namespace]
@@ -35,7 +35,7 @@ class Refills:
         return True
 
     def is_wanted(self, namespace: str, reader: str) -> bool:
-        """Whether ``reader`` is to be asked, at the latest after all others."""
+        """Whether ``reader`` is still to be asked, now or after others."""
         return namespace in self._asked and reader not in self._answered.get(namespace, ())
 
     def extend(self, namespace: str, sender: str, now_s: float) -> None:
@@ -44,7 +44,7 @@ class Refills:
             self._asked[namespace] = sender, now_s + LEASE_S
 
     def finish(self, namespace: str, reader: str) -> None:
-        """``reader`` has given all it has."""
+        """``reader`` has sent all it has."""
         if self._is_asked(namespace, reader):
             self._asked[namespace] = _NOBODY
         if namespace in self._asked:
@@ -54,11 +54,11 @@ class Refills:
         return self._asked.get(namespace, _NOBODY)[0] == reader
 
     def forget_readers(self, readers: Collection[str]) -> None:
-        """Forget readers that are gone.  One that comes back is asked once more."""
+        """Forget readers that are gone.  One that returns is asked once more."""
         for answered in self._answered.values():
             answered.difference_update(readers)
 
     def forget(self, namespace: str) -> None:
-        """Nothing of ``namespace`` is wanted back."""
+        """Stop asking for ``namespace``."""
         self._asked.pop(namespace, None)
         self._answered.pop(namespace, None)

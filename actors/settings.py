@@ -1,4 +1,4 @@
-"""The settings that an actor keeps from when it was started, whatever is deployed since."""
+"""The settings that an actor keeps from when it was started, whatever is deployed later."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TIMEOUT_S = 10.0
 
 
 def actor_settings(config: ModelDatabaseConfig) -> dict[str, Any]:
-    """The settings of ``config`` that the actor reads, not the replicas, as simple types."""
+    """Those settings of ``config`` that the actor reads, not the replicas, as simple types."""
     return config.model_dump(mode="json", include=_NAMES)
 
 
 def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseConfig) -> None:
-    """Log which settings a model database's actor has not taken from ``config``.
+    """Log which settings of ``config`` a model database's actor does not use.
 
     It is not told to change: during an update replicas of both configurations use it.
 
@@ -47,8 +47,8 @@ def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseCo
     ]
     if differences:
         logger.warning(
-            "the model database of %s goes on as it was started: %s; when no replica with the old "
-            "settings is left, `hdserve database stop --model %s` has it started with the new ones",
+            "the model database of %s keeps the settings it was started with: %s; when no replica "
+            "with the old settings is left, `hdserve database stop --model %s` has it started anew",
             key.model,
             "; ".join(differences),
             shlex.quote(key.model),

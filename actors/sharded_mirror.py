@@ -1,4 +1,4 @@
-"""A replica's side of a model database whose namespaces several actors share."""
+"""A replica's side of a model database whose namespaces are divided among several actors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hdserve.databases.segment import TokenIds
 
 
 class ShardedMirror:
-    """A :class:`Mirror` for each shard of which a namespace has been used.
+    """A :class:`Mirror` for each shard with a namespace that was used.
 
-    Thread-safe; begins a mirror, which is a thread, with the first use of a namespace of its
-    shard, so that a replica is in touch with no more actors than it needs.
+    Thread-safe; a mirror, which is a thread, is started at the first use of a namespace of its
+    shard, so that a replica talks to no more actors than it needs.
 
     Args:
         make: the mirror of a shard, not started.
@@ -50,7 +50,7 @@ class ShardedMirror:
         return self._of(namespace).has_calibration(namespace)
 
     def wait_until_current(self, timeout_s: float) -> bool:
-        """See :meth:`Mirror.wait_until_current`; of all that have begun."""
+        """See :meth:`Mirror.wait_until_current`; waits for all that were started."""
         until_s = time.monotonic() + timeout_s
         return all(
             mirror.wait_until_current(max(0.0, until_s - time.monotonic()))

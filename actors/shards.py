@@ -10,7 +10,7 @@ from hdserve.config import ModelDatabaseConfig
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of ``num_shards`` parts of a model's namespaces; the whole where there is one."""
+    """One of ``num_shards`` parts of a model's namespaces; the whole if there is only one."""
 
     index: int = 0
     num_shards: int = 1
@@ -21,7 +21,7 @@ class Shard:
         return "" if self.num_shards == 1 else f"shard-{self.index + 1}-of-{self.num_shards}"
 
     def config(self, config: ModelDatabaseConfig) -> ModelDatabaseConfig:
-        """The configuration of its actor: shards write to directories of their own."""
+        """The configuration of its actor: each shard writes to its own directory."""
         if config.snapshot_dir is None:
             return config
         return config.model_copy(update={"snapshot_dir": config.snapshot_dir / self.label})
@@ -42,6 +42,6 @@ def shards(num_shards: int) -> list[Shard]:
 
 
 def may_be_on_disk_alone(config: ModelDatabaseConfig) -> bool:
-    """Whether a shard may hold text and have no actor: it has one from the first request of one of
-    its namespaces on, in each cluster anew."""
+    """Whether a shard may have text on disk but no actor: in each cluster it is started at the
+    first request of one of its namespaces."""
     return config.is_enabled and config.num_shards > 1 and config.snapshot_dir is not None

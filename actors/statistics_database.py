@@ -1,8 +1,8 @@
-"""The actor that knows which corpora there are, and hands them to nodes that lack them.
+"""The actor that knows which corpora exist, and sends them to nodes that lack them.
 
 A statistics database is a directory of immutable files.  A replica maps those of its own node
-(:mod:`actors.local_corpora`); the actor is never asked while a token is waited for.  What the files
-contain is :mod:`hdserve.databases.statistics`' business: here they are names, sizes and checksums.
+(:mod:`actors.local_corpora`); the actor is never called while a token is generated.  Files are only
+names, sizes and checksums here; their content is for :mod:`hdserve.databases.statistics`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError, DatabaseGone
 
 METHODS_VERSION = 4
-"""Raised when the actor learns a method that replicas call.  It is a part of the actor's name,
-because one that outlives an upgrade keeps the methods it was started with."""
+"""Increased when the actor gets a method that replicas call.  It is part of the actor's name,
+because an actor that outlives an upgrade keeps the methods it was started with."""
 
 ACTOR_NAME = f"statistics-database-v{FORMAT_VERSION}.{METHODS_VERSION}"
 CHUNK_BYTES = 8 * 2**20
 
 FILES_TIMEOUT_S = 600.0
-"""Long enough for the checksums of a corpus of some gigabytes on a slow disk."""
+"""Enough for the checksums of a corpus of some gigabytes on a slow disk."""
 
 CALL_TIMEOUT_S = 60.0
-"""How long a call may take that the actor answers at once.  A replica waits that long where no node
+"""How long a call may take that the actor answers at once.  A replica waits this long if no node
 has room for the actor."""
 
 NUM_CPUS = 0.1
 
 _FILE_THREADS: Final[Mapping[str, int]] = MappingProxyType({"checksums": 1, "chunks": 1})
-"""Threads that read files, which takes minutes where the other methods take a moment.  With one of
-them for all checksums, those that several nodes ask for are read once."""
+"""Threads that read files, which takes minutes, where other methods take a moment.  All checksums
+are read in one of them, so that files several nodes ask for are read once."""
 
 NO_RESOURCES: Final[Mapping[str, float]] = MappingProxyType({})
 _CHOICE_TIMEOUT_S = 10.0
@@ -52,8 +52,8 @@ class Choice(NamedTuple):
 
     Attributes:
         directory: below the root of the configuration.
-        order: the later choice has the higher one; so a directory that is chosen again is read
-            anew.
+        order: higher for later choices; so a directory that is chosen again is also read
+            again.
     """
 
     directory: str
@@ -61,32 +61,32 @@ class Choice(NamedTuple):
 
     @classmethod
     def after(cls, earlier: Choice | None, directory: str) -> Choice:
-        """One that is made now, later than ``earlier`` whatever the clock says."""
+        """A choice made now, later than ``earlier`` whatever the clock says."""
         return cls(directory, max(time.time_ns(), earlier.order + 1 if earlier else 0))
 
 
 class StatisticsDatabaseActor:
     """The catalogue; a plain class, so that tests can call it without Ray.
 
-    In Ray files are read in threads of their own, beside one that does all else and alone changes
-    what is offered.
+    In Ray, files are read in separate threads; one thread does everything else, and only that one
+    changes what is offered.
     """
 
     def __init__(self) -> None:
         self._started_at_s = time.monotonic()
         self._corpora: dict[str, Corpus] = {}
         self._checksums: dict[str, dict[str, str]] = {}
-        """Of the corpora of which they were asked for, empty for the others.  Each is dropped with
-        its registration, and so are those that are still being read then."""
+        """Checksums of the corpora for which they were requested, empty for the others.  Each entry
+        is dropped with its registration, even while its files are still being read."""
         self._choices: dict[str, Choice] = {}
         self._chosen_here: set[str] = set()
-        """Models whose last choice this run of the actor was told of: no reminder is of a later
-        one, whatever the clock said when it was made."""
+        """Models for which this run of the actor was told a choice: any reminder is older, whatever
+        the clock said when it was made."""
 
     def register(self, fingerprint: str, directory: str) -> Corpus:
         """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
 
-        What stood in ``directory`` before is offered no longer.
+        What was in ``directory`` before is no longer offered.
 
         Raises:
             DatabaseError: the actor's node has no such database of this tokenizer.
@@ -99,8 +99,8 @@ class StatisticsDatabaseActor:
         return self._corpora.setdefault(corpus.corpus_id, corpus)
 
     def withdraw(self, directory: str) -> None:
-        """Offer the corpus in ``directory`` no longer, because it is damaged; a node that has one
-        of the same path that is not offers it again."""
+        """Stop offering the corpus in ``directory``, because it is damaged; a node with an intact
+        copy under the same path offers it again."""
         for corpus in list(self._corpora.values()):
             if corpus.directory == directory:
                 self._forget(corpus.corpus_id)
@@ -110,12 +110,12 @@ class StatisticsDatabaseActor:
         return [item for item in self._corpora.values() if item.fingerprint == fingerprint]
 
     def age_s(self) -> float:
-        """How long ago the actor was started, which had forgotten all that was offered before."""
+        """Seconds since the start of the actor; whatever was offered before that is forgotten."""
         return time.monotonic() - self._started_at_s
 
     @ray.method(concurrency_group="checksums")
     def checksums(self, corpus_id: str) -> dict[str, str]:
-        """BLAKE2b-128 of each file; reads them all the first time.
+        """BLAKE2b-128 of each file; reads all files the first time.
 
         Raises:
             DatabaseError: unknown, or changed since it was registered.
@@ -147,7 +147,7 @@ class StatisticsDatabaseActor:
             raise DatabaseError(f"{name!r} of {corpus.directory} cannot be read") from error
 
     def choose(self, model: str, directory: str) -> None:
-        """The administrator wants the replicas of ``model`` to draft from what is there."""
+        """The administrator wants the replicas of ``model`` to draft from ``directory``."""
         self._choices[model] = Choice.after(self._choices.get(model), directory)
         self._chosen_here.add(model)
 
@@ -155,8 +155,8 @@ class StatisticsDatabaseActor:
         """What was chosen for ``model``, if anything was.
 
         Args:
-            reminder: what a replica knows was; counts where an actor that was restarted has
-                forgotten, or was reminded of an earlier choice only.
+            reminder: the choice a replica knows; used if the actor was restarted and has forgotten
+                it, or knows only an earlier choice.
         """
         kept = self._choices.get(model)
         if reminder is None or (kept is not None and reminder.order <= kept.order):
@@ -181,7 +181,7 @@ def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
     """A handle of the cluster's statistics actor, which is started if there is none.
 
     Args:
-        resources: custom ones that a new one reserves.
+        resources: custom resources that a new one reserves.
 
     Raises:
         RayError: the cluster cannot be reached.
@@ -196,10 +196,10 @@ def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
 
 
 def choose(model: str, directory: str, resources: Mapping[str, float] = NO_RESOURCES) -> None:
-    """Have the replicas of ``model`` draft from another corpus.
+    """Make the replicas of ``model`` draft from another corpus.
 
     Args:
-        model: its name, and whatever else a replica must agree in.
+        model: its name, and anything else that replicas must agree in.
         resources: see :func:`get_or_create`.
 
     Raises:
@@ -221,7 +221,7 @@ def current_choice(
 
 
 def offer(fingerprint: str, directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> None:
-    """Register a corpus of this node again, as an actor that was restarted has forgotten it.
+    """Register a corpus of this node again, as a restarted actor has forgotten it.
 
     Args:
         resources: see :func:`get_or_create`.
@@ -234,7 +234,7 @@ def offer(fingerprint: str, directory: Path, resources: Mapping[str, float] = NO
 
 
 def withdraw(directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> None:
-    """Have a damaged corpus of this node offered no longer.
+    """Stop offering a damaged corpus of this node.
 
     Args:
         resources: see :func:`get_or_create`.
@@ -248,7 +248,7 @@ def withdraw(directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> 
 def _ask(timeout_s: float, resources: Mapping[str, float], method: str, *args: Any) -> Any:
     """
     Raises:
-        DatabaseError: as the method raised it.
+        DatabaseError: the method raised it.
         DatabaseGone: it took too long, or the actor is out of reach.
     """
     try:
@@ -261,7 +261,7 @@ def call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S)
     """The answer of a method of the statistics actor.
 
     Raises:
-        DatabaseError: as the method raised it.
+        DatabaseError: the method raised it.
         DatabaseGone: it took too long.
         RayError: the actor could not be reached.
     """

@@ -25,11 +25,11 @@ class Stopped(NamedTuple):
 
 
 def stop_actors(address: str | None = None, model: str | None = None) -> Stopped:
-    """End the databases' actors of a cluster, after they have written what they hold.
+    """End the databases' actors of a cluster, after they have written everything.
 
     Args:
         address: of the cluster; default: the one that runs on this machine.
-        model: only the database of this model; default: those of all models, and the statistics.
+        model: only the database of this model; default: all models, and the statistics.
 
     Raises:
         DatabaseError: there is no cluster to reach, or several run on this machine and none is
@@ -66,15 +66,15 @@ def _check_is_one() -> None:
     if len(found) > 1:
         addresses = ", ".join(found)
         raise DatabaseError(
-            f"{len(found)} Ray clusters run on this machine: {addresses}; say which with --address"
+            f"{len(found)} Ray clusters run on this machine: {addresses}; choose one with --address"
         )
 
 
 def _check_answers(address: str) -> None:
-    """Check that somebody listens there, for which Ray would wait minutes.
+    """Check that something listens there; Ray would wait minutes for it.
 
     Raises:
-        DatabaseError: nobody does.
+        DatabaseError: nothing does.
     """
     if reason := why_unanswered(address):
         raise _not_reached(address, reason)
@@ -86,7 +86,7 @@ def _not_reached(address: str | None, reason: object) -> DatabaseError:
 
 
 def _stop(name: str) -> None:
-    with contextlib.suppress(ValueError):  # it has ended since
+    with contextlib.suppress(ValueError):  # it has ended meanwhile
         actor = detached.get(name)
         if model_of(name) is not None:
             with contextlib.suppress(RayError):

@@ -75,7 +75,7 @@ class TestInRay:
         assert ensure_local(fingerprint, cache, directories=both) == both
         (corpus / "empty.bin").write_bytes(b"x")
         assert ensure_local(fingerprint, cache) == [other]
-        assert f"done without the corpus {corpus}" in caplog.text
+        assert f"the corpus {corpus} is not used" in caplog.text
 
     def test_a_corpus_that_was_rebuilt_in_its_place_is_fetched_by_other_nodes(
         self, corpus, fingerprint, tmp_path

@@ -264,7 +264,7 @@ def test_a_flush_does_not_wait_for_a_disk_that_stands_still(config, monkeypatch)
         snapshot = threads.submit(actor.snapshot_now)
         try:
             assert is_waiting.wait(30)
-            with pytest.raises(DatabaseError, match="n is forgotten, but the disk is slow"):
+            with pytest.raises(DatabaseError, match="forgotten in memory, but the disk is slow"):
                 actor.flush("n")
             assert Reader(actor, "r", "n").read() == []
             assert not snapshot.done()

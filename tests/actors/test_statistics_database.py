@@ -102,7 +102,7 @@ def test_the_catalogue_lists_each_corpus_of_a_tokenizer_once(corpus, fingerprint
         actor.register(fingerprint, str(directory))
     assert [item.directory for item in actor.catalogue(fingerprint)] == [str(corpus), str(other)]
     assert actor.catalogue("g") == []
-    with pytest.raises(DatabaseError, match="no statistics database"):
+    with pytest.raises(DatabaseError, match="not a statistics database"):
         actor.register(fingerprint, str(tmp_path / "none"))
 
 
