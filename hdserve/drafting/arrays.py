@@ -1,4 +1,4 @@
-"""The arrays drafting works on, and what their entries mean."""
+"""The arrays drafting works on, and the meaning of their entries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Hashes = npt.NDArray[np.uint64]
 NUM_LEVELS = 5
 CONTEXT, MODEL, OTHERS, STATISTICS, RECYCLED = range(NUM_LEVELS)
 ROWS_PER_LEVEL = 3
-"""The longest known contexts that count, of every level but the last: of ``RECYCLED`` only the
-longest one does."""
+"""How many of the longest known contexts count, for every level but the last: of ``RECYCLED`` only
+the longest one does."""
 
 MAX_ROWS = (NUM_LEVELS - 1) * ROWS_PER_LEVEL + 1
 POINTER_INPUT = MAX_ROWS
@@ -35,7 +35,7 @@ SHARE_STEPS = 256
 SHARE_LIMITS = tuple(
     math.ceil(share * SHARE_STEPS) for share in (0.03, 0.08, 0.15, 0.3, 0.5, 0.8, 0.97)
 )
-"""The shares of a row's count, in units of 1 / 256, at which the buckets 1 to 7 begin."""
+"""The shares of a row's count, in units of 1 / 256, at which buckets 1 to 7 begin."""
 
 SHARE_BUCKETS = np.searchsorted(SHARE_LIMITS, np.arange(SHARE_STEPS + 1), "right")
 """The bucket, 0 to 7, of each share in the same units."""
@@ -47,7 +47,7 @@ MAX_ORDER = 8
 MAX_PROBABILITY = 0.997
 
 CELLS_PER_ROW = NUM_SHARES * NUM_RANKS
-"""Cells of one kind of row lie side by side: two cache lines of one array."""
+"""Cells of one kind of row are contiguous: two cache lines of one array."""
 
 _ROW_KINDS = NUM_LEVELS * NUM_ORDERS * NUM_TOTALS * ROWS_PER_LEVEL
 PRESENT_CELLS = _ROW_KINDS * CELLS_PER_ROW
@@ -73,16 +73,16 @@ DISTANCE_LIMITS = (2, 6, 16, 64, 256, 1024)
 """The distances to a candidate's last occurrence, in tokens, that divide its kinds."""
 
 NUM_DISTANCES = len(DISTANCE_LIMITS) + 2
-"""The kinds of distances; one of them is for candidates that the text does not have."""
+"""The kinds of distances; one of them is for candidates that do not occur in the text."""
 
 CHANCE_SET = DISTANCE_SETS + NUM_DISTANCES
-"""The weights by which a probability becomes a chance, where choices have noise (``chances``)."""
+"""The weights that turn a probability into a chance if choices have noise (``chances``)."""
 
 NUM_WEIGHT_SETS = CHANCE_SET + 1
 
 NUM_TOKEN_SETS = 1 << 10
-"""Weight sets of each kind that are chosen by a token; a power of two.  Tokens whose last bits are
-equal share one."""
+"""Weight sets of each kind that are chosen by a token; a power of two.  Tokens with the same last
+bits share one."""
 
 CANDIDATE_SETS = 0
 STRONGEST_SETS = NUM_TOKEN_SETS
@@ -90,8 +90,8 @@ LAST_SETS = 2 * NUM_TOKEN_SETS
 NUM_TOKEN_WEIGHTS = 3 * NUM_TOKEN_SETS
 
 NUM_PAIRS = 1 << 15
-"""Biases of each of the two kinds of token pairs; a power of two.  Pairs whose hashes end alike
-share one."""
+"""Biases of each of the two kinds of token pairs; a power of two.  Pairs whose hashes have the same
+last bits share one."""
 
 CELL_P, CELL_COUNT, CELL_LOGIT = 0, 1, 2
 MAP_SIZE = 512
@@ -99,11 +99,11 @@ MAX_EVENTS = MAX_ROWS * NUM_SLOTS + 2
 
 
 class Databases(NamedTuple):
-    """The arrays that candidates of one sequence come from.
+    """The arrays that the candidates of one sequence come from.
 
-    ``state`` holds one number each, see ``STATE_*``; ``orders`` is ``int64[NUM_LEVELS,
-    NUM_ORDERS]``, context lengths ascending, -1 where there are no more; ``ending`` are the token
-    ids that nothing follows.
+    ``state`` holds single numbers, see ``STATE_*``; ``orders`` is ``int64[NUM_LEVELS,
+    NUM_ORDERS]``, context lengths ascending, then -1; ``ending`` are the token ids that end an
+    answer.
     """
 
     tokens: Tokens
@@ -134,7 +134,7 @@ STATE_POINTERS = 8
 pointer."""
 
 STATE_MAY_END = 14
-"""Whether the tokens that nothing follows end the answer, whenever they come."""
+"""Whether the tokens in ``ending`` end the answer, whenever they come."""
 
 STATE_SIZE = 16
 POINTER_SIZE = 3
@@ -151,7 +151,7 @@ class Learned(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of one drafter; nothing in it lives longer than a call."""
+    """Working memory of one drafter; its content does not outlive a call."""
 
     suffix: Tokens
     hashes: Hashes
@@ -192,10 +192,10 @@ DRAFTED_TOKEN, DRAFTED_PARENT, DRAFTED_DEPTH, DRAFTED_LEVEL = range(4)
 STEP_DATABASES, STEP_LEARNED, STEP_LEVELS = range(3)
 STEP_NUM_NEW, STEP_NUM_LEARNED, STEP_NUM_NODES, STEP_STAMP, STEP_NUM_ADDED = range(3, 8)
 NUM_STEP_FIELDS = 8
-"""The fields of what a step decided for a request: the addresses of the tables of its handles, the
-levels it is drafted from, how many new tokens it has, from how many of them, the last ones, is
-learned, of how many nodes of its tree is kept what the model thought likely, and with which age
-mark; and how many contexts its own table has got in the end."""
+"""The fields of a step's result for one request: the addresses of its two handle tables, the levels
+it is drafted from, its number of new tokens, how many of them (the last ones) are learned from, for
+how many nodes of its tree the likeliest tokens are kept, and with which age mark; finally, as a
+result, the number of contexts in its own table."""
 
 
 def new_vectors(num_vectors: int) -> Floats:

@@ -50,15 +50,15 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftResources:
-    """What a drafter may be built from.
+    """The inputs a drafter may be built with.
 
     Attributes:
         vocab_size: every drafted id is below it.
-        model_database: what this model generated before; ``None`` when it is switched off.
-        statistics: the corpus of the model's tokenizer; ``None`` when there is none.
+        model_database: what this model generated before; ``None`` if it is switched off.
+        statistics: the corpus of the model's tokenizer; ``None`` if there is none.
         draft_from: model databases of other models of the same tokenizer, ranked lower.
-        ending_token_ids: nothing follows one of these.
-        shares_output: whether requests may be drafted for from what others are answered with.
+        ending_token_ids: tokens after which nothing follows.
+        shares_output: whether answers to some requests may be used to draft for others.
     """
 
     vocab_size: int
@@ -70,7 +70,7 @@ class DraftResources:
 
 
 class Verified(NamedTuple):
-    """A tree that was verified and what came of it, see :meth:`Drafter.observe`."""
+    """A tree that was verified and the result, see :meth:`Drafter.observe`."""
 
     seq: Sequence
     tree: DraftTree
@@ -82,13 +82,13 @@ class Drafter(ABC):
     """Guesses the next tokens of sequences.
 
     One thread calls it.  For each sequence the order of calls is ``start``, then any number of
-    ``propose`` and ``observe``, then ``finish``.  No method does I/O or waits.  An exception is
-    caught and counted by the engine, which goes on without this drafter's guess; a wrong guess
-    costs time, never a wrong token.
+    ``propose`` and ``observe``, then ``finish``.  No method does I/O or waits.  The engine catches
+    and counts exceptions and continues without this drafter's guess; a wrong guess costs time,
+    never a wrong token.
 
     Attributes:
         name: as in the configuration and the registry.
-        options_model: what :class:`~hdserve.config.DrafterConfig` ``options`` may hold.
+        options_model: the allowed ``options`` of :class:`~hdserve.config.DrafterConfig`.
         needs_hidden: whether ``observe`` reads ``forward.hidden``.
     """
 
@@ -108,22 +108,22 @@ class Drafter(ABC):
         self, statistics: StatisticsDatabase | None
     ) -> None:
         """Draft from this corpus, or from none, from now on, instead of ``resources.statistics``;
-        between two steps, for running sequences, too."""
+        called between two steps, and valid for running sequences too."""
 
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional
-        """The first drafts of ``seq`` are wanted; its ``token_ids`` are the prompt and what was
-        decided without any, if something was."""
+        """The first drafts of ``seq`` are wanted; its ``token_ids`` are the prompt and any tokens
+        already decoded without drafts."""
 
     @abstractmethod
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         """Add guesses to ``tree``, whose root is the last of ``seq.token_ids``; only from sources
-        that ``seq.speculation`` allows.  Where several drafters are configured the likeliest of all
-        are taken.
+        that ``seq.speculation`` allows.  If several drafters are configured, the likeliest guesses
+        of all are taken.
 
-        It is empty but for the root, or begins with one path: what comes next for certain, because
-        the answer has to have a form.  Guesses behind the end of that path are of use, guesses
-        beside it are dropped; what equals it is merged, so that guessing from the root is right,
-        too.
+        The tree has only its root, or begins with one path of tokens that are certain to come,
+        because the answer must have a certain form.  Guesses after the end of that path are useful,
+        guesses that branch off it are dropped; guesses equal to it are merged, so guessing from the
+        root is fine too.
         """
 
     def observe(  # noqa: B027 - optional
@@ -131,21 +131,21 @@ class Drafter(ABC):
     ) -> None:
         """``tree`` was verified and ``acceptance.token_ids`` are now the end of ``seq.token_ids``.
 
-        Tokens of steps in which nothing was to be drafted come later, before the next ``propose``,
-        several at once: as an accepted path of nodes from ``Source.PLAIN``.
+        Tokens of steps without drafting are reported later, before the next ``propose``, several at
+        once: as an accepted path of nodes from ``Source.PLAIN``.
 
-        ``forward`` is ``None`` where recorded output is replayed without a model, and where the
-        model is so fast that reading its forwards would not pay.
+        ``forward`` is ``None`` if recorded output is replayed without a model, or if the model is
+        so fast that reading its forwards would not pay.
         """
 
     def finish(self, seq: Sequence) -> None:  # noqa: B027 - optional
         """``seq`` has ended for whatever reason; drop what is kept for it."""
 
     def lookup_times_s(self, seq: Sequence) -> dict[Source, float]:
-        """How long a draft for ``seq`` takes now from each source alone; drafts nothing.
+        """How long each source alone would take now to draft for ``seq``; drafts nothing.
 
-        For metrics, called now and then between two steps.  A drafter of a single source need not
-        have it.
+        For metrics, called now and then between two steps.  A drafter with a single source need not
+        implement it.
         """
         return {}
 
@@ -156,23 +156,23 @@ class Drafter(ABC):
 
     def state(self, namespace: str) -> bytes | None:
         """What was learned from the requests of ``namespace``, to share with other replicas; no
-        text, some tens of kB.  ``None`` when there is nothing new."""
+        text, some tens of kB.  ``None`` if there is nothing new."""
         return None
 
     def adopt(self, namespace: str, state: bytes) -> None:  # noqa: B027 - optional
-        """Take over what :meth:`merge_states` made of the replicas' states.
+        """Take over the result of :meth:`merge_states` from the replicas' states.
 
         Raises:
             SnapshotError: it is corrupt or foreign.
         """
 
     def forget(self, namespace: str) -> None:  # noqa: B027 - optional
-        """Drop what was learned from the requests of ``namespace``, or adopted, as an operator
-        wishes; those that run may go on with it, but share it no more."""
+        """Drop what was learned from the requests of ``namespace``, or adopted, at an operator's
+        request; running requests may still use it, but no longer share it."""
 
     @classmethod
     def merge_states(cls, kept: bytes, new: bytes) -> bytes:
-        """One state of two from :meth:`state`; called in another process.
+        """Merge two results of :meth:`state`; called in another process.
 
         Raises:
             SnapshotError: one of them is corrupt or foreign.
@@ -181,8 +181,8 @@ class Drafter(ABC):
 
     @classmethod
     def shrink_state(cls, state: bytes, max_bytes: int) -> bytes:
-        """``state`` with less in it, so that it shares a message with those of other drafters; one
-        that stays larger than ``max_bytes`` may be left out.
+        """``state`` with less in it, so that it shares a message with those of other drafters; if
+        it stays larger than ``max_bytes`` it may be left out.
 
         Raises:
             SnapshotError: it is corrupt or foreign.
@@ -191,12 +191,12 @@ class Drafter(ABC):
 
 
 class BatchDrafter(Drafter):
-    """A drafter that learns of all sequences of a step at once, because that takes less time; an
-    exception then costs what it would have learned of each."""
+    """A drafter that learns from all sequences of a step at once, because that takes less time; an
+    exception then loses what it would have learned from each."""
 
     @abstractmethod
     def observe_all(self, verified: Collection[Verified]) -> None:
-        """:meth:`observe` each of some sequences, none of them twice."""
+        """:meth:`observe` for several different sequences at once."""
 
     def observe(
         self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None

@@ -1,4 +1,4 @@
-"""The time of one forward over what is in it."""
+"""The time of one forward as a function of what is in it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 _SHORTEST_S = 1e-12
-"""Less than anything takes: what a clock that stood still says is as good as this, and gains can be
-told as shares of it."""
+"""Less than anything takes: this replaces a time of zero from a coarse clock, so that gains can be
+expressed as shares of it."""
 
 
 class ForwardCost:
     """The time of one forward by its number of rows, interpolated between measured points.
 
     Args:
-        seconds_by_rows: at least one point that is finite; others do not count.  A point is taken
+        seconds_by_rows: at least one point that is finite; others are ignored.  A point is assumed
             to cost no more than any point with more rows, because disturbances only make a
             measurement longer.
-        last_slope: what each row beyond the last point costs; ``None``: as much as those of the
-            last half.
+        last_slope: what each row beyond the last point costs; ``None``: as much as on average in
+            the last half.
 
     Raises:
         ValueError: no point is finite.
@@ -49,8 +49,8 @@ class ForwardCost:
         return seconds
 
     def going_on_as(self, other: ForwardCost) -> ForwardCost:
-        """With the points of another one beyond the last of this one: rows cost more what they cost
-        more there.  So do those beyond all points, where this one has none in its first half."""
+        """This cost, continued beyond its last point with the increments of ``other``.  Beyond all
+        points the slope is also that of ``other``, if this one has no point in its first half."""
         last = self._rows[-1]
         beyond = other._rows > last
         points = dict(zip(self._rows, self._seconds, strict=True))
@@ -63,13 +63,13 @@ class ForwardCost:
         )
 
     def _slope(self) -> float:
-        """Of the last half of the rows: that between two neighbours may be all disturbance."""
+        """The slope of the last half of the rows: between two neighbours it may be all noise."""
         rows, seconds = np.append(0.0, self._rows), np.append(0.0, self._seconds)
         before = np.searchsorted(rows, rows[-1] / 2, side="right") - 1
         return float((seconds[-1] - seconds[before]) / (rows[-1] - rows[before]))
 
     def scaled(self, factor: float) -> ForwardCost:
-        """Of forwards that take ``factor`` as long."""
+        """The cost of forwards that take ``factor`` times as long."""
         seconds = (factor * self._seconds).tolist()
         points = dict(zip(self._rows.astype(int).tolist(), seconds, strict=True))
         return ForwardCost(points, factor * self._last_slope)
@@ -79,14 +79,14 @@ class BatchCost:
     """The time of one forward by its rows, the number of sequences that they belong to, and the
     length of these.
 
-    Attention runs per sequence, so the same rows cost more when they belong to more sequences, and
-    more when each has more columns to look at.
+    Attention runs per sequence, so the same rows cost more if they belong to more sequences, and
+    more if each has more columns to attend to.
 
     Args:
-        by_num_sequences: at least one measured number of sequences; between two of them the cost
-            is interpolated, beyond them it is that of the nearest.
-        num_columns: the tokens that each sequence had cached while the cost was measured.
-        column_cost: the seconds of one more cached token, by the rows of its sequence; nothing if
+        by_num_sequences: at least one measured number of sequences; between two of them the cost is
+            interpolated, beyond them it is that of the nearest.
+        num_columns: cached tokens of each sequence while the cost was measured.
+        column_cost: the seconds of one more cached token, by the rows of its sequence; ``None`` if
             that was not measured.
         reading_share: the time to find the likeliest tokens of a forward's rows, as a share of the
             forward.
@@ -104,14 +104,14 @@ class BatchCost:
         self._num_columns = num_columns
         self._column_cost = column_cost
         self._tables: dict[int, tuple[_Table, _Table | None]] = {}
-        """The costs by the number of sequences: of all rows, and of each column, by the rows that
-        the sequences have together."""
+        """By number of sequences: the cost of all rows, and of each column, by the total number of
+        rows of the sequences."""
         self._plain_s: dict[int, tuple[float, float]] = {}
-        """The costs by the number of sequences: of one row for each, and of another column."""
+        """By number of sequences: the cost of one row for each, and of another column."""
         self.reading_share = reading_share
 
     def scaled(self, factor: float) -> BatchCost:
-        """Of forwards that all take ``factor`` as long."""
+        """The cost of forwards that all take ``factor`` times as long."""
         by_num_sequences = {
             number: cost.scaled(factor) for number, cost in self._by_num_sequences.items()
         }
@@ -134,9 +134,9 @@ class BatchCost:
         """Seconds of a step of ``num_sequences`` that drafts 0, 1, ... ``num_drafts`` tokens.
 
         Args:
-            num_columns: tokens that the sequences have cached, together.
-            num_other_rows: rows of prompts in the same forward; they are no part of the price, but
-                make drafts cheaper or dearer.
+            num_columns: cached tokens of all sequences together.
+            num_other_rows: rows of prompts in the same forward; they are not part of the price, but
+                make drafts cheaper or more expensive.
         """
         of_rows, of_column = self._tables_of(num_sequences)
         seconds = of_rows(num_sequences + num_other_rows, num_drafts)
@@ -155,8 +155,8 @@ class BatchCost:
         num_columns: int,
         num_other_rows: int,
     ) -> float:
-        """A lower bound, in seconds, of what any one draft adds to a step: no greater than the
-        least difference between neighbours in :meth:`of_drafts`.
+        """A lower bound, in seconds, of what any single draft adds to a step: at most the smallest
+        difference between neighbours in :meth:`of_drafts`.
 
         Args:
             max_drafts: at least one.
@@ -179,7 +179,7 @@ class BatchCost:
         return rows_s + max(0, num_columns - num_sequences * self._num_columns) * column_s
 
     def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
-        """Seconds for ``num_rows`` of ``num_sequences`` as long as those that were measured."""
+        """Seconds for ``num_rows`` of ``num_sequences`` of the length that was measured."""
         numbers = [*self._by_num_sequences]
         above = min(bisect_left(numbers, num_sequences), len(numbers) - 1)
         below = above if num_sequences >= numbers[above] else max(0, above - 1)
@@ -199,7 +199,7 @@ class BatchCost:
 
 
 class _Table:
-    """The values of a function of 0, 1, 2, ... rows, computed as far as they were asked for."""
+    """The values of a function of 0, 1, 2, ... rows, computed when first needed."""
 
     def __init__(self, function: Callable[[FloatArray], FloatArray]) -> None:
         self._function = function
@@ -209,7 +209,7 @@ class _Table:
 
     def __call__(self, first: int, number: int) -> FloatArray:
         """The values for ``first`` rows and up to ``number`` more, as an array that must not be
-        written to."""
+        modified."""
         if len(self._values) <= first + number:
             self._values = self._function(np.arange(2.0 * (first + number + 1)))
             self._differences = np.diff(self._values)

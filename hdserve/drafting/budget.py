@@ -16,36 +16,36 @@ from hdserve.drafting.patience import Patience
 from hdserve.tree import Acceptance, DraftTree
 
 PRIOR_WEIGHT = 20.0
-"""Every source begins as if it had drafted this many tokens exactly as well as its scores said."""
+"""Every source starts as if it had drafted this many tokens exactly as well as its scores said."""
 
 MEMORY = 0.998
-"""The share of what is known of a source that is left after each further draft."""
+"""The share of what is known of a source that remains after each further draft."""
 
 _AFFORDABLE_READING = 0.06
 
 _NUM_COMPARED_FORWARDS = 32
 _MOST_SHARE = 2.0
-"""The most that a forward counts for, as a share of what was expected: something else kept the
-machine busy."""
+"""The most that a forward counts for, relative to the expected time: beyond that something else
+kept the machine busy."""
 
 _TOO_SLOW = 0.9
-"""Where forwards take no more than this share of what was measured, that was too much."""
+"""If forwards take no more than this share of the measured time, the measurement was too high."""
 
 
 @dataclass(slots=True)
 class _Experience:
-    """What was learned from steps of about as many sequences, and what their forwards are taken to
-    cost."""
+    """What was learned from steps of about the same number of sequences, and the assumed cost of
+    their forwards."""
 
     cost: BatchCost
     patience: Patience
     price: DraftPrice = field(default_factory=DraftPrice)
     num_forwards: int = 0
     forward_share: float = 0.0
-    """How long these forwards took, as a share of what was expected."""
+    """The mean time of these forwards, relative to the expected time."""
 
     def note_forward(self, share: float) -> None:
-        """Learn from one more that took such a share of what was expected."""
+        """Learn from another forward, whose time is given relative to the expected one."""
         self.num_forwards = self.num_forwards % _NUM_COMPARED_FORWARDS + 1
         more = min(share, _MOST_SHARE) - self.forward_share
         self.forward_share += more / self.num_forwards
@@ -62,7 +62,7 @@ class _Step:
     """The step whose trees were cut last.
 
     Attributes:
-        forward_s: what its forward should take, which nobody knows with rows of prompts.
+        forward_s: the expected time of its forward; unknown with rows of prompts.
     """
 
     experience: _Experience
@@ -75,27 +75,27 @@ class DraftBudget:
     """Cuts the trees of a batch to the size that pays.
 
     A node's score is its probability of being accepted, so a step that keeps a set of nodes is
-    worth ``number of sequences + sum of their scores`` tokens and costs what the forward costs at
-    that many rows of sequences as long as they are.  Nodes of all trees compete in one order; the
-    best prefix of that order wins, down to no drafts at all.  Rows of prompts in the same forward
-    are no part of that price; they make more rows cheaper or dearer.
+    worth ``number of sequences + sum of their scores`` tokens and costs what a forward costs with
+    that many rows, of sequences of their length.  Nodes of all trees compete in one order; the best
+    prefix of that order wins, down to no drafts at all.  Rows of prompts in the same forward are
+    not part of that price; they make further rows cheaper or more expensive.
 
-    Scores of sources that do not estimate them well are corrected by what they turned out to be
-    worth: accepted over expected tokens per source, over the last few hundred drafts.  What is
-    known of a source that is cut off fades, so that it is tried again.
+    Scores of sources that estimate them badly are corrected by their observed worth: accepted over
+    expected tokens per source, over the last few hundred drafts.  What is known of a source that is
+    cut off fades, so that it is tried again.
 
-    What a step takes beside its forward is timed for steps with and without drafts: looking for
-    them and learning from them has its price, too, a part of which grows with their number, as
-    does what forwards take more in the middle of other work (:class:`DraftPrice`).  Where the
-    chosen drafts of the last steps were not worth it, drafting pauses for one step, then two, four
-    and so on, until it pays.  Few sequences and many have prices and pauses of their own.
+    What a step takes besides its forward is timed with and without drafts: finding drafts and
+    learning from them costs time, part of which grows with their number, as does the extra time of
+    forwards between other work (:class:`DraftPrice`).  If the chosen drafts of the last steps were
+    not worth it, drafting pauses for one step, then two, four and so on, until it pays.  Few and
+    many sequences have separate prices and pauses.
 
     Something else may have kept the machine busy while forwards were timed when the engine started.
-    Where they take much less than expected, what they cost is scaled, and all is learned anew.
+    If they take much less than expected, their cost is scaled, and everything is learned anew.
 
     Attributes:
-        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total; what was
-            not proposed because of :meth:`least_score` is neither.
+        num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total; drafts not
+            proposed because of :meth:`least_score` are in neither.
     """
 
     def __init__(self, cost: BatchCost) -> None:
@@ -103,13 +103,13 @@ class DraftBudget:
         self.num_kept_tokens = 0
         self._cost = cost
         self._experiences: dict[int, _Experience] = {}
-        """One for each number of binary digits that the number of sequences may have."""
+        """One for each number of binary digits of the number of sequences."""
         self._last: _Step | None = None
         self._expected = [PRIOR_WEIGHT] * len(Source)
         self._accepted = [PRIOR_WEIGHT] * len(Source)
 
     def warm_up(self) -> None:
-        """Compile, or load what an earlier run of this machine compiled."""
+        """Compile, or load what an earlier run on this machine compiled."""
         tree = DraftTree(0, 1)
         tree.add_node(0, 0, Source.OTHER)
         self._cut([tree], np.ones(2))
@@ -118,34 +118,34 @@ class DraftBudget:
     def affords_reading(self) -> bool:
         """Whether drafters may read the forwards they learn from.
 
-        The likeliest tokens of a tree are worth 3 to 12 % of the tokens as drafts; where finding
+        As drafts, the likeliest tokens of a tree are worth 3 to 12 % of the tokens; where finding
         them took 0.05 of the forward they paid, where it took 0.07 they did not (docs/adr/0015).
         """
         return self._cost.reading_share <= _AFFORDABLE_READING
 
     def change_cost(self, cost: BatchCost) -> None:
-        """Forwards cost something else from now on."""
+        """Forwards have another cost from now on."""
         self._cost = cost
         self._experiences.clear()
 
     def skip_step(self, num_sequences: int) -> bool:
-        """Let a step go by in which there is nothing to do, nor to learn from it.
+        """Skip a step if nothing has to be done in it, nor learned from it.
 
         Returns:
-            Whether this is one; else it has to :meth:`begin_step`.
+            Whether it was skipped; if not, call :meth:`begin_step`.
         """
         self._last = None
         experience = self._experiences.get(num_sequences.bit_length())
         return experience is not None and experience.patience.skip_step()
 
     def begin_step(self, num_sequences: int) -> bool:
-        """Begin a step, and say whether to look for drafts in it."""
+        """Begin a step; returns whether to look for drafts in it."""
         self._last = None
         return num_sequences > 0 and self._experience_with(num_sequences).patience.begin_step()
 
     def wants_times(self, num_sequences: int) -> bool:
-        """Whether to :meth:`trim` the trees of this step even if none of them has drafts, so that
-        it is learned how long such a step takes."""
+        """Whether to call :meth:`trim` in this step even if no tree has drafts, to learn how long
+        such a step takes."""
         return num_sequences > 0 and self._experience_with(num_sequences).patience.is_timed
 
     def is_trying(self, num_sequences: int) -> bool:
@@ -156,9 +156,9 @@ class DraftBudget:
     def least_score(
         self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
     ) -> float:
-        """Nodes of a lower score need not be proposed, because :meth:`trim` would cut them.  A step
-        that looks for drafts and keeps none has the lowest rate of tokens that :meth:`trim` could
-        settle for, and at that rate they are worth less than the cheapest row a step can have.
+        """The score below which nodes need not be proposed, as :meth:`trim` would cut them.  Its
+        worst outcome is the token rate of a step that looks for drafts and keeps none; at that rate
+        such nodes are worth less than the cheapest possible row.
 
         Args:
             max_drafts: the most drafts of all sequences together.
@@ -177,12 +177,12 @@ class DraftBudget:
         return min(1.0, least_worth / max(self.corrections()))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
-        """Learn how long the step took whose trees were cut last, and how long its forward took.
+        """Learn how long the step whose trees were cut last took, and how long its forward took.
 
         Args:
-            step_s: from the beginning to the end of the step, without the time below.
-            catching_up_s: the time in which drafters were told of sequences and tokens that they
-                had not heard of.
+            step_s: the whole step, without ``catching_up_s``.
+            catching_up_s: the time spent telling drafters of sequences and tokens that they had not
+                heard of.
 
         A forward that takes longer than expected adds to the price of drafts, unless it has rows of
         prompts.
@@ -219,7 +219,7 @@ class DraftBudget:
 
         Args:
             num_other_rows: rows of the same forward that are not nodes of ``trees``.
-            num_columns: tokens that the sequences of ``trees`` have cached, together.
+            num_columns: cached tokens of all sequences of ``trees``.
         """
         self._last = None
         if not trees:
@@ -259,7 +259,7 @@ class DraftBudget:
             seconds: of a step with 0, 1, ... nodes.
 
         Returns:
-            Tokens to be expected, and the number of nodes.
+            Expected tokens, and the number of nodes.
         """
         scores, sources = list[float](), list[Source]()
         for tree in trees:
@@ -284,7 +284,7 @@ class DraftBudget:
         return float(tokens[0]), num_kept
 
     def corrections(self) -> list[float]:
-        """What scores were worth, by source."""
+        """The observed worth of scores, by source."""
         sums = zip(self._accepted, self._expected, strict=True)
         return [accepted / expected for accepted, expected in sums]
 
@@ -295,13 +295,13 @@ class DraftBudget:
         return self._experiences[size]
 
     def _begin(self, num_sequences: int, cost: BatchCost) -> None:
-        """Begin to learn from steps of about as many sequences."""
+        """Start to learn from steps of about this many sequences."""
         step_s = cost.of_plain(num_sequences) / num_sequences
         experience = _Experience(cost, Patience(step_s, num_sequences))
         self._experiences[num_sequences.bit_length()] = experience
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
-        """Learn what the scores of ``tree`` were worth."""
+        """Learn how useful the scores of ``tree`` were."""
         if not tree.num_draft_tokens:
             return
         self._fade({*tree.sources[1:]})

@@ -1,6 +1,6 @@
 """What drafting has learned about its evidence: cells, mixer weights, biases of tokens and pairs.
 
-It belongs to a model, holds no text and starts from a prior that ships with the package.  Cells,
+It belongs to a model, contains no text and starts from a prior that ships with the package.  Cells,
 mixer weights and biases of tokens can be saved, sent to other replicas and merged.
 """
 
@@ -54,48 +54,48 @@ MAX_STATE_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
 """The most bytes of a packed state, which shares a message with the states of other drafters."""
 
 MAX_UNPACKED_BYTES = 2**20
-"""The most bytes of an unpacked state; one with a vocabulary of a million tokens takes a third of
-it."""
+"""The most bytes of an unpacked state; with a vocabulary of a million tokens it takes a third of
+this."""
 
 MAX_NUM_TOKENS = 2**53
 
 MIN_NEW_TOKENS = 1000
-"""A calibration is shared again when it has learned from at least this many more tokens."""
+"""A calibration is shared again after learning from at least this many more tokens."""
 
 _MOST_BIASES = MAX_STATE_BYTES // 4
 """About the most biases of tokens that fit: each takes two and a half bytes, and cells and weights
 take a third of the state."""
 
 _ZLIB_LEVEL = 3
-"""Half the time of 6, for 2 % more bytes."""
+"""Half the time of level 6, for 2 % more bytes."""
 
 _LEAST_BIAS = 2.0**-20
 """Smaller ones are not sent; in half precision they might become 0."""
 
 MAX_WEIGHT = 8.0
 """The bound of weights and biases, which stay below 0.9 and 2.7 on each of the recorded sets.  On
-text that repeats itself without end they would grow with every token, because no probability is
-above 0.997, and the text after it would be misjudged for as long."""
+text that repeats itself endlessly they would grow with every token, because no probability exceeds
+0.997, and later text would be misjudged for just as long."""
 
 _TOKENS_PER_CHECK = 4096
 
 _SCALE_MEMORY = 0.9995
-"""The share of the sums of expected and accepted tokens that is left after each further tree."""
+"""The share of the sums of expected and accepted tokens that remains after each further tree."""
 
 _SCALE_PRIOR_TOKENS = 500.0
 """The tokens that a new state counts as expected and as accepted."""
 
 _SCALE_BOUND = 2.0
-"""Scores are corrected by this factor at most, up or down."""
+"""Scores are corrected by at most this factor, up or down."""
 
 _UNSEEN_COUNT = np.float32(1e-3)
-"""The observations that a cell without any counts for when two states are merged."""
+"""The number of observations a cell without any counts for when two states are merged."""
 
 _CLIP = 0.0003
-"""Probabilities have logits between -8 and 8."""
+"""Logits of probabilities are between -8 and 8."""
 
 _CHANCE_WEIGHTS = (0.87, 0.45, 0.19, -0.55)
-"""The first weights of probability, noise and share in a chance, and its first bias."""
+"""The initial weights of probability, noise and share in a chance, and its initial bias."""
 
 _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
@@ -109,15 +109,15 @@ class Calibration:
         token_weights: float32 ``[NUM_TOKEN_WEIGHTS, NUM_INPUTS]``, of a candidate, of the strongest
             one and of the token before; neither sent nor merged.
         token_bias: float32 ``[vocab_size]``.
-        pair_bias: float32 ``[2 * NUM_PAIRS]``, of a token after another and beside the strongest
-            one; neither sent nor merged.
+        pair_bias: float32 ``[2 * NUM_PAIRS]``, of a token after another, and of a token given the
+            strongest one; neither sent nor merged.
         handles: of the five arrays, for the compiled code that reads and updates them.
         num_requests: how many running requests learn in it.
-        num_tokens: how many tokens were learned from since the prior, by all that took part.
-        base_tokens: how many that were when it was last shared or adopted: what it began with.
-        expected_tokens, accepted_tokens: sums of the scores of verified nodes, uncorrected, and how
-            many of these were accepted, of the last few thousand trees; older ones fade, and so
-            does what a state begins with.
+        num_tokens: how many tokens were learned from since the prior, in all merged states.
+        base_tokens: the same when it was last shared or adopted.
+        expected_tokens, accepted_tokens: sums of the uncorrected scores of verified nodes, and of
+            how many of these were accepted, over the last few thousand trees; older trees, and the
+            initial values, fade.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -169,24 +169,24 @@ class Calibration:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied with, so that their sum is what comes of them.
+        """The factor for scores that makes their sum match the number of accepted tokens.
 
-        Each probability is learned for what follows the text there is.  In a tree it is asked for
-        what follows a guess, and of the right guesses more than of all.
+        Each probability is learned for what follows the actual text.  In a tree it is used after
+        guesses, and more after right ones than after all.
         """
         ratio = self.accepted_tokens / max(self.expected_tokens, 1.0)
         return min(max(ratio, 1 / _SCALE_BOUND), _SCALE_BOUND)
 
     def count_tree(self, expected_tokens: float, num_accepted: int) -> None:
-        """Note how many tokens of a verified tree its scores, as :attr:`scale` made them, expected
-        to be accepted, and how many were."""
+        """Note how many tokens of a verified tree its scores, scaled by :attr:`scale`, predicted to
+        be accepted, and how many were."""
         uncorrected = expected_tokens / self.scale
         self.expected_tokens = self.expected_tokens * _SCALE_MEMORY + uncorrected
         self.accepted_tokens = self.accepted_tokens * _SCALE_MEMORY + num_accepted
 
     def to_bytes(self, max_bytes: int = MAX_STATE_BYTES) -> bytes:
-        """The state without what is of pairs or by token, except the biases of tokens, as
-        compressed msgpack: at most ``max_bytes``, if cells and weights fit.
+        """The state as compressed msgpack, without the data of pairs and by token except the biases
+        of tokens: at most ``max_bytes``, if cells and weights fit.
 
         Cells and weights take about 23 kB of it.  The token biases grow with the vocabulary: the
         largest that fit are kept.
@@ -257,7 +257,7 @@ class Calibration:
 
     @classmethod
     def prior(cls, vocab_size: int) -> Self:
-        """The state a new model begins with: what ships with the package, without biases."""
+        """The initial state of a new model: what ships with the package, without biases."""
         state = cls(vocab_size)
         shipped = _shipped()
         if shipped is not None:
@@ -265,7 +265,7 @@ class Calibration:
         return state
 
     def copy(self) -> Calibration:
-        """A calibration that begins with the same state, and learns by itself."""
+        """A calibration that starts with the same state, and learns by itself."""
         copy = self.for_vocabulary(self.vocab_size)
         copy.token_weights[:] = self.token_weights
         copy.token_bias[:] = self.token_bias
@@ -288,14 +288,14 @@ class Calibration:
         return self.num_tokens - self.base_tokens
 
     def merge(self, other: Calibration, base_tokens: int) -> None:
-        """Take over what ``other`` has learned since the two were one.
+        """Take over what ``other`` has learned since the two were the same.
 
-        Each counts by the tokens it learned from since then, cells by their observations as well.
-        So one that learned nothing since takes no part, and of several that began with the same
-        state it does not matter in which order they come.
+        Each counts by the tokens it has learned from since then, cells by their observations as
+        well. So one that has learned nothing since has no effect, and of several that started from
+        the same state the order does not matter.
 
         Args:
-            base_tokens: how many tokens that one state had learned from.
+            base_tokens: how many tokens that common state had learned from.
 
         Raises:
             SnapshotError: ``other`` has another vocabulary.
@@ -319,7 +319,7 @@ class Calibration:
 
 
 def merge_states(kept: bytes, new: bytes) -> bytes:
-    """One state of two, each as from :meth:`Calibration.to_bytes`: ``new`` itself where nothing
+    """Merge two states, each from :meth:`Calibration.to_bytes`: returns ``new`` itself if nothing
     was merged into ``kept`` since ``new`` was last shared or adopted.
 
     Raises:
@@ -333,7 +333,7 @@ def merge_states(kept: bytes, new: bytes) -> bytes:
 
 @cache
 def _shipped() -> tuple[Floats, Floats] | None:
-    """Cells and weights of the prior that ships with the package, read once, not to be changed."""
+    """Cells and weights of the prior that ships with the package, read once; not to be changed."""
     path = resources.files("hdserve.drafting").joinpath(PRIOR_NAME)
     if not path.is_file():
         return None
@@ -345,8 +345,8 @@ def _shipped() -> tuple[Floats, Floats] | None:
 
 
 def _most_biased(token_bias: Floats, num: int) -> Ints:
-    """The tokens of the ``num`` largest biases, by their absolute values, in order; without those
-    that are as large as the next one."""
+    """The tokens with the ``num`` largest absolute biases, in order; without those equal to the
+    next one."""
     sizes = np.abs(token_bias)
     tokens: Ints = np.flatnonzero(sizes >= _LEAST_BIAS)
     if len(tokens) > num:
@@ -356,7 +356,7 @@ def _most_biased(token_bias: Floats, num: int) -> Ints:
 
 
 def _decompress(data: bytes) -> bytes:
-    """What ``zlib.compress`` made smaller; a bomb is refused when it has gone off a little."""
+    """Decompress with ``zlib``; a decompression bomb is refused early."""
     unpacker = zlib.decompressobj()
     found = unpacker.decompress(data, MAX_UNPACKED_BYTES)
     if not unpacker.eof:
@@ -381,7 +381,7 @@ def _array(data: bytes, dtype: Any, length: int) -> Any:
 
 
 def _first_guess() -> Floats:
-    """Probabilities of the present cells before anything was learned: shares, distrusted."""
+    """Probabilities of the present cells before anything was learned: shares, discounted."""
     shares = np.array(_SHARES)[:, None] * np.array([0.35, 0.45, 0.6, 0.75, 0.9, 0.95])
     orders = np.array([0.4, 0.7, 0.85, 0.9, 0.95, 1.0, 1.0, 1.0])
     shape = (NUM_LEVELS, NUM_ORDERS, NUM_TOTALS, ROWS_PER_LEVEL, NUM_SHARES, NUM_RANKS)

@@ -9,21 +9,21 @@ from hdserve.drafting.calibration import MIN_NEW_TOKENS, Calibration
 from hdserve.errors import SnapshotError
 
 MAX_BYTES = 512 << 20
-"""The most bytes of unpacked calibrations, each of 0.9 to 1.5 MB.  Beyond it those not used for
-longest are packed, except those that running requests learn in.  Packing one and unpacking another
+"""The most bytes of unpacked calibrations, each of 0.9 to 1.5 MB.  Beyond it the least recently
+used are packed, except those that running requests learn in.  Packing one and unpacking another
 takes some milliseconds of the engine's thread."""
 
 MAX_PACKED_CALIBRATIONS = 1024
-"""Namespaces without a request here whose calibration is kept, some tens of kB each; beyond it the
-one that came first starts anew."""
+"""The most namespaces without a running request whose calibration is kept, some tens of kB each;
+beyond it the oldest starts anew."""
 
 
 class Calibrations:
-    """A calibration for each namespace, those that are not in use packed.
+    """A calibration for each namespace; those not in use are packed.
 
     Args:
         vocab_size: of the model.
-        on_pack: told a namespace that is no longer in use.
+        on_pack: called with a namespace that is no longer in use.
     """
 
     def __init__(self, vocab_size: int, on_pack: Callable[[str], None]) -> None:
@@ -33,7 +33,7 @@ class Calibrations:
         self._packed: dict[str, tuple[bytes, int]] = {}
 
     def use(self, namespace: str) -> Calibration:
-        """The calibration of a namespace, which is now the one used last.  A new namespace begins
+        """The calibration of a namespace, which is now the one used last.  A new namespace starts
         with the prior."""
         calibration = self._unpacked.pop(namespace, None)
         if calibration is None:
@@ -43,8 +43,8 @@ class Calibrations:
         return calibration
 
     def _make_room(self, num_bytes: int) -> None:
-        """Pack as many calibrations as there are too many with another one of ``num_bytes``; all
-        are equally large."""
+        """Pack enough calibrations to make room for another of ``num_bytes``; all have the same
+        size."""
         num_packed = 1 + len(self._unpacked) - max(1, MAX_BYTES // num_bytes)
         free = (name for name, known in self._unpacked.items() if not known.num_requests)
         for namespace in list(islice(free, max(0, num_packed))):
@@ -52,7 +52,7 @@ class Calibrations:
             self._on_pack(namespace)
 
     def state(self, namespace: str) -> bytes | None:
-        """What a calibration in use has come to, if enough was learned since the last time."""
+        """The current state of a calibration in use, if enough was learned since the last call."""
         calibration = self._unpacked.get(namespace)
         if calibration is None or calibration.num_new_tokens < MIN_NEW_TOKENS:
             return None
@@ -84,7 +84,7 @@ class Calibrations:
             self._pack(namespace, own)
 
     def forget(self, namespace: str) -> None:
-        """Begin anew."""
+        """Start anew."""
         self._unpacked.pop(namespace, None)
         self._packed.pop(namespace, None)
 

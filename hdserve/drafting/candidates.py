@@ -1,10 +1,10 @@
 """What may follow one context: candidates of all databases, each with one calibrated probability.
 
 Every level (context, model, other models, statistics, recycled) contributes the rows of its longest
-known contexts, and the copy pointers of context and model contribute the token they stand at.  A
-*cell* holds how often evidence of one kind was right: this level, this context length, this share
-of the count, this rank.  The logits of the cells that speak for (or, where a known context lacks
-the token, against) a candidate are the inputs of the mixer (``mixing``).
+known contexts, and the copy pointers of context and model the token they point to.  A *cell* holds
+how often evidence of one kind was right: this level, this context length, this share of the count,
+this rank.  The logits of the cells that speak for a candidate (or against it, if a known context
+lacks the token) are the inputs of the mixer (``mixing``).
 
 ::
 
@@ -60,7 +60,7 @@ from hdserve.drafting.votes import held_slots, likely_slots, note_cells
 
 @fast_inlined
 def find_slot(scratch: Scratch, token: int, generation: int) -> int:
-    """The slot of the candidate of ``token``; a free one, for it, if there is none."""
+    """The slot of the candidate of ``token``; if there is none, a free slot for it."""
     slots = scratch.slots
     slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
     while (
@@ -80,7 +80,7 @@ def find_candidate(scratch: Scratch, token: int, generation: int) -> int:
 
 @fast_inlined
 def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: int) -> int:
-    """The candidate of ``token``, made from the template if there is none; -1 if full.
+    """The candidate of ``token``, created from the template if there is none; -1 if full.
 
     A new candidate has the index ``num``.
     """
@@ -102,8 +102,8 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
 
 @fast_inlined
 def note_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
-    """Note what one kind of evidence says for a candidate, which is labelled with the level that
-    speaks for it most strongly."""
+    """Record one vote of evidence for a candidate, which is labelled with the level that speaks for
+    it most strongly."""
     scratch.inputs[candidate, which] = logit
     strongest, label = scratch.evidence[candidate], scratch.candidates[candidate, CANDIDATE_LEVEL]
     is_stronger = logit > strongest
@@ -113,8 +113,8 @@ def note_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: f
 
 @fast_inlined
 def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logit: float) -> None:
-    """Note what a row says for a candidate, as :func:`note_vote` does; the pattern keeps the
-    longest context of each level that knows the candidate."""
+    """Record a row's vote for a candidate, as :func:`note_vote` does; the pattern keeps the longest
+    context of each level that knows the candidate."""
     note_vote(scratch, candidate, which, level, logit)
     pattern = scratch.candidates[candidate, CANDIDATE_PATTERN]
     place = which - level * ROWS_PER_LEVEL
@@ -126,7 +126,7 @@ def note_row_vote(scratch: Scratch, candidate: int, which: int, level: int, logi
 
 @fast_inlined
 def note_event(scratch: Scratch, num_events: int, candidate: int, which: int, cell: int) -> int:
-    """Note for learning that a cell spoke for a candidate; returns the number of events."""
+    """Record for learning that a cell voted for a candidate; returns the number of events."""
     scratch.events[num_events, EVENT_CANDIDATE] = candidate
     scratch.events[num_events, EVENT_INPUT] = which
     scratch.events[num_events, EVENT_CELL] = cell
@@ -143,7 +143,7 @@ def take_vote(
     num_events: int,
     is_learning: bool,
 ) -> int:
-    """Note what a slot of a row says for a candidate; returns the number of events."""
+    """Record the vote of a row's slot for a candidate; returns the number of events."""
     note_row_vote(scratch, candidate, which, level, scratch.slot_logits[0, slot])
     if is_learning:
         cell = scratch.slot_cells[0, slot]
@@ -162,10 +162,10 @@ def collect(
     need: float,
     is_learning: bool,
 ) -> tuple[int, int]:
-    """Make candidates of what the hit rows hold; returns the numbers of candidates and events.
+    """Create candidates from the hit rows; returns the numbers of candidates and events.
 
-    Evidence that was right less often than a tenth of ``need`` adds no candidate.  Events are noted
-    for learning only.
+    Evidence that was right less often than a tenth of ``need`` adds no candidate.  Events are only
+    recorded for learning.
     """
     num, num_events = counts
     vocab_size = databases.state[STATE_VOCAB_SIZE]
@@ -210,7 +210,7 @@ def add_pointers(
 ) -> tuple[int, int]:
     """Let the copy pointers vote; returns the numbers of candidates and events.
 
-    Comes before :func:`collect`, so that each later candidate starts as one that the pointers
+    Call it before :func:`collect`, so that each later candidate starts as one that the pointers
     speak against.
     """
     pointers, predicted = place.pointers, place.predicted
@@ -254,7 +254,7 @@ def expand(
 ) -> tuple[int, int]:
     """Fill ``scratch.candidates`` and ``scratch.probabilities`` for a place, and for learning
     ``scratch.events``; returns the numbers of candidates and events.  Candidates below ``need`` may
-    lack.
+    be missing.
     """
     generation = scratch.slots[MAP_SIZE, 0] + 1
     scratch.slots[MAP_SIZE, 0] = generation

@@ -1,11 +1,11 @@
-"""What the noise of a sampled choice makes of the probabilities of candidates.
+"""How the noise of a sampled choice changes the probabilities of candidates.
 
-A token that is sampled is the one that arrives first in a race whose noise is known before the
-model is asked (:mod:`hdserve.noise`): that of a candidate with probability ``p`` takes ``e / p``,
-where ``e`` is its noise.  If ``p`` were the model's own, the first one would be chosen, unless a
-token that is no candidate comes before.  How far it is, is learned online: the *chance* of a
-candidate is a logistic mix of its probability, its noise, and its share of all candidates' strength
-``p / e``.  Greedy choices have no noise; their chances are the probabilities.
+A sampled token is the one that arrives first in a race whose noise is known before the model is
+asked (:mod:`hdserve.noise`): a candidate with probability ``p`` and noise ``e`` arrives at ``e /
+p``.  If ``p`` were the model's own, the first candidate would be chosen, unless a token that is not
+a candidate arrives before it.  How reliable ``p`` is, is learned online: the *chance* of a
+candidate is a logistic mix of its probability, its noise, and its share of the sum of ``p / e``
+over all candidates.  Greedy choices have no noise; their chances are the probabilities.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hdserve.drafting.vectors import add_scaled, dot
 from hdserve.noise import exponential, noise_word, position_key
 
 LEARNING_NEED = 0.002
-"""Candidates less likely than this may be missing from those that are learned from, and from those
-of a sampled choice.  A share is one of all candidates: what it is worth is learned with as many."""
+"""Less likely candidates may be missing from those that are learned from, and from those of a
+sampled choice.  A share depends on all candidates, so its worth is learned with the same ones."""
 
 _PROBABILITY, _NOISE, _SHARE, _ONE = range(4)
 
 
 @fast_inlined
 def needed_probability(databases: Databases, need: float) -> float:
-    """How likely a candidate must be to be looked at, if its chance is to reach ``need``."""
+    """The least probability of a candidate whose chance may reach ``need``."""
     return LEARNING_NEED if databases.state[STATE_IS_SAMPLED] else need
 
 
@@ -48,7 +48,7 @@ def needed_probability(databases: Databases, need: float) -> float:
 def fill_chances(
     databases: Databases, learned: Learned, scratch: Scratch, num: int, depth: int
 ) -> None:
-    """``scratch.chances`` of ``num`` candidates ``depth`` tokens behind the text there is."""
+    """Fill ``scratch.chances`` of ``num`` candidates, ``depth`` tokens after the actual text."""
     state, probabilities, chances = databases.state, scratch.probabilities, scratch.chances
     for index in range(num):
         chances[index] = probabilities[index]

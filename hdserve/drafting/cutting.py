@@ -8,8 +8,8 @@ import numpy.typing as npt
 from hdserve.databases.compiled import fast_inlined, jit
 
 SIZE, START, TAKEN, KEPT = range(4)
-"""The fields of a tree: the number of drafted nodes, where they begin among the nodes of all trees,
-how many of them were looked at so far, and how many are worth their rows."""
+"""The fields of a tree: its number of drafted nodes, their first index among the nodes of all
+trees, how many of them were looked at so far, and how many are worth their rows."""
 
 NUM_TREE_FIELDS = 4
 
@@ -40,7 +40,7 @@ def _weigh(
 
 @fast_inlined
 def _likeliest(scores: Floats, trees: Ints) -> int:
-    """The tree whose next node is the likeliest; the first of several."""
+    """The tree whose next node is the likeliest; of several the first."""
     found, most = 0, -1.0
     for tree in range(len(trees)):
         taken = trees[tree, TAKEN]
@@ -59,19 +59,19 @@ def find_cut(
     by_source: Ints,
     tokens: Floats,
 ) -> int:
-    """Find the prefix of each tree that belongs to the best number of nodes.
+    """Find the prefix of each tree that belongs to the best total number of nodes.
 
-    A node counts for its corrected score, and never for more than one before it in its tree, so
+    A node counts for its corrected score, and never for more than an earlier node of its tree, so
     that the likeliest nodes of all trees are their first ones.
 
     Args:
-        scores: of the nodes of all trees but their roots; overwritten by what they count for.
+        scores: of the nodes of all trees except the roots; overwritten by what they count for.
         sources: of the same nodes.
-        corrections: what scores turned out to be worth, by source.
+        corrections: the observed worth of scores, by source.
         seconds: of a step with 0, 1, ... nodes.
-        trees: ``[num_trees, NUM_TREE_FIELDS]`` with ``SIZE``; the rest is filled.
-        by_source: ``[2, num_sources]`` zeros, for the nodes that were proposed and are kept.
-        tokens: ``[1]``, for those that are to be expected of the step.
+        trees: ``[num_trees, NUM_TREE_FIELDS]`` with ``SIZE`` filled in; fills in the rest.
+        by_source: ``[2, num_sources]`` zeros; filled with numbers of proposed and of kept nodes.
+        tokens: ``[1]``; filled with the number of tokens to be expected of the step.
 
     Returns:
         The number of nodes that are kept.

@@ -1,57 +1,57 @@
-"""What a drafted token takes that forwards timed by themselves do not tell."""
+"""The cost of a drafted token that timing forwards by themselves does not show."""
 
 from __future__ import annotations
 
 from math import sqrt
 
 _MEMORY = 0.99
-"""The share of what is known that is left after each further step."""
+"""The share of what is known that remains after each further step."""
 
 _LEAST_SPREAD = 4.0
-"""Squared drafted tokens of each sequence, summed over steps: with less, one more is taken to cost
-little, as chance may have it either way."""
+"""Squared drafted tokens of each sequence, summed over steps: if there are few, the slope is damped
+towards zero, as it may be chance."""
 
 _NUM_FIRST = 9
-"""Points that are looked at together, as everything takes long for the first time."""
+"""The first points, which are processed together, as everything takes long the first time."""
 
 _MAX_ERROR = 4.0
-"""How far from the line a point may count, beyond the line's own height: as a multiple of what
-points differ from it."""
+"""How far from the line a point may count, in addition to the line's own height: as a multiple of
+the mean deviation."""
 
 _MEMORY_UNSEEN = 0.9995
-"""The share of what is known that is left after each step without drafts."""
+"""The share of what is known that remains after each step without drafts."""
 
 
 class DraftPrice:
-    """The seconds that one more drafted token takes beside the forward that was expected.
+    """The seconds that one more drafted token takes in addition to the forward that was expected.
 
-    Verifying it and learning from it is one part, known of every step; those with rows of prompts
-    are a line of their own, as they take longer and draft other numbers.  The other part is what
-    forwards take more than those that were timed one after the other when the engine started, known
-    of steps without such rows.  All are slopes of lines through the last steps, as the number of
-    drafts differs from step to step.
+    One part is verifying it and learning from it, known from every step; steps with rows of prompts
+    have a separate line, as they take longer and draft other numbers.  The other part is how much
+    longer forwards take than those timed in a row when the engine started, known from steps without
+    such rows. All are slopes of lines through the last steps, as the number of drafts differs from
+    step to step.
     """
 
     def __init__(self) -> None:
         self._alone, self._beside_prompts, self._forward = _Line(), _Line(), _Line()
 
     def beside_forward_s(self, *, has_prompts: bool) -> float:
-        """Of one token, without the forward, in a step with rows of prompts or without: the same
-        until there were some of those."""
+        """Of one token, without the forward, in a step with rows of prompts or without; the same
+        until there were enough steps with prompts."""
         is_other = has_prompts and self._beside_prompts.is_known
         return (self._beside_prompts if is_other else self._alone).slope
 
     def seconds(self, *, has_prompts: bool) -> float:
-        """Of one token, altogether."""
+        """Of one token, in total."""
         return self.beside_forward_s(has_prompts=has_prompts) + self._forward.slope
 
     def add(self, num_drafts: float, beside_s: float, more_s: float | None) -> None:
-        """Learn from a step, all for each of its sequences.
+        """Learn from a step; all values are for each of its sequences.
 
         Args:
             num_drafts: the drafted tokens of the forward.
-            beside_s: what the step took beside its forward.
-            more_s: what its forward took more than expected; None: it has rows of prompts.
+            beside_s: the time of the step without its forward.
+            more_s: the forward's time beyond the expected; ``None``: it has rows of prompts.
         """
         if more_s is None:
             self._beside_prompts.add(num_drafts, beside_s)
@@ -60,7 +60,7 @@ class DraftPrice:
             self._forward.add(num_drafts, more_s)
 
     def fade(self, num_steps: int) -> None:
-        """Be less sure: for so long no drafts were made that would tell what they take by now."""
+        """Trust the lines less: this many steps had no drafts to measure."""
         for line in (self._alone, self._beside_prompts, self._forward):
             line.fade(_MEMORY_UNSEEN**num_steps)
 
@@ -76,16 +76,16 @@ class _Line:
 
     @property
     def slope(self) -> float:
-        """0 or more, and no more than is sure: less by what it may be off by."""
+        """At least 0, and only as much as is certain: reduced by its possible error."""
         return max(0.0, (self._xy - self._error * sqrt(self._xx)) / (self._xx + _LEAST_SPREAD))
 
     @property
     def is_known(self) -> bool:
-        """Whether there were points enough for a slope."""
+        """Whether there were enough points for a slope."""
         return len(self._first) == _NUM_FIRST
 
     def add(self, x: float, y: float) -> None:
-        """Add a point; one far from the line counts as one that is less far."""
+        """Add a point; one far from the line is moved closer."""
         if len(self._first) < _NUM_FIRST:
             self._first.append((x, y))
             if len(self._first) == _NUM_FIRST:
@@ -96,7 +96,7 @@ class _Line:
         self._add(x, expected + min(max(y - expected, -most), most))
 
     def fade(self, share: float) -> None:
-        """Let the points so far count less, and the slope with them."""
+        """Let the points so far count less, and reduce the slope."""
         self._weight *= share
         self._xx *= share
         self._xy *= share

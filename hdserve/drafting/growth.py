@@ -38,7 +38,7 @@ from hdserve.drafting.mixing import confidence_after, region_set
 from hdserve.drafting.pointers import advance
 
 EXPANSION_BOUND = 0.5
-"""A node is expanded if a child of this probability would still enter the tree."""
+"""A node is expanded if a child with this probability would still enter the tree."""
 
 _LEVEL_SHIFT, _CONFIDENCE_SHIFT, _PARENT_SHIFT = 20, 24, 32
 _LEVEL_MASK, _CONFIDENCE_MASK = 0xF, 0xFF
@@ -69,7 +69,7 @@ def enqueue(
 
 @fast_inlined
 def start_root(databases: Databases, scratch: Scratch) -> None:
-    """Make node 0 of the last token of the sequence."""
+    """Create node 0 from the last token of the sequence."""
     nodes, state = scratch.nodes, databases.state
     nodes[0, NODE_TOKEN] = databases.tokens[state[STATE_NUM_TOKENS] - 1]
     nodes[0, NODE_PARENT] = -1
@@ -93,7 +93,7 @@ def expand_node(
     """Fill ``scratch`` with the candidates after a node; returns their number.
 
     Args:
-        num_certain: how many nodes of its path are no guesses.
+        num_certain: how many nodes of its path are not guesses.
     """
     nodes = scratch.nodes
     depth = nodes[node, NODE_DEPTH]
@@ -126,10 +126,10 @@ def enqueue_candidates(
     limit: int,
     threshold: float,
 ) -> int:
-    """Queue the candidates after ``node`` that are above the threshold; the new length.
+    """Queue the candidates after ``node`` that are above the threshold; returns the new length.
 
-    A token that ends the answer is none of them: where it is right it is chosen at ``node``, and
-    nothing comes after it.
+    Tokens that end the answer are left out: if one is right it is chosen at ``node``, and nothing
+    follows it.
     """
     may_end = databases.state[STATE_MAY_END]
     confidence = scratch.nodes[node, NODE_CONFIDENCE]
@@ -156,7 +156,7 @@ def enqueue_candidates(
 
 @fast_inlined
 def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, score: float) -> None:
-    """Make ``node`` of a queue entry."""
+    """Create ``node`` from a queue entry."""
     nodes = scratch.nodes
     parent = entry >> _PARENT_SHIFT
     token = entry & MAX_TOKEN_ID
@@ -176,8 +176,8 @@ def add_node(databases: Databases, scratch: Scratch, node: int, entry: int, scor
 def begin_chain(
     databases: Databases, scratch: Scratch, levels: int, num_certain: int, score: float
 ) -> None:
-    """Make nodes 1 to ``num_certain`` of the tokens in ``scratch.drafted``, one behind the other;
-    they count for ``score`` each."""
+    """Create nodes 1 to ``num_certain`` from the tokens in ``scratch.drafted``, as a chain; each
+    has the score ``score``."""
     nodes = scratch.nodes
     for node in range(1, num_certain + 1):
         parent = node - 1
@@ -229,14 +229,14 @@ def grow_tree(
     scale: float,
     num_certain: int,
 ) -> int:
-    """Fill ``scratch.drafted`` and ``scratch.node_scores``; returns the number of nodes with root.
+    """Fill ``scratch.drafted`` and ``scratch.node_scores``; returns the number of all nodes.
 
     Handles are addresses of the tables of :mod:`hdserve.drafting.handles`.  The first
-    ``num_certain`` nodes are a chain of the tokens that are in ``scratch.drafted`` before, certain
-    to come; all others grow behind its end.
+    ``num_certain`` nodes are a chain of the tokens already in ``scratch.drafted``, which are
+    certain to come; all others grow from its end.
 
     The score of a node is the estimated probability that it is accepted: ``scale`` times the
-    chances of the tokens on its path.  Nodes come in descending score, so that the first
+    chances of the tokens on its path.  Nodes are in descending order of score, so that the first
     ``k`` are the best tree of ``k`` nodes.
     """
     databases = databases_of(database_handles)

@@ -29,22 +29,22 @@ CALLS = (
 """The methods of drafters that are guarded."""
 
 _RUST_PANIC = "PanicException"
-"""What an extension in Rust raises, which is no ``Exception``."""
+"""What a Rust extension raises, which is not an ``Exception``."""
 
 _AROUND = (
     *(("all", "state"), ("all", "adopt"), ("engine", "on_finish")),
     ("grammar", "propose"),
 )
-"""Further guarded calls: packing and unpacking what all drafters have learned, telling the listener
-of the engine, and asking the grammar of an answer what it leaves open."""
+"""Further guarded calls: packing and unpacking what all drafters have learned, calling the engine's
+listener, and asking the grammar of an answer what it allows."""
 
 
 class GuardedDrafters:
     """Fills one tree from several drafters; the one place where their errors end.
 
-    An exception, an id outside the vocabulary, a node out of its place, a score that is no
-    probability or a source that the request does not allow costs that drafter's guess of this step:
-    it is counted, and logged the first time for each drafter and call.
+    An exception, an id outside the vocabulary, a misplaced node, a score that is not a probability,
+    or a source that the request does not allow costs that drafter's guess of this step: it is
+    counted, and logged the first time for each drafter and call.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int) -> None:
@@ -54,8 +54,8 @@ class GuardedDrafters:
         self.num_failures: Counter[tuple[str, str]] = Counter()
         """How many calls have failed, by drafter and call."""
         self.times_s: defaultdict[tuple[str, str], float] = defaultdict(float)
-        """How long calls took in total, by drafter and call; 0 from the start for each that there
-        is."""
+        """How long calls took in total, by drafter and call; every existing pair is there from the
+        start, with 0."""
         self.times_s |= dict.fromkeys(_AROUND, 0.0)
         for drafter in self._drafters:
             self.times_s |= {(drafter.name, call): 0.0 for call in CALLS}
@@ -78,14 +78,14 @@ class GuardedDrafters:
     def propose(
         self, seq: core.Sequence, tree: DraftTree, corrections: Sequence[float] = UNCORRECTED
     ) -> None:
-        """Fill ``tree``; it is a valid tree of valid ids whatever happens, and keeps the nodes that
+        """Fill ``tree``; whatever happens it stays a valid tree of valid ids, and keeps the nodes
         it has.
 
-        A drafter fills a tree of its own, whose nodes are taken once they are checked; of several
-        trees the likeliest nodes are (``merge_trees``).
+        A drafter fills a separate tree, whose nodes are taken once they are checked; from several
+        trees the likeliest nodes are taken (``merge_trees``).
 
         Args:
-            corrections: what scores turned out to be worth, by source.
+            corrections: the observed worth of scores, by source.
         """
         if len(self._drafters) == 1:
             self._ask(self._drafters[0], seq, tree)
@@ -96,7 +96,7 @@ class GuardedDrafters:
         merge_trees(trees, tree, corrections)
 
     def _ask(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
-        """Fill ``tree``, which stays as it is where ``drafter`` fails."""
+        """Fill ``tree``, which stays unchanged if ``drafter`` fails."""
         self.run(drafter.name, "propose", self._propose, drafter, seq, tree)
 
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
@@ -110,7 +110,7 @@ class GuardedDrafters:
         tree.take_nodes(own)
 
     def observe(self, verified: Collection[Verified]) -> None:
-        """Tell what came of the trees of a step."""
+        """Report the results of a step's trees."""
         for drafter in self._drafters:
             if isinstance(drafter, BatchDrafter):
                 self.run(drafter.name, "observe", drafter.observe_all, verified)
@@ -124,7 +124,7 @@ class GuardedDrafters:
             self.run(drafter.name, "finish", drafter.finish, seq)
 
     def warm_up(self) -> None:
-        """Do what takes long before the first request comes."""
+        """Do what takes long before the first request."""
         for drafter in self._drafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
 
@@ -134,7 +134,7 @@ class GuardedDrafters:
             self.run(drafter.name, "use_statistics", drafter.use_statistics, statistics)
 
     def lookup_times_s(self, seq: core.Sequence) -> dict[core.Source, float]:
-        """How long a draft takes now from each source alone, over all drafters."""
+        """How long each source alone would take to draft now, over all drafters."""
         found: Counter[core.Source] = Counter()
         for drafter in self._drafters:
             times_s = self.run(drafter.name, "lookup_times_s", _lookup_times_s, drafter, seq)
@@ -162,19 +162,19 @@ class GuardedDrafters:
         return self.run(name, "state", drafter.shrink_state, state, max_bytes) or state
 
     def adopt(self, namespace: str, states: bytes) -> None:
-        """Take over what the replicas together have learned."""
+        """Take over what all replicas together have learned."""
         found = self.run("all", "adopt", unpack_states, states) or {}
         for drafter in self._drafters:
             if drafter.name in found:
                 self.run(drafter.name, "adopt", drafter.adopt, namespace, found[drafter.name])
 
     def forget(self, namespace: str) -> None:
-        """Begin anew with a namespace."""
+        """Start anew with a namespace."""
         for drafter in self._drafters:
             self.run(drafter.name, "forget", drafter.forget, namespace)
 
     def run(self, name: str, call: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        """What ``function`` returns; ``None`` where it fails, which counts as a failure of ``call``
+        """The result of ``function``; ``None`` if it fails, which counts as a failure of ``call``
         of ``name``."""
         started = time.perf_counter()
         try:
@@ -210,7 +210,7 @@ def _state(drafter: Drafter, namespace: str) -> bytes | None:
 def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
     """
     Raises:
-        ValueError: a node is not as :class:`DraftTree` has them.
+        ValueError: a node violates the rules of :class:`DraftTree`.
     """
     depths = tree.depths
     columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
@@ -233,11 +233,11 @@ def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
 def _check_sources(sources: Sequence[core.Source], speculation: core.SpeculationParams) -> None:
     """
     Raises:
-        ValueError: a node is from no source, or from one that the request may not be drafted for
-            from.
+        ValueError: a node has no source, or one that the request does not allow.
+
     """
     for source in {*sources}:
         if not isinstance(source, core.Source):
-            raise ValueError(f"{source!r} is no source")
+            raise ValueError(f"{source!r} is not a source")
         if not speculation.allows(source):
             raise ValueError(f"the request does not allow the source {source.label}")

@@ -1,8 +1,8 @@
 """Passing many arrays to compiled code as one.
 
-Every array argument of a compiled function costs about 0.1 us a call to unpack, and drafting needs
-some forty.  So their addresses and shapes are written to a table once, the compiled code is given
-the address of the table, and makes array views of it, which costs nothing.  Shapes that never
+Every array argument of a compiled function costs about 0.1 us per call to unpack, and drafting
+needs some forty.  So their addresses and shapes are written to a table once; the compiled code gets
+the address of the table and makes array views from it, which costs nothing.  Shapes that never
 change are constants of the compiled code.
 """
 
@@ -55,10 +55,10 @@ _TOKENS, _PLACES, _CONTEXT, _CONTEXT_SIZE, _STATE, _LAST_POSITIONS = (
 
 
 class HandleTable:
-    """Addresses and shapes of some arrays, all C-contiguous; holds the arrays.
+    """Addresses and shapes of several C-contiguous arrays; keeps the arrays alive.
 
     Attributes:
-        address: what compiled code is given.
+        address: passed to compiled code.
     """
 
     __slots__ = ("_arrays", "_table", "address")
@@ -87,7 +87,7 @@ class HandleTable:
         state: Ints,
         last_positions: Tokens,
     ) -> None:
-        """Put the arrays of another request in place, in a table of :class:`Databases`."""
+        """Replace the arrays of the request, in a table of :class:`Databases`."""
         arrays = self._arrays
         arrays[_TOKENS], arrays[_PLACES], arrays[_CONTEXT] = tokens, places, context
         arrays[_CONTEXT_SIZE], arrays[_STATE] = context_size, state
@@ -110,8 +110,8 @@ def _write_own(
     state: Ints,
     last_positions: Tokens,
 ) -> None:
-    """Write the handles of the arrays of a request.  In compiled code a request of 113 tokens
-    begins and ends in 29 us instead of 39."""
+    """Write the handles of the arrays of a request.  Compiled, this starts and ends a request of
+    113 tokens in 29 us instead of 39."""
     table[_TOKENS, 0] = tokens.ctypes.data
     table[_TOKENS, 1] = tokens.shape[0]
     table[_PLACES, 0] = places.ctypes.data
@@ -169,7 +169,7 @@ _inline = numba.njit(inline="always", error_model="numpy")
 
 @_inline
 def databases_of(address: int) -> Databases:
-    """The views of a table made of :class:`Databases`."""
+    """The views of a table of :class:`Databases`."""
     table = _int64_2d(address, (_NUM_DATABASES, _HANDLE_SIZE))
     return Databases(
         _int32_1d(table[0, 0], (table[0, 1],)),
@@ -196,7 +196,7 @@ def databases_of(address: int) -> Databases:
 
 @_inline
 def learned_of(address: int) -> Learned:
-    """The views of a table made of :class:`Learned`."""
+    """The views of a table of :class:`Learned`."""
     table = _int64_2d(address, (_NUM_LEARNED, _HANDLE_SIZE))
     return Learned(
         _float32_2d(table[0, 0], (3, NUM_CELLS)),
@@ -209,7 +209,7 @@ def learned_of(address: int) -> Learned:
 
 @_inline
 def scratch_of(address: int) -> Scratch:
-    """The views of a table made of :class:`Scratch`."""
+    """The views of a table of :class:`Scratch`."""
     table = _int64_2d(address, (_NUM_SCRATCH, _HANDLE_SIZE))
     return Scratch(
         _int32_2d(table[0, 0], (2, MAX_SUFFIX)),

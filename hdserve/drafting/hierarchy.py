@@ -48,14 +48,14 @@ from hdserve.drafting.sources import DraftSources
 from hdserve.tree import Acceptance, DraftTree
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
-"""The tree whose time is measured by source."""
+"""The size of the tree whose time is measured by source."""
 
 _ANSWER_MATCH_TOKENS = 8
-"""What the prompt counts for, where a copy that was found by the text itself has 5 at least."""
+"""The match length that an equal prompt counts as; a copy found in the text has 5 at least."""
 
 NUM_LEARNED_LATER = 8
-"""Of the tokens that were decoded while no drafts were wanted, only the last ones, this many, are
-learned from.  Learning from a token takes more than twice as long as appending it."""
+"""Of the tokens that were decoded while no drafts were wanted, at most this many, the last ones,
+are learned from.  Learning from a token takes more than twice as long as appending it."""
 
 
 class HierarchyOptions(StrictModel):
@@ -74,13 +74,13 @@ class HierarchyOptions(StrictModel):
     """Draft from what the model thought likely after contexts it verified."""
 
     noise: bool = True
-    """Weigh what may be sampled by the noise it will be chosen with, which is known before."""
+    """Weigh tokens that may be sampled by the noise of their choice, which is known in advance."""
 
     min_score: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Nodes less likely to be accepted than this are not drafted."""
 
     learning_rate: float = Field(default=0.002, ge=0.0, le=1.0)
-    """Step size of the mixer weights, half of it where statistics are drafted from and no copy is
+    """Step size of the mixer weights, half of it if statistics are drafted from and no copy is
     followed; 0 learns nothing."""
 
     token_bias_rate: float = Field(default=0.05, ge=0.0, le=1.0)
@@ -91,8 +91,8 @@ class HierarchyOptions(StrictModel):
 
 
 class _FlatForward:
-    """A forward in which every token is equally likely after each of ``num_nodes`` nodes, to warm
-    up with."""
+    """A forward in which every token is equally likely after each of ``num_nodes`` nodes, for
+    warming up."""
 
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
@@ -142,7 +142,7 @@ class Hierarchy(BatchDrafter):
         return levels
 
     def calibration(self, namespace: str) -> Calibration:
-        """What was learned from the requests of a namespace; begins with the prior."""
+        """What was learned from the requests of a namespace; starts with the prior."""
         return self._calibrations.use(namespace)
 
     def state(self, namespace: str) -> bytes | None:
@@ -157,7 +157,7 @@ class Hierarchy(BatchDrafter):
         return Calibration.from_bytes(state).to_bytes(max_bytes)
 
     def adopt(self, namespace: str, state: bytes) -> None:
-        """Take over a state from :meth:`Calibration.to_bytes`, for running sequences, too.
+        """Take over a state from :meth:`Calibration.to_bytes`, for running sequences too.
 
         Raises:
             SnapshotError: it is corrupt, of another version or of another vocabulary.
@@ -169,7 +169,7 @@ class Hierarchy(BatchDrafter):
         self._sources.forget(namespace)
 
     def warm_up(self) -> None:
-        """Compile, or load what an earlier run of this machine compiled."""
+        """Compile, or load what an earlier run on this machine compiled."""
         database = ModelDatabase(1 << 16)
         database.insert("", range(16))
         drafter = Hierarchy(DraftResources(vocab_size=64, model_database=database), self.options)
@@ -194,7 +194,7 @@ class Hierarchy(BatchDrafter):
     def start(self, seq: Sequence) -> None:
         calibration = self._calibration_of(seq)
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
-        if expected:  # stands behind what the prompt ends with, so that its beginning is found
+        if expected:  # it follows a copy of the prompt's end, so that its beginning is found
             expected = [*seq.token_ids[-MATCH_TOKENS:], *expected]
         text = [*expected, *seq.token_ids]
         num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
@@ -209,8 +209,8 @@ class Hierarchy(BatchDrafter):
         self._contexts.add(context)
 
     def _follow_answer(self, request: HierarchyRequest, seq: Sequence) -> None:
-        """Draft the last answer to the same prompt from its first token on, as a copy that as many
-        tokens speak for as is told: to regenerate, to try again, to ask for another choice."""
+        """If the same prompt was answered before, draft that answer from its first token on, as a
+        copy with a match of ``_ANSWER_MATCH_TOKENS``: for retries and further choices."""
         database = self._resources.model_database
         if database is None or not request.levels & (1 << MODEL) or seq.num_output_tokens:
             return
@@ -220,8 +220,8 @@ class Hierarchy(BatchDrafter):
             request.state[first : first + POINTER_SIZE] = place, _ANSWER_MATCH_TOKENS, 0
 
     def _calibration_of(self, seq: Sequence) -> Calibration:
-        """The calibration that ``seq`` learns in.  If it is to leave nothing behind this is a copy
-        that ends with it, because biases tell which tokens there were."""
+        """The calibration that ``seq`` learns in.  If the request must leave nothing behind, this
+        is a copy that ends with it, because biases reveal which tokens there were."""
         calibration = self.calibration(seq.namespace)
         return calibration if seq.speculation.is_output_shared else calibration.copy()
 
@@ -235,11 +235,11 @@ class Hierarchy(BatchDrafter):
         return levels
 
     def _connect(self, request: HierarchyRequest, seq: Sequence) -> None:
-        """Have ``request`` drafted for from the arrays that there are now."""
+        """Draft for ``request`` from the arrays that exist now."""
         request.connect(self._sources.of(seq.namespace), self._levels_of(seq))
 
     def _refresh(self, request: HierarchyRequest, seq: Sequence, version: int) -> None:
-        """Follow arrays that were replaced, where the sources are of another version now."""
+        """Use new arrays if some were replaced, which the version of the sources tells."""
         if request.sources_version != version:
             if request.sources is not self._sources.of(seq.namespace):
                 self._connect(request, seq)
@@ -279,7 +279,7 @@ class Hierarchy(BatchDrafter):
         min_score: float,
         num_certain: int = 0,
     ) -> int:
-        """The number of nodes, the root included, that are in ``scratch`` now."""
+        """Grow a tree in ``scratch``; returns its number of nodes, the root included."""
         num_nodes: int = grow_tree(
             request.handles.address,
             request.calibration.handles.address,
@@ -309,7 +309,7 @@ class Hierarchy(BatchDrafter):
         return found
 
     def held(self) -> Held:
-        """The contexts of running sequences; the bytes include the tables for the next ones."""
+        """The contexts of running sequences; the bytes include pooled tables for later ones."""
         return Held(
             sum(context.num_entries for context in self._contexts),
             sum(context.num_bytes for context in self._contexts) + self._pool.num_bytes,
@@ -320,15 +320,15 @@ class Hierarchy(BatchDrafter):
         recycled = [one for one in known if self._is_recycled(one)]
         try:
             self._reserve_recycled(recycled)
-        finally:  # what was decided is appended to each text, whatever there is no memory for
+        finally:  # decided tokens are appended to each text even if memory is short
             self._learn(known, {one.seq.request_id for one in recycled})
         database = self._resources.model_database
         if database is not None and len(self._contexts) > 1:
             database.record_running([one.seq for one in known if self._is_shared(one.seq)])
 
     def _learn(self, verified: Collection[Verified], recycled: Set[str]) -> None:
-        """Append to the texts of requests and learn from what is new, and of some requests keep
-        what the model thought likely."""
+        """Append to the texts of requests and learn from what is new; for the requests in
+        ``recycled``, also keep the likeliest tokens."""
         requests = [self._with_room(one) for one in verified]
         version = self._sources.version
         step = DecidedStep(self._num_top)
@@ -346,7 +346,7 @@ class Hierarchy(BatchDrafter):
                 self._enlarge(request, one.seq, len(one.acceptance.token_ids))
 
     def _with_room(self, one: Verified) -> HierarchyRequest:
-        """The request of a sequence, which has room for what was decided."""
+        """The request of a sequence, with room for the decided tokens."""
         request: HierarchyRequest = one.seq.drafter_state[self.name]
         num_new = len(one.acceptance.token_ids)
         if not request.context.is_complete:
@@ -356,7 +356,7 @@ class Hierarchy(BatchDrafter):
         return request
 
     def _count(self, request: HierarchyRequest, one: Verified) -> int:
-        """Count what comes of a tree; from how many of its last tokens is to be learned."""
+        """Count the result of a tree; returns from how many of its last tokens to learn."""
         num_learned = len(one.acceptance.token_ids)
         if num_learned > NUM_LEARNED_LATER and _is_told_later(one.tree):
             num_learned = NUM_LEARNED_LATER
@@ -367,17 +367,17 @@ class Hierarchy(BatchDrafter):
         return num_learned
 
     def _is_shared(self, seq: Sequence) -> bool:
-        """Whether others may find what the model makes of ``seq``."""
+        """Whether other requests may draft from what the model generates for ``seq``."""
         is_shared = self._resources.shares_output and seq.speculation.is_output_shared
         return is_shared and self._resources.model_database is not None
 
     def _is_recycled(self, one: Verified) -> bool:
-        """Whether is kept what the model thought likely after each node of a tree."""
+        """Whether the likeliest tokens after each node of a tree are kept."""
         is_read = self.options.recycled and one.forward is not None and one.tree.capacity > 0
         return is_read and self._is_shared(one.seq)
 
     def _reserve_recycled(self, recycled: Iterable[Verified]) -> None:
-        """Let there be room for what the model thought likely, as far as there may be."""
+        """Make room for the likeliest tokens that are to be kept, within the limit."""
         num_nodes: dict[str, int] = {}
         for one in recycled:
             namespace = one.seq.namespace
@@ -388,7 +388,7 @@ class Hierarchy(BatchDrafter):
             database.recycling(namespace, number * len(RECYCLED_ORDERS))
 
     def _enlarge(self, request: HierarchyRequest, seq: Sequence, num_new: int) -> None:
-        """Give a request more room for ``num_new`` tokens and their contexts."""
+        """Give a request room for ``num_new`` more tokens and their contexts."""
         request.context.enlarge(num_new)
         request.state[STATE_CONTEXT_STAMP] = request.context.table.stamp
         self._connect(request, seq)
@@ -402,5 +402,5 @@ class Hierarchy(BatchDrafter):
 
 
 def _is_told_later(tree: DraftTree) -> bool:
-    """Whether a tree stands for steps without drafts; see :meth:`Drafter.observe`."""
+    """Whether a tree reports steps without drafts; see :meth:`Drafter.observe`."""
     return tree.num_draft_tokens > 0 and tree.sources[1] is Source.PLAIN

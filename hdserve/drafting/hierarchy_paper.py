@@ -1,10 +1,10 @@
 """Hierarchy Drafting as in the paper (arXiv 2502.05609): chains from one database after another.
 
 Each database maps one token to the n-grams that followed it.  Context, model and statistics are
-asked in this order (or another, to compare) until ``num_chains`` chains of ``chain_tokens`` tokens
-are found; a database that is not needed is not asked.  Unlike in the authors' code every completed
-n-gram is inserted, the model database gives its most frequent n-grams first, and equal beginnings
-are merged.  The lookahead branch is left out: it needs the model.
+searched in this order (or another, for comparison) until ``num_chains`` chains of ``chain_tokens``
+tokens are found; a database that is not needed is not searched.  Unlike in the authors' code every
+completed n-gram is inserted, the model database gives its most frequent n-grams first, and equal
+beginnings are merged.  The lookahead branch is left out: it needs the model.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hdserve.drafting.base import Drafter, DraftResources, Forward
 from hdserve.tree import Acceptance, DraftTree
 
 MAX_NAMESPACES = 256
-"""The most namespaces whose n-grams are kept.  Those not used for longest are dropped first, and
-read anew when they are used again."""
+"""The most namespaces whose n-grams are kept.  The least recently used are dropped first, and read
+again when they are used again."""
 
 Chain = tuple[int, ...]
 
@@ -47,10 +47,10 @@ class HierarchyPaperOptions(StrictModel):
     """Length of a guess."""
 
     order: str = Field(default="cms", pattern="^[cms]{1,3}$")
-    """Which databases are asked, and in which order: context, model, statistics."""
+    """Which databases are searched, and in which order: context, model, statistics."""
 
     max_ngrams: int = Field(default=100_000, ge=2)
-    """Most n-grams of the model database, as in the paper; the rarest half is dropped beyond."""
+    """Most n-grams of the model database, as in the paper; above it the rarest half is dropped."""
 
 
 class _Ngrams:
@@ -75,7 +75,7 @@ class _Ngrams:
             self._forget()
 
     def _forget(self) -> None:
-        """Keep the most frequent half, of those seen equally often the newest, in their order."""
+        """Keep the most frequent half, of equally frequent ones the newest, in their order."""
         everything = [
             (count, token, chain)
             for token, chains in self._chains.items()
@@ -162,7 +162,7 @@ class HierarchyPaper(Drafter):
             tree.add_path(takewhile(self._is_known, chain), source)
 
     def _is_known(self, token_id: int) -> bool:
-        """Whether the model has the token, where its tokenizer has more of them."""
+        """Whether the model has the token; its tokenizer may have more."""
         return 0 <= token_id < self._resources.vocab_size
 
     def _chains(self, seq: Sequence, source: Source, num: int) -> list[Chain]:

@@ -32,7 +32,7 @@ LEVEL_SOURCES = (
     Source.STATISTICS,
     Source.RECYCLED,
 )
-"""Where the tokens of each level come from."""
+"""The source of the tokens of each level."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,11 +41,11 @@ class HierarchyRequest:
 
     Attributes:
         state: numbers for compiled code, see ``STATE_*``.
-        levels: those it may be drafted for from, a bit each.
-        level_sources: what their nodes come from.
+        levels: those it may be drafted from, one bit each.
+        level_sources: the sources of these levels.
         sources_version: of the sources when ``handles`` were made.
         handles: of the arrays of ``context``, of ``state`` and of ``sources``.
-        max_added: contexts above which the table of ``context`` may be full.
+        max_added: number of contexts above which the table of ``context`` may be full.
     """
 
     context: ContextDatabase
@@ -59,7 +59,7 @@ class HierarchyRequest:
     max_added: int = 0
 
     def connect(self, sources: NamespaceSources, levels: int) -> None:
-        """Have compiled code find the arrays of the request and those of ``sources``."""
+        """Let compiled code find the arrays of the request and those of ``sources``."""
         context = self.context
         handles = sources.handles.copy()
         handles.replace_own(
@@ -76,11 +76,11 @@ class HierarchyRequest:
         self.level_sources = frozenset(
             source for level, source in enumerate(LEVEL_SOURCES) if levels & (1 << level)
         )
-        self.sources = sources  # last: who has them is connected
+        self.sources = sources  # set last, so that a request with sources is connected
 
     def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
-        """Learn what scores were worth: those of the nodes from this request's levels, but for 1,
-        which is no estimate."""
+        """Learn how useful scores were: those of nodes from this request's levels, except scores of
+        1, which are not estimates."""
         own = [
             score if score < 1.0 and source in self.level_sources else 0.0
             for score, source in zip(tree.scores, tree.sources, strict=True)
@@ -92,12 +92,12 @@ class HierarchyRequest:
 
 
 def new_state(seq: Sequence, num_expected: int, vocab_size: int, *, uses_noise: bool) -> Ints:
-    """The numbers that compiled code is told of a sequence that begins, but for what is of its
-    context's table.
+    """The initial numbers for compiled code of a sequence, except those of its context's
+    table.
 
     Args:
-        num_expected: tokens that are expected of the answer; they stand before the prompt.
-        uses_noise: whether the noise of sampled choices is told.
+        num_expected: tokens of the expected answer, which are before the prompt.
+        uses_noise: whether to include the noise of sampled choices.
     """
     state = np.zeros(STATE_SIZE, np.int64)
     state[STATE_NUM_TOKENS] = num_expected + len(seq.token_ids)

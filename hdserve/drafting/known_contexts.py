@@ -49,14 +49,14 @@ from hdserve.drafting.vectors import copy_row
 
 
 class Place(NamedTuple):
-    """Where candidates are looked for: behind a node of a tree, the last token of its text if it is
-    node 0.
+    """Where candidates are looked for: after a node of a tree, which for node 0 is the last token
+    of the text.
 
     Attributes:
-        levels: those that are asked, a bit each.
-        num_suffix, num_shared: how long both rows of ``scratch.suffix`` are.
+        levels: those that are searched, one bit each.
+        num_suffix, num_shared: the lengths of the two rows of ``scratch.suffix``.
         pointers: the copy pointers.
-        predicted: the tokens both stand at; -1 for none.
+        predicted: the tokens both point to; -1 for none.
         region: the weight set of depth and confidence.
     """
 
@@ -88,7 +88,7 @@ def fill_hashes(scratch: Scratch, which: int, num_suffix: int) -> None:
 
 @fast_inlined
 def prefetch_level(databases: Databases, scratch: Scratch, table: Table, num_shared: int) -> None:
-    """Begin to load what :func:`find_level` will look at."""
+    """Prefetch what :func:`find_level` will read."""
     for which in range(NUM_ORDERS):
         order = databases.orders[table.level, which]
         if order < 0 or order > num_shared:
@@ -107,8 +107,8 @@ def find_level(
 ) -> int:
     """Copy the rows of the longest known contexts of a level to ``scratch.rows``, longest first.
 
-    Contexts of the request's own table reach into its prompt, those of the others do not.  Also
-    sets what a candidate gets that a row does not hold.  A hit is ``input, level, total, first
+    Contexts in the request's own table reach into its prompt, those in the others do not.  Also
+    sets the default evidence of candidates that a row lacks.  A hit is ``input, level, total, first
     cell``.
 
     Returns:
@@ -152,7 +152,7 @@ def find_level(
 
 @fast_inlined
 def table_of(databases: Databases, level: int) -> Table:
-    """The table of a level.  Where the level is a constant this costs nothing."""
+    """The table of a level.  If the level is a constant this costs nothing."""
     if level == CONTEXT:
         return Table(databases.context, databases.context_size, level)
     if level == MODEL:
@@ -166,7 +166,7 @@ def table_of(databases: Databases, level: int) -> Table:
 
 @fast_inlined
 def prefetch_shared(databases: Databases, scratch: Scratch, levels: int, num_shared: int) -> None:
-    """Begin to load the rows of the large tables."""
+    """Prefetch the rows of the large tables."""
     if levels & (1 << STATISTICS):
         prefetch_level(databases, scratch, table_of(databases, STATISTICS), num_shared)
     if levels & (1 << MODEL):
@@ -187,12 +187,12 @@ def arrive(
     region: int,
     is_asked: bool,
 ) -> Place:
-    """The place behind a node, with its suffixes and their hashes in ``scratch`` and its pointers
-    at what stands there.
+    """The place after a node: writes its suffixes and their hashes to ``scratch``, and moves its
+    pointers on.
 
     Args:
-        is_asked: whether the databases are asked for candidates, so that their rows are loaded
-            meanwhile.
+        is_asked: whether the databases will be searched for candidates, so that their rows are
+            prefetched.
     """
     num_suffix, num_shared = fill_suffix(databases, scratch, node)
     fill_hashes(scratch, 0, num_suffix)
@@ -209,7 +209,7 @@ def arrive(
 
 @fast_inlined
 def find_all(databases: Databases, learned: Learned, scratch: Scratch, place: Place) -> int:
-    """The rows of all levels that are asked; returns the number of hits."""
+    """The rows of all levels that are searched; returns the number of hits."""
     for index in range(NUM_INPUTS):
         scratch.template[0, index] = 0.0
         scratch.absent_cells[index] = -1

@@ -55,20 +55,20 @@ from hdserve.drafting.pointers import advance
 from hdserve.drafting.vectors import add_scaled
 
 MAX_CELL_COUNT = 1000.0
-"""The most observations that a cell counts.  A further one then weighs one part in this many, so
-older ones fade."""
+"""The most observations of a cell.  A further one then replaces one part in this many, so older
+ones fade."""
 
 CELL_DELAY = 4.0
-"""Observations that a new cell's first guess counts as."""
+"""The number of observations that a new cell's first guess counts as."""
 
 LONG_COPY = 8
-"""From how many tokens on a copy is a long one; docs/adr/0013 has the other values that were
+"""The number of tokens from which on a copy is long; docs/adr/0013 lists the other values that were
 tried."""
 
 
 @fast_inlined
 def update_cell(learned: Learned, cell: int, num: int, num_right: int) -> None:
-    """Note that evidence of one kind was given ``num`` times and right ``num_right`` times."""
+    """Record that evidence of one kind was given ``num`` times and right ``num_right`` times."""
     cells = learned.cells
     count = cells[CELL_COUNT, cell]
     seen = count + np.float32(CELL_DELAY)
@@ -80,8 +80,8 @@ def update_cell(learned: Learned, cell: int, num: int, num_right: int) -> None:
 
 @fast_inlined
 def learn_cells(learned: Learned, scratch: Scratch, num: int, num_events: int, right: int) -> None:
-    """Update the cells of the evidence for and against ``num`` candidates; ``right`` is the
-    index of the one that came, or -1."""
+    """Update the cells of the evidence for and against ``num`` candidates; ``right`` is the index
+    of the one that came, or -1."""
     num_present, right_present = scratch.found, 0
     num_present[:] = 0
     for event in range(num_events):
@@ -147,15 +147,15 @@ def learn_weights(
 
 @fast_inlined
 def step_size(rate: float, levels: int, pointers: Ints) -> float:
-    """Half the rate where there are statistics, which bring more candidates and so more steps for
-    every token; but all of it along a copy, whose worth is to be learned within a few tokens."""
+    """Half the rate if there are statistics, which bring more candidates and so more updates for
+    every token; but the full rate along a copy, whose worth must be learned within a few tokens."""
     is_copy = max(pointers[1], pointers[1 + POINTER_SIZE]) >= LONG_COPY
     return rate if is_copy or not levels >> STATISTICS & 1 else 0.5 * rate
 
 
 @fast_inlined
 def append_token(databases: Databases, token: int) -> None:
-    """Append a token to the request's own text, what is known of its places, and its table."""
+    """Append a token to the request's own text, its copy index, and its table."""
     state = databases.state
     position = state[STATE_NUM_TOKENS]
     if position >= MATCH_TOKENS:
@@ -190,8 +190,8 @@ def commit(
     last ``num_learned`` of them.
 
     Args:
-        rate: step size of the mixer weights, see :func:`step_size`; nothing at all is learned where
-            it is 0.
+        rate: step size of the mixer weights, see :func:`step_size`; if it is 0 nothing at all is
+            learned.
         bias_rate: step size of the biases of tokens and pairs.
     """
     state = databases.state

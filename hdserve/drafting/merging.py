@@ -1,4 +1,4 @@
-"""One tree of the trees of several drafters: the likeliest nodes of all."""
+"""One tree from the trees of several drafters: the likeliest nodes of all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hdserve.core import Source
 from hdserve.tree import DraftTree
 
 UNCORRECTED = (1.0,) * len(Source)
-"""Scores are worth what they say, whatever they come from."""
+"""No corrections: scores of any source are taken as they are."""
 
 _Path = tuple[int, ...]
 
@@ -16,13 +16,13 @@ _Path = tuple[int, ...]
 def merge_trees(
     trees: Iterable[DraftTree], merged: DraftTree, corrections: Sequence[float] = UNCORRECTED
 ) -> None:
-    """Add what is worth most in ``trees`` to ``merged``, whose nodes they all have, up to its
-    capacity.
+    """Add the most valuable nodes of ``trees`` to ``merged``, whose nodes they all contain, up to
+    its capacity.
 
-    A node is worth its score times the correction of its source, but no more than its parent, which
-    comes before it; so any beginning of ``merged`` is its best part.  Where several trees have the
-    same path it keeps the score that is worth most, with its source.  Of equal worths, the one
-    whose tree comes first goes first.
+    A node's worth is its score times the correction of its source, but no more than its parent's,
+    which comes before it; so any beginning of ``merged`` is its best part.  If several trees have
+    the same path it gets the score with the highest worth, and its source.  Among equal worths, the
+    one whose tree comes first goes first.
     """
     worths: dict[_Path, float] = {}
     guesses: dict[_Path, tuple[Source, float]] = {}

@@ -1,10 +1,9 @@
 """How the evidence for candidates is mixed: an online-learned logistic mixer.
 
-In the manner of PAQ (Mahoney 2005).  The inputs of a candidate are weighed by a sum of weights,
-chosen by the pattern of evidence, by how long ago the request's own text had the candidate last,
-and by which token it is, comes before it, or has the strongest evidence.  Biases are learned
-beside: of the token, of it after the token before, and of it beside the one with the strongest
-evidence.
+In the manner of PAQ (Mahoney 2005).  The inputs of a candidate are weighed by a sum of weight sets,
+chosen by the pattern of evidence, by how far back the request's own text has the candidate last,
+and by the candidate's token, the token before it, and the token with the strongest evidence.
+Biases are learned as well: of the token alone, after the token before, and given the strongest.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from hdserve.drafting.vectors import dot, dot_of_sum
 
 @fast_inlined
 def confidence_after(confidence: int, probability: float) -> int:
-    """Note how likely the last token was thought to be; keeps the last two such notes."""
+    """Record how likely the last token was thought to be; keeps the last two such records."""
     if probability < 0.3:
         bucket = 0 if probability < 0.05 else 1
     elif probability < 0.7:
@@ -56,7 +55,7 @@ def confidence_after(confidence: int, probability: float) -> int:
 
 @fast_inlined
 def region_set(depth: int, confidence: int) -> int:
-    """The weight set of a place: how deep in the tree it is, and how predictable the text before it
+    """The weight set of a place: its depth in the tree, and how predictable the text before it
     is."""
     level = depth if depth < 3 else (3 if depth < 6 else 4)
     return REGION_SETS + level * NUM_CONFIDENCES**2 + confidence
@@ -72,8 +71,8 @@ def reach_set(scratch: Scratch) -> int:
 
 @fast_inlined
 def distance_set(databases: Databases, token: int) -> int:
-    """The weight set of the distance to the last occurrence of the token in the text, guesses not
-    counted."""
+    """The weight set of the distance to the last occurrence of the token in the text, not counting
+    guesses."""
     distance = distance_to(databases.last_positions, token, databases.state[STATE_NUM_TOKENS])
     which = np.int64(distance > 0)
     for limit in DISTANCE_LIMITS:
@@ -83,13 +82,13 @@ def distance_set(databases: Databases, token: int) -> int:
 
 @fast_inlined
 def token_set(kind: int, token: int) -> int:
-    """Which of the weights by token of one kind, ``*_SETS``, are those of ``token``."""
+    """Which weight set of one kind of sets by token, ``*_SETS``, belongs to ``token``."""
     return kind + (token & (NUM_TOKEN_SETS - 1))
 
 
 @fast_inlined
 def strongest_token(scratch: Scratch, num: int) -> int:
-    """Which of ``num`` candidates has the strongest evidence; 0 if there are none."""
+    """Of ``num`` candidates the token with the strongest evidence; 0 if there are none."""
     token, strongest = 0, np.float32(-100.0)
     for index in range(num):
         if scratch.evidence[index] > strongest:
@@ -100,19 +99,19 @@ def strongest_token(scratch: Scratch, num: int) -> int:
 
 @fast_inlined
 def last_set(scratch: Scratch) -> int:
-    """The weights by the last token of the output."""
+    """The weight set of the last token of the output."""
     return token_set(LAST_SETS, np.int64(scratch.suffix[1, 0]))
 
 
 @fast_inlined
 def pair_after(scratch: Scratch, token: int) -> int:
-    """Which bias is that of ``token`` after the last token of the output."""
+    """The index of the bias of ``token`` after the last token of the output."""
     return np.int64(extend_hash(scratch.hashes[1, 1], token) & np.uint64(NUM_PAIRS - 1))
 
 
 @fast_inlined
 def pair_beside(strongest: int, token: int) -> int:
-    """Which bias is that of ``token`` where ``strongest`` has the strongest evidence."""
+    """The index of the bias of ``token`` if ``strongest`` has the strongest evidence."""
     pair = extend_hash(extend_hash(HASH_SEED, strongest), token)
     return NUM_PAIRS + np.int64(pair & np.uint64(NUM_PAIRS - 1))
 
@@ -126,7 +125,7 @@ def mix(
     state: int,
     strongest: int,
 ) -> float:
-    """The logit of one candidate; ``state`` is that of a candidate no pointer agrees with,
+    """The logit of one candidate; ``state`` is that of a candidate without an agreeing pointer,
     ``strongest`` the token with the strongest evidence."""
     token = scratch.candidates[index, CANDIDATE_TOKEN]
     pattern = scratch.candidates[index, CANDIDATE_PATTERN]

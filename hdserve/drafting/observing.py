@@ -1,4 +1,4 @@
-"""What a step decided, as all its requests learn of it: one compiled call for all of them."""
+"""Learning from a decided step: one compiled call for all its requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DecidedStep:
     """What a step decided, request by request.
 
     Args:
-        num_top: how many likely tokens after a node are kept.
+        num_top: how many of the likeliest tokens after a node are kept.
     """
 
     def __init__(self, num_top: int) -> None:
@@ -53,11 +53,11 @@ class DecidedStep:
         num_learned: int,
         recycled: RecycledDatabase | None,
     ) -> None:
-        """Have what was chosen appended to the text of ``request``, and the last ``num_learned`` of
-        it learned from.
+        """Append the chosen tokens to the text of ``request``, and learn from the last
+        ``num_learned`` of them.
 
         Args:
-            recycled: where is kept what the model thought likely after each node of the tree.
+            recycled: where to keep the likeliest tokens after each node of the tree.
         """
         num_nodes = stamp = 0
         if recycled is not None:
@@ -76,7 +76,7 @@ class DecidedStep:
         self._decided += (*addresses, request.levels, *numbers)
 
     def learn(self, scratch_handles: int, rate: float, bias_rate: float) -> list[int]:
-        """Returns how many contexts the table of each request has got so far."""
+        """Do all this; returns the number of contexts in the table of each request."""
         trees = self._tree_token_ids + self._tree_parents
         numbers = np.array(self._decided + self._token_ids + trees, np.int64)
         end = self._num_requests * NUM_STEP_FIELDS
@@ -95,7 +95,7 @@ class DecidedStep:
 
 
 def _joined(arrays: list[npt.NDArray[Any]], num_columns: int, dtype: type) -> npt.NDArray[Any]:
-    """One array, row after row; copied only where there are several."""
+    """One array, row after row; copied only if there are several."""
     if len(arrays) > 1:
         return np.concatenate(arrays)
     return np.ascontiguousarray(arrays[0]) if arrays else np.empty((0, num_columns), dtype)
@@ -112,15 +112,14 @@ def observe_step(
     rate: float,
     bias_rate: float,
 ) -> None:
-    """Append what was decided to the text of each request, learn from it, and keep what the model
-    thought likely.
+    """Append decided tokens to the text of each request, learn from them, and keep the likeliest
+    tokens.
 
     Args:
-        numbers: of each request :data:`NUM_STEP_FIELDS` fields, see ``STEP_*``, then the new tokens
-            of all, then the nodes of the trees of which is kept what was likely: the tokens of all,
-            then the parents.
+        numbers: for each request :data:`NUM_STEP_FIELDS` fields, see ``STEP_*``, then all new
+            tokens, then the nodes whose likeliest tokens are kept: all tokens, then all parents.
         num_tokens: how many new tokens there are.
-        top_tokens, top_logits: the likeliest after each of those nodes, ``[nodes, k]``,
+        top_tokens, top_logits: the likeliest tokens after each of those nodes, ``[nodes, k]``,
             ``k <= NUM_TOP``.
         rate, bias_rate: see :func:`~hdserve.drafting.learning.commit`.
     """

@@ -1,4 +1,4 @@
-"""When to look for drafts that did not pay."""
+"""When to look for drafts again that did not pay."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections import deque
 from collections.abc import Sequence
 
 _MAX_PAUSE, _MAX_PAUSE_S = 256, 0.5
-"""The longest pause, in steps and in seconds of plain decoding, whichever is longer.  With a longer
-one drafts would rest for long after other work has kept the machine busy."""
+"""The longest pause, in steps and in seconds of plain decoding, whichever is longer.  If it were
+longer, drafts would rest too long after other work has kept the machine busy."""
 
 _AFFORDABLE_LOSS = 0.005
 _PATIENCE = 0.1
 """How much may be lost before the first pause, as a share of a plain decoding step."""
 
 _WORST_GAIN = -0.5
-"""The largest loss that counts, as a share of what the tokens of the step take plainly."""
+"""The largest loss that counts, relative to the time of plain decoding of the same tokens."""
 
 _NUM_SETTLING_LOOKS, _NUM_SETTLING_STEPS = 2, 8
-"""So many steps with drafts, and without, take longer after those of the other kind, which leave
+"""After a switch, this many steps with drafts, or without, take longer, because the other kind left
 other data in the processor's caches.  Eight sequences of hdserve-mini took 1.65, 1.34, 1.26, 1.15,
 1.00, ... and from the ninth step without drafts on 0.76 ms (docs/adr/0030)."""
 
 _NUM_COMPARED_STEPS = _NUM_SETTLING_STEPS + 4
-"""Steps without drafts that are taken before a loss of steps with drafts counts."""
+"""Steps without drafts that are made before a loss of steps with drafts counts."""
 
 _NUM_WEIGHED_STEPS = 32
-"""The gain of a look counts for one part in this many of the mean: drafts may pay by a few large
+"""The gain of a look counts as one part in this many of the mean: drafts may pay by a few large
 gains among many losses."""
 
 _NUM_TIMED_STEPS = 9
 
 
 class _StepTimes:
-    """What the last steps took beside their forwards, with drafts looked for and without.
+    """What the last steps took besides their forwards, with drafts looked for and without.
 
-    The first steps of a kind take longer than those that follow in a row, so they count only where
-    nothing else is known, or where they took less.
+    The first steps after a switch take longer than the following ones, so they only count if
+    nothing else is known, or if they took less.
 
     Attributes:
         trying_s: of the last look that may have been at a part of the sequences; ``None`` before.
@@ -56,8 +56,8 @@ class _StepTimes:
 
 
 def _add(times: deque[float], seconds: float, *, is_settling: bool) -> None:
-    """Add to the last times of a kind.  If one of the first in a row takes less than those before,
-    something else kept the machine busy then, or it had not settled, and those are dropped."""
+    """Add to the last times of a kind.  If one of the first after a switch takes less than the
+    earlier ones, these were disturbed by something else, or not settled, and are dropped."""
     if is_settling and times:
         if seconds >= _median(times):
             return
@@ -66,27 +66,25 @@ def _add(times: deque[float], seconds: float, *, is_settling: bool) -> None:
 
 
 class Patience:
-    """How long to go on looking for drafts that do not pay; all times are for each sequence of a
-    step.
+    """How long to go on looking for drafts that do not pay; all times are per sequence of a step.
 
-    What it was while something else kept the machine busy is soon forgotten: a loss counts only up
-    to half of what its tokens take plainly, and what plain steps took only until ``_MAX_PAUSE``
-    looks came in a row.  The next look that seems to lose is followed by a few plain steps then, as
-    is the first of all, before any loss counts.
+    Disturbances by other work on the machine are soon forgotten: a loss counts only up to half of
+    the plain decoding time of its tokens, and the times of plain steps are dropped after
+    ``_MAX_PAUSE`` looks in a row.  Then, as at the very first time, a look that seems to lose is
+    followed by a few plain steps, before any loss counts.
 
-    Pauses double while it does not pay, up to as many steps as make what the look at their end
-    loses ``_AFFORDABLE_LOSS`` of their time, or to the longest there is.  To that look belongs what
-    it takes more than one of many in a row, what the plain steps after it take more than later
-    ones, and what drafters catch up with: without it nobody would have told them of the sequences
-    since.  A look that gains, which may have been at a part of the sequences, is followed by
-    another one.
+    Pauses double while drafting does not pay, until the loss of the look at their end is only
+    ``_AFFORDABLE_LOSS`` of their time, or to the longest pause.  That loss includes the extra time
+    of such a look compared with one of many in a row, that of the first plain steps after it, and
+    the time in which drafters catch up on what they were not told in the pause.  After a look that
+    gains, which may have been at a part of the sequences, the next step looks again.
 
     Args:
         step_s: a step of plain decoding; a part of it may be lost before the first pause.
         num_sequences: of a step.
 
     Attributes:
-        was_looking: what :meth:`begin_step` said last.
+        was_looking: what :meth:`begin_step` returned last.
         was_cautious: whether that look may be at a part of the sequences.
         num_steps_since: how many steps without a look came before it.
     """
@@ -99,21 +97,21 @@ class Patience:
         self._num_steps_to_skip = 0
         self._num_looks = 0
         self._num_steps_in_a_row = 0
-        """How many steps in a row were like the last one."""
+        """How many consecutive steps were of the same kind as the last one."""
         self._has_gained = False
         self._has_compared = False
-        """Whether a look has seemed to lose since the times of plain steps were forgotten."""
+        """Whether a look has seemed to lose since the times of plain steps were dropped."""
         self.was_looking = True
         self.was_cautious = False
         self.num_steps_since = 0
         self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
-        """What looks at the end of a pause take more than others, with the plain steps after."""
+        """The extra time of looks at the end of a pause, and of the plain steps after them."""
         self._settling_s = 0.0
-        """What the plain steps after the last look took more than others."""
+        """The extra time of the plain steps after the last look."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
     def begin_step(self) -> bool:
-        """Begin a step, and say whether to look in it."""
+        """Begin a step; returns whether to look for drafts in it."""
         is_looking = self._num_steps_to_skip <= 0
         self._num_steps_to_skip -= 1
         self.num_steps_since = 0 if self.was_looking else self._num_steps_in_a_row
@@ -126,10 +124,10 @@ class Patience:
         return is_looking
 
     def skip_step(self) -> bool:
-        """Let a step of the middle of a pause go by, which neither looks nor is timed.
+        """Skip a step in the middle of a pause, which neither looks nor is timed.
 
         Returns:
-            Whether this is one; else it has to :meth:`begin_step`.
+            Whether it was skipped; if not, call :meth:`begin_step`.
         """
         is_settling = self.was_looking or self._num_steps_in_a_row < _NUM_SETTLING_STEPS
         if is_settling or self._num_steps_to_skip <= _NUM_TIMED_STEPS:
@@ -140,8 +138,8 @@ class Patience:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time of the step that was asked for last will be needed.  The first steps of
-        a pause tell what the look before them cost, the last ones how long steps without drafts
+        """Whether the time of the present step will be needed.  The first steps of a pause tell the
+        cost of the look before them, the last ones how long steps without drafts
         take."""
         is_settling = not self.was_looking and self._num_steps_in_a_row <= _NUM_SETTLING_STEPS
         return is_settling or self._num_steps_to_skip < _NUM_TIMED_STEPS
@@ -149,11 +147,11 @@ class Patience:
     @property
     def is_cautious(self) -> bool:
         """Whether it is enough to look for drafts of a part of the sequences: the last look lost,
-        so pauses are made between looks."""
+        so there are pauses between looks."""
         return self._pause > 0 and not self._has_gained
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
-        """Learn what the last step took beside its forward and to have drafters catch up."""
+        """Learn what the last step took besides its forward and drafters' catching up."""
         self._num_looks += self.was_looking
         times = self._beside_prompts if beside_prompts else self._alone
         if not self.was_looking:
@@ -172,14 +170,14 @@ class Patience:
 
     @property
     def _times(self) -> _StepTimes:
-        """The times of steps of one kind, alone or beside prompts, which count different things."""
+        """The times of steps of one kind, without or with prompts; the two are not comparable."""
         alone, beside_prompts = self._alone, self._beside_prompts
         is_known = alone.looking_s and (alone.plain_s or not beside_prompts.plain_s)
         return alone if is_known or not beside_prompts.looking_s else beside_prompts
 
     @property
     def looking_s(self) -> float:
-        """What a step that looks for drafts takes beside its forward."""
+        """What a step that looks for drafts takes besides its forward."""
         times = self._times
         looking_s = _median(times.looking_s)
         if self.was_cautious and times.trying_s is not None:
@@ -188,15 +186,15 @@ class Patience:
 
     @property
     def plain_s(self) -> float:
-        """What a step that does not look for drafts takes beside its forward: nothing if there was
-        none, which is plain decoding at its best, and never more than :meth:`looking_s`."""
+        """What a step without looking for drafts takes besides its forward: 0 if there was none,
+        which assumes the best for plain decoding, and never more than :meth:`looking_s`."""
         return min(_median(self._times.plain_s), self.looking_s)
 
     def weigh(self, gain_s: float, as_plain_s: float) -> None:
-        """Learn what drafting gained in a step, in seconds, or lost, whose tokens take
-        ``as_plain_s`` plainly."""
+        """Learn what drafting gained or lost in a step, in seconds; ``as_plain_s`` is the plain
+        decoding time of its tokens."""
         if not self.was_looking or self._num_looks < _NUM_TIMED_STEPS:
-            return  # the first ones take long, as everything does for the first time
+            return  # the first steps take long, as everything does the first time
         self._has_gained = gain_s > 0
         if gain_s < 0 and not self._has_compared:
             self._has_compared = True

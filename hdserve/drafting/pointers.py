@@ -1,15 +1,15 @@
-"""Copy pointers: where in earlier text the sequence seems to be, and what stands there next.
+"""Copy pointers: where in earlier text the sequence seems to be, and what comes next there.
 
 A pointer is ``position, length, misses``: the position of the predicted token in a log, how many
 tokens agreed before it, and how often it was wrong since it was set.  Near copies differ in single
-tokens (a name, a number), so after a wrong token it stays aligned, whichever it was::
+tokens (a name, a number), so after a wrong token it stays aligned, whatever the difference was::
 
-    log        a b c d e f          after "a b" the pointer stands at c
-    replaced   a b x d e f          x: on to d
-    left out   a b d e f            d stands behind c: on to e
-    put in     a b x c d e f        x: on to d;  c stands before d: d stays
+    log        a b c d e f          after "a b" the pointer is at c
+    replaced   a b x d e f          x: moves to d
+    left out   a b d e f            d comes after c: moves to e
+    inserted   a b x c d e f        x: moves to d;  c comes before d: stays at d
 
-It moves to another place as soon as the index knows a match there.
+    It moves to another place as soon as the index has a match there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ MAX_MISSES = 8
 def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int, int]:
     """Write the last tokens up to ``node``, newest first, to ``scratch.suffix``.
 
-    Row 0 is the whole sequence, row 1 what is comparable with other sequences: the output, before
-    it ``START``.
+    Row 0 is the whole sequence, row 1 the part that is comparable with other sequences: the output,
+    preceded by ``START``.
 
     Returns:
         The lengths of both.
@@ -62,7 +62,7 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
         length += 1
     full = min(MAX_SUFFIX, end)
     while length < full:
-        position = np.uint64(end - 1 - length)  # unsigned: a signed one might count from the end
+        position = np.uint64(end - 1 - length)  # unsigned: a signed index might count from the end
         scratch.suffix[0, length] = databases.tokens[position]
         length += 1
     num_output = end - databases.state[STATE_OUTPUT_START]
@@ -83,7 +83,7 @@ def refresh(
     num_suffix: int,
     num_shared: int,
 ) -> None:
-    """Set the pointers that are not on a match to the last place that has one.
+    """Set the pointers that are not on a match to the last place with a match.
 
     A pointer whose level is not in ``levels`` (a bit mask) is never set.
     """
@@ -137,7 +137,7 @@ def _token_at(databases: Databases, which: int, position: int) -> int:
 def predictions(
     databases: Databases, scratch: Scratch, pointers: Ints, depth: int, num_suffix: int
 ) -> tuple[int, int]:
-    """The tokens both pointers stand at; -1 for none."""
+    """The tokens both pointers point to; -1 for none."""
     context = -1
     position = pointers[0]
     if position > 0:

@@ -1,7 +1,7 @@
 """Prompt lookup decoding (Saxena 2023), the simplest baseline.
 
-The longest n-gram at the end of the sequence that occurred before is looked for, and what followed
-its first occurrence is the draft, one chain.
+The longest n-gram at the end of the sequence that occurred before is searched for, and what
+followed its first occurrence is the draft, one chain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PromptLookupOptions(StrictModel):
     """Options of the ``prompt-lookup`` drafter."""
 
     max_ngram_tokens: int = Field(default=3, ge=1)
-    """Longest ending of the text that is looked for in it."""
+    """The longest ending of the text that is searched for in it."""
 
     max_draft_tokens: int = Field(default=10, ge=1)
     """Longest copy."""

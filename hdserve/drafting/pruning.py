@@ -1,4 +1,4 @@
-"""Trees without the nodes that cannot come, and what the others are worth then."""
+"""Trees without the nodes that a grammar forbids, and the worth of the remaining ones."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ _LEAST_LEFT = 1e-6
 
 
 class Pruner:
-    """Leaves out of trees what cannot come.
+    """Removes forbidden nodes from trees.
 
-    What siblings that cannot come were thought to be worth is shared by those that can: a score is
-    a probability, and becomes the one under the condition that none of the former comes.  That is
-    still too little, as most of what is among no guesses cannot come either: with a schema 1.2 to
-    1.7 times as many were accepted.  So it is learned what these scores turn out to be worth, as
-    for all texts with a grammar.
+    The probability of forbidden siblings goes to the allowed ones: their scores become conditional
+    on none of the former being chosen.  That is still too low, because most tokens without a node
+    are forbidden too: with a schema 1.2 to 1.7 times as many nodes were accepted.  So the actual
+    worth of these scores is learned, for all texts with a grammar together.
 
-    Budget and calibration hear of the verified nodes alone, with these scores.  They would do wrong
-    to hear of those that are left out, which nobody can accept; of the others they learn the same
-    from a text with a grammar as from one without, and neither makes the scores of the other wrong.
+    Budget and calibration see only the verified nodes, with these scores.  Removed nodes would
+    mislead them, since they cannot be accepted; from the others they learn the same in texts with
+    and without a grammar, so neither kind spoils the scores of the other.
     """
 
     def __init__(self) -> None:
@@ -31,15 +30,15 @@ class Pruner:
 
     @property
     def worth(self) -> float:
-        """What conditional scores turned out to be worth."""
+        """The observed worth of conditional scores."""
         return self._accepted / self._expected
 
     def prune(self, tree: DraftTree, may_come: Sequence[bool], pruned: DraftTree) -> None:
-        """Add to ``pruned``, which is empty, what is likeliest of ``tree`` without the nodes that
-        cannot come, up to its capacity.
+        """Add the likeliest allowed nodes of ``tree`` to ``pruned``, which is empty, up to its
+        capacity.
 
         Args:
-            may_come: one per node of ``tree``; nothing that hangs on a node that cannot come can.
+            may_come: whether each node of ``tree`` is allowed; never after a forbidden one.
         """
         scores = _conditional_scores(tree, may_come, self.worth)
         nodes = (node for node in range(1, len(tree)) if may_come[node])
@@ -54,7 +53,7 @@ class Pruner:
         )
 
     def observe(self, pruned: DraftTree, acceptance: Acceptance) -> None:
-        """Learn what the scores of a tree were worth, but for 1, which is no estimate."""
+        """Learn the worth of a tree's scores, except scores of 1, which are not estimates."""
         own = [0.0 if score >= 1.0 else score for score in pruned.scores]
         expected = sum(own) / self.worth
         num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
@@ -67,7 +66,7 @@ def _faded(known: float) -> float:
 
 
 def _conditional_scores(tree: DraftTree, may_come: Sequence[bool], worth: float) -> list[float]:
-    """No node's is above its parent's; of those that cannot come they mean nothing."""
+    """At most the parent's score for each node; those of forbidden nodes mean nothing."""
     parents, scores = tree.parents, tree.scores
     left = list(scores)
     for node in range(1, len(scores)):

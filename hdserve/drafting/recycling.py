@@ -1,4 +1,4 @@
-"""Keeping what the model thought at every verified node, for the ``RECYCLED`` level."""
+"""Keeping the likeliest tokens after every verified node, for the ``RECYCLED`` level."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def recycle(
 ) -> None:
     """Write the rows of the nodes of a tree.
 
-    Contexts are of output tokens only, ``START`` before them, as those of other sequences.
+    Contexts consist of output tokens only, preceded by ``START``, as those of other sequences.
 
     Args:
         node_tokens, node_parents: the tree.

@@ -51,8 +51,8 @@ def known_drafters() -> dict[str, type[Drafter]]:
     """All drafters by name; those of this package cannot be replaced.
 
     Raises:
-        ConfigError: an entry point cannot be loaded, is no drafter, or has another name than its
-            drafter, under which its states would not be found.
+        ConfigError: an entry point cannot be loaded, is not a drafter, or is named differently from
+            its drafter, so that its states would not be found.
     """
     known: dict[str, type[Drafter]] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
@@ -61,10 +61,10 @@ def known_drafters() -> dict[str, type[Drafter]]:
         except Exception as error:
             raise ConfigError(f"the drafter {entry.name} ({entry.value}) fails: {error}") from error
         if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
-            raise ConfigError(f"the drafter {entry.name} ({entry.value}) is no Drafter")
+            raise ConfigError(f"the drafter {entry.name} ({entry.value}) is not a Drafter")
         name = getattr(drafter, "name", None)
         if name != entry.name:
-            told = f"the drafter {entry.name} ({entry.value}) has the name {name!r}"
+            told = f"the drafter {entry.name} ({entry.value}) calls itself {name!r}"
             raise ConfigError(f"{told}; both must be the same")
         known[entry.name] = drafter
     return known | dict(DRAFTERS)
@@ -75,7 +75,7 @@ def build_drafters(config: DraftingConfig, resources: DraftResources) -> tuple[D
 
     Raises:
         ConfigError: an unknown drafter or option, or a wrong value; names the known ones.  Or a
-            drafter that cannot be made of them.
+            drafter that cannot be built with them.
     """
     known = known_drafters()
     return tuple(_build(drafter, known, resources) for drafter in config.drafters)
@@ -93,11 +93,11 @@ def check_drafters(config: DraftingConfig) -> None:
 
 
 def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
-    """One message of two from :meth:`GuardedDrafters.states`; drafters that are unknown here, or
-    fail, take the newer.
+    """One message from two of :meth:`GuardedDrafters.states`; for drafters that are unknown here,
+    or fail, the newer state is taken.
 
-    What ``new`` says nothing of, as of drafters that are no longer configured, is kept where there
-    is room for it.
+    States that are missing in ``new``, such as those of drafters that are no longer configured, are
+    kept if there is room.
 
     Raises:
         SnapshotError: one of them is corrupt or foreign.
@@ -151,7 +151,7 @@ def _build(
     except HdserveError:
         raise
     except Exception as error:
-        raise ConfigError(f"the drafter {config.name} cannot be made: {error!r}") from error
+        raise ConfigError(f"the drafter {config.name} cannot be built: {error!r}") from error
     return built
 
 

@@ -1,5 +1,5 @@
 """Each database of the ``hierarchy`` drafter alone: copies from the request's own text, what the
-model generated before, n-grams of a corpus, and what the model itself thought likely."""
+model generated before, n-grams of a corpus, and the tokens the model itself thought likely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arrays that requests of one namespace share, as compiled code is given them."""
+"""The arrays shared by the requests of one namespace, in the form compiled code takes them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MAX_NAMESPACES = 256
 
 
 class _Partitions(NamedTuple):
-    """The partitions of a namespace; ``None`` where nothing was inserted.
+    """The partitions of a namespace; ``None`` if nothing was inserted.
 
     Attributes:
         model: what this model generated.
-        others: what another model generated: the best-ranked one that has something.
-        recycled: what this model thought likely.
+        others: what another model generated: of those that have something, the best-ranked.
+        recycled: the tokens this model thought likely.
     """
 
     model: NamespaceTables | None
@@ -44,15 +44,15 @@ class _Partitions(NamedTuple):
     recycled: RecycledDatabase | None
 
     def versions(self) -> tuple[int, ...]:
-        """Versions that change when an array was replaced."""
+        """Versions that change when an array is replaced."""
         return tuple(0 if part is None else part.version for part in self)
 
 
 class NamespaceSources:
-    """The partitions that requests of one namespace are drafted for from.
+    """The partitions that requests of one namespace are drafted from.
 
     Attributes:
-        handles: of :class:`Databases`; the arrays of a request are replaced in a copy.
+        handles: of :class:`Databases`; the request's own arrays are replaced in a copy.
     """
 
     __slots__ = ("_partitions", "_versions", "handles")
@@ -67,13 +67,13 @@ class NamespaceSources:
         return self._partitions.recycled
 
     def are(self, partitions: _Partitions) -> bool:
-        """Whether these are still the arrays of these partitions."""
+        """Whether the arrays of these partitions are still the same."""
         pairs = zip(self._partitions, partitions, strict=True)
         return all(own is now for own, now in pairs) and self._versions == partitions.versions()
 
 
 class DraftSources:
-    """The sources of every namespace, made when first asked for.
+    """The sources of every namespace, created when first needed.
 
     Attributes:
         orders: context lengths by level, see :class:`Databases`.
@@ -89,7 +89,7 @@ class DraftSources:
         self._known_version = 0
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
-        """Have another corpus, or none, in the sources of every namespace."""
+        """Use another corpus, or none, in the sources of every namespace."""
         self._resources = replace(self._resources, statistics=statistics)
         self._known.clear()
         self._num_replaced += 1
@@ -116,11 +116,11 @@ class DraftSources:
         return known
 
     def forget(self, namespace: str) -> None:
-        """Hold on to nothing of a namespace."""
+        """Keep no reference to anything of a namespace."""
         self._known.pop(namespace, None)
 
     def _forget_replaced(self) -> None:
-        """Let go of arrays that are no longer those of a namespace: they hold its text."""
+        """Release arrays that no longer belong to a namespace: they hold its text."""
         version = self.version
         if version == self._known_version:
             return
@@ -139,7 +139,7 @@ class DraftSources:
         return _Partitions(database.partition(namespace), others, database.recycled(namespace))
 
     def _databases(self, partitions: _Partitions) -> Databases:
-        """The arrays of everything but a request; those of a request are empty."""
+        """All arrays except those of a request, which are empty."""
         nothing, statistics = self._nothing, self._resources.statistics
         model, others = partitions.model or nothing, partitions.others or nothing
         recycled = partitions.recycled.table if partitions.recycled else nothing.table

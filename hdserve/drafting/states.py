@@ -1,4 +1,4 @@
-"""What drafters have learned, on its way between replicas."""
+"""What drafters have learned, in the form sent between replicas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.errors import SnapshotError
 
 Shrink = Callable[[str, bytes, int], bytes]
-"""Takes the name of a drafter, its state and a bound in bytes; returns a smaller state, or the same
-one where shrinking fails."""
+"""Takes the name of a drafter, its state and a limit in bytes; returns a smaller state, or the same
+one if shrinking fails."""
 
 MAX_STATES_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
 """The most bytes of the states of all drafters together; the rest of a message is for their
@@ -25,7 +25,7 @@ def pack_states(states: Mapping[str, bytes]) -> bytes:
 
 
 def fit_states(states: Mapping[str, bytes], shrink: Shrink) -> dict[str, bytes]:
-    """The states, with as much in each as lets them fit one message."""
+    """The states, each shrunk as needed to fit one message together."""
     if len(fitting_states(states)) == len(states):
         return dict(states)
     share = MAX_STATES_BYTES // len(states)
@@ -33,7 +33,7 @@ def fit_states(states: Mapping[str, bytes], shrink: Shrink) -> dict[str, bytes]:
 
 
 def fitting_states(states: Mapping[str, bytes]) -> dict[str, bytes]:
-    """As many of the first states as fit one message."""
+    """As many of the states, from the first, as fit one message."""
     found: dict[str, bytes] = {}
     for name, state in states.items():
         if len(pack_states({**found, name: state})) <= MAX_CALIBRATION_BYTES:

@@ -1,7 +1,7 @@
 """Arithmetic on rows of ``NUM_INPUTS`` float32, one vector register or two.
 
-The rows are those of C-contiguous arrays of exactly that many columns.  Plain loops over them were
-compiled to scalar code, because the arrays may overlap for all the compiler knows.
+The rows are those of C-contiguous arrays of exactly that many columns.  Plain loops over them would
+be compiled to scalar code, because the compiler must assume that the arrays overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAST = ("fast",)
 def row_pointer(
     context: Any, builder: Any, array_type: Any, value: Any, row: Any, vector: Any
 ) -> Any:
-    """Where the first items of a row begin, as a pointer to a ``vector`` of them."""
+    """A pointer to the first items of a row, as a ``vector``."""
     array = context.make_array(array_type)(context, builder, value)
     zero = context.get_constant(types.intp, 0)
     pointer = cgutils.get_item_pointer(  # type: ignore[no-untyped-call]

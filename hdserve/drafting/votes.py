@@ -1,4 +1,4 @@
-"""What the slots of one row say of their tokens, all slots at once.
+"""The votes of all slots of one row for their tokens, computed together.
 
 The evidence of a slot is a cell, chosen by the slot's share of the row's count and by its rank.  A
 slot is a lane of a vector; the lanes before ``FIRST_SLOT`` hold nothing.
@@ -34,7 +34,7 @@ def _counts(builder: Any, words: Any) -> Any:
 def _note_cells(
     typing_context: Any, target: Any, rows: Any, row: Any, scale: Any, first_cell: Any
 ) -> Any:
-    """``target[0]`` are the cells of the slots of ``rows[row]``; ``scale`` is one by its total."""
+    """Set ``target[0]`` to the cells of the slots of ``rows[row]``; ``scale`` is 1 / its total."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds = signature.args
@@ -73,7 +73,7 @@ def _likely_slots(
     typing_context: Any, rows: Any, row: Any, vocab_size: Any, logits: Any, floor: Any
 ) -> Any:
     """A bit for each slot of ``rows[row]`` whose token is in the vocabulary and whose logit, in
-    ``logits[0]``, is not below ``floor``; the bits of slots that hold no token mean nothing."""
+    ``logits[0]``, is at least ``floor``; the bits of empty slots mean nothing."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds = signature.args

@@ -102,7 +102,7 @@ def test_a_drafter_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch)
     """Not with a traceback alone, in which its name is nowhere."""
     points = _entry_points("tests.drafters:UnmadeDrafter")
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    with pytest.raises(ConfigError, match="the drafter mine cannot be made: TypeError"):
+    with pytest.raises(ConfigError, match="the drafter mine cannot be built: TypeError"):
         build_drafters(_config("mine"), make_resources())
 
 
