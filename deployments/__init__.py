@@ -11,7 +11,7 @@ __all__ = ["app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the application, and torch with it, in processes that use it alone."""
+    """Load the application, and torch with it, only in processes that use it."""
     if name == "app":
         from deployments.application import app
 

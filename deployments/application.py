@@ -1,7 +1,7 @@
 """``serve run deployments:app``: the builder of the whole application."""
 
 # No "from __future__ import annotations" here: Ray Serve reads the annotation of the builder's
-# argument, and validates nothing when it is a string.
+# argument, and does not validate the argument if the annotation is a string.
 
 import logging
 from typing import Any
@@ -33,7 +33,7 @@ def app(args: AppArgs) -> serve.Application:
     """
     config = load_config(args.config)
     if _has_key(args.config):
-        logger.warning("Ray logs arguments: name a file, access.admin_key_file, for the key")
+        logger.warning("Ray logs arguments: put the key in a file, access.admin_key_file")
     check_tracing(config.telemetry)
     access = read_access(config.access)
     config = config.model_copy(update={"access": AccessConfig()})
@@ -42,6 +42,6 @@ def app(args: AppArgs) -> serve.Application:
 
 
 def _has_key(config: str | dict[str, Any] | None) -> bool:
-    """Whether the key of the administrator is in the arguments themselves."""
+    """Whether the administrator's key itself is in the arguments."""
     access = config.get("access") if isinstance(config, dict) else None
     return isinstance(access, dict) and access.get("admin_key") is not None

@@ -8,9 +8,9 @@ from typing import Any
 def cancel_stream(stream: Any) -> None:
     """End a streaming call of Ray Serve (``DeploymentResponseGenerator``), whatever it waits for.
 
-    Its own ``cancel`` misses the turn of the event loop in which the call was assigned to a replica
-    and nobody has awaited that yet: there is nothing to cancel any more on this side, the other
-    side is not told, and it does nothing when it is called again.
+    Its own ``cancel`` misses one case: the call was assigned to a replica in this turn of the event
+    loop, and nobody has awaited that yet.  Then there is nothing left to cancel on this side, the
+    other side is not told, and calling it again does nothing.
     """
     stream.cancel()
     assigned = stream._replica_result_future

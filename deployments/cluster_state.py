@@ -1,4 +1,4 @@
-"""``python -m deployments.cluster_state ADDRESS``: what a Ray cluster has left, as JSON."""
+"""``python -m deployments.cluster_state ADDRESS``: a Ray cluster's free resources, as JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 
 
 def cluster_state(address: str) -> dict[str, Any]:
-    """Return what each node has free; and of an application of ours that is there already, what Ray
-    Serve says of the deployments that are not as they should be.
+    """Return what each node has free; and if our application is already there, what Ray Serve says
+    of those of its deployments that are not healthy.
 
     Raises:
         ConnectionError, RuntimeError: the cluster cannot be reached.

@@ -1,4 +1,4 @@
-"""When the answer to a request has to be complete."""
+"""The time by which the answer to a request must be complete."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """The moment ``timeout_s`` after this was made, by the monotonic clock of the event loop, in
-    which all of it is used.
+    """A time ``timeout_s`` after its creation, by the monotonic clock of the event loop; use it
+    only in that loop.
 
     Args:
-        timeout_s: ``None`` is never.
+        timeout_s: ``None`` means never.
 
     Attributes:
-        is_over: whether an open block of :meth:`ending` was there when it came.
+        is_over: whether the time was reached within a block of :meth:`ending`.
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:
@@ -31,15 +31,15 @@ class Deadline:
 
     @property
     def error(self) -> RequestTimeout:
-        """The error that a request is answered with when it ends it."""
+        """The error for a request that this deadline ends."""
         return RequestTimeout(
-            f"the answer was not complete {self._timeout_s:g} s after the request had come "
+            f"the answer was not complete {self._timeout_s:g} s after the request arrived "
             "(gateway.request_timeout_s)"
         )
 
     @property
     def remaining_s(self) -> float:
-        """How many seconds there are until then."""
+        """How many seconds remain."""
         if self._at_s is None:
             return math.inf
         return max(0.0, self._at_s - asyncio.get_running_loop().time())
@@ -48,7 +48,7 @@ class Deadline:
         """Return the result of ``awaitable``.
 
         Raises:
-            RequestTimeout: it was cancelled, because it took until then.
+            RequestTimeout: it was cancelled at the deadline.
         """
         try:
             async with asyncio.timeout_at(self._at_s):
@@ -57,13 +57,13 @@ class Deadline:
             raise self.error from error
 
     def limit(self, grace_s: float) -> asyncio.Timeout:
-        """Return a block that is cancelled, with ``TimeoutError``, ``grace_s`` after then."""
+        """Return a block that is cancelled (``TimeoutError``) ``grace_s`` after the deadline."""
         return asyncio.timeout_at(None if self._at_s is None else self._at_s + grace_s)
 
     @contextmanager
     def ending(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """Have ``cancel`` called then, if the block is still open: one timer, whatever happens in
-        the block and how often."""
+        """Call ``cancel`` at the deadline if the block is still open: a single timer, whatever
+        happens in the block and how often."""
         if self._at_s is None:
             yield
             return

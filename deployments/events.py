@@ -1,4 +1,4 @@
-"""Events of a stream, and how those are written that have names."""
+"""Events of a stream, and the form of those that have names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ Event = dict[str, Any]
 
 
 def named_event(event: Event) -> bytes:
-    """Write an event, which has its name inside, too."""
+    """Write an event that also contains its name."""
     data = json.dumps(event, separators=(",", ":"))
     return f"event: {event['type']}\ndata: {data}\n\n".encode()

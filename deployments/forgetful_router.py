@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class ForgetfulRouter(RequestRouter):
-    """Takes a request that is cancelled while it waits for a replica out of the queues.
+    """Removes requests from the queues if they are cancelled while they wait for a replica.
 
-    Ray Serve's routers drop such requests when the next replica takes one; while there is none they
-    keep them all, with all they hold.
+    Ray Serve's routers only drop such requests when a replica takes the next one; while there is no
+    replica they keep them all, with everything they hold.
     """
 
     async def _choose_replica_for_request(
@@ -34,8 +34,8 @@ class ForgetfulRouter(RequestRouter):
 
 
 def _remove(waiting: deque[PendingRequest], gone: PendingRequest) -> None:
-    """Take out this very request: comparing the fields of all others took 3.8 s of a gateway's
-    time where 4,000 were cancelled."""
+    """Remove exactly this request: comparing the fields of all others took 3.8 s of a gateway's
+    time when 4,000 were cancelled."""
     for index, request in enumerate(waiting):
         if request is gone:
             del waiting[index]
@@ -43,4 +43,4 @@ def _remove(waiting: deque[PendingRequest], gone: PendingRequest) -> None:
 
 
 class LoadRouter(ForgetfulRouter, WatchfulRouter, PowerOfTwoChoicesRequestRouter):
-    """Chooses the less busy of two replicas, as Ray Serve does by itself."""
+    """Chooses the less busy of two replicas, as Ray Serve does by default."""

@@ -1,4 +1,4 @@
-"""The HTTP side: requests in, answers of the models out.  It holds no state but the handles."""
+"""The HTTP side: requests in, answers of the models out.  Its only state are the handles."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ has failed (``MAX_LEAVING_S`` of :mod:`deployments.replica.model_server`)."""
 
 _UNLIMITED = -1
 _RETRY_AFTER_S = 1.0
-"""What a client is told to wait that Ray Serve refuses before a gateway has seen its request."""
+"""The retry delay for clients that Ray Serve refuses before a gateway has seen the request."""
 
 DESCRIBE_TIMEOUT_S = 10.0
-"""How long a call may take that a replica answers at once: one that takes longer is hung, or there
-is none."""
+"""The time limit of calls that a replica answers at once: a slower one is hung, or does not
+exist."""
 
 _CHECK_TIMEOUT_S = 600.0
-"""How long a replica may check a statistics database: long enough to read some gigabytes from a
-slow disk."""
+"""How long a replica may check a statistics database: enough to read some gigabytes from a slow
+disk."""
 
 
 class Gateway:
@@ -66,9 +66,9 @@ class Gateway:
 
     Args:
         handles: of the model servers, by model name.
-        access: who may use it, as its files were when the application was built; default:
+        access: who may use it, from the files as they were when the application was built; default:
             everybody.
-        describe_timeout_s: how long a replica may take to say what it is.
+        describe_timeout_s: how long a replica may take to describe itself.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Gateway:
             name: model.name for model in config.models for name in (model.name, *model.aliases)
         }
         self._startable = {m.name for m in config.models if m.min_num_replicas == 0}
-        """Models that may have no replica: to ask one would start it, and keep it from ending."""
+        """Models that may have no replica: asking one would start it, and keep it from ending."""
         self._servers = ModelServers(handles)
         self._refusals = Refusals()
         self._infos = ModelInfos(self._describe)
@@ -97,11 +97,11 @@ class Gateway:
         self.off_loop = OffLoop()
         self._metrics_poll: MetricsPoll | None = None
         self.is_closed = False
-        """Whether nothing new is begun with."""
+        """Whether new requests are refused."""
         self._num_answering = 0
 
     def __del__(self) -> None:
-        """End what runs beside the requests; Ray Serve calls it once the last request has ended."""
+        """End background work; Ray Serve calls it once the last request has ended."""
         self._closing.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -109,7 +109,7 @@ class Gateway:
         from deployments.http.routes import build_api
 
         log_with_serve()
-        # Here, because it waits for Ray Serve's controller, and would stop all streams later on.
+        # Here, because it waits for Ray Serve's controller, and later would block all streams.
         context = serve.get_replica_context()
         gateways = serve.get_deployment_handle(context.deployment, context.app_name)
         self._metrics_poll = MetricsPoll(self._servers.handles, gateways)
@@ -128,7 +128,7 @@ class Gateway:
         """Return the configuration of a served model.
 
         Raises:
-            ModelNotFound: names the models there are.
+            ModelNotFound: the message lists the models.
         """
         if name not in self._names:
             known = ", ".join(self._names)
@@ -142,7 +142,7 @@ class Gateway:
         return Deadline(self.config.gateway.request_timeout_s)
 
     async def close(self) -> None:
-        """Begin with nothing new from now on: the application is about to be taken away."""
+        """Refuse new requests from now on: the application is about to be removed."""
         self.is_closed = True
 
     async def num_answering(self) -> int:
@@ -152,25 +152,25 @@ class Gateway:
     def _check_open(self) -> None:
         """
         Raises:
-            ShuttingDown: nothing new is begun with.
+            ShuttingDown: new requests are refused.
         """
         if self.is_closed:
-            raise ShuttingDown("the server is shutting down; ask again when it is back")
+            raise ShuttingDown("the server is shutting down; try again when it is back")
 
     async def generate(
         self, model: str, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
-        """Yield the records of one answer, as many at a time as have come.  Closing the iterator
+        """Yield the records of one answer, as many at a time as have arrived.  Closing the iterator
         aborts the request, and so does ``deadline``.
 
-        A replica whose engine has failed answers faster than any other until it is gone, so what it
-        had not begun with is tried again.  What a replica had begun with is not: it may be why the
-        replica failed.  What a full replica refuses is tried once more, where there is room.
+        A replica whose engine has failed answers faster than any other until it is gone, so
+        requests it had not begun are retried.  Those it had begun are not: one may be why it
+        failed.  A request that a full replica refuses is retried once, on any replica with room.
 
         Raises:
-            HdserveError: as the model server raised it, or that there is none.
-            RequestTimeout: the time is over.
-            ShuttingDown: nothing new is begun with.
+            HdserveError: the model server raised it, or there is none.
+            RequestTimeout: the deadline was reached.
+            ShuttingDown: new requests are refused.
         """
         self._check_open()
         self._num_answering += 1
@@ -215,19 +215,19 @@ class Gateway:
             await asyncio.sleep(min(pause_s, deadline.remaining_s))
 
     async def describe(self, model: str) -> ModelInfo:
-        """Return what a replica of the model says of itself.
+        """Return a replica's description of the model.
 
         Raises:
-            EngineStopped: none has, for ``describe_timeout_s``.
+            EngineStopped: none answered within ``describe_timeout_s``.
         """
         return await self._infos.describe(model)
 
     async def description_now(self, model: str) -> ModelInfo | None:
-        """Return what a replica of the model says of itself now; of one that may have none, and has
-        none, what was said last, if anything was: none is started to be asked.
+        """Return a replica's current description of the model.  If the model may have no replica,
+        and has none, return the last description, if any, without starting a replica.
 
         Raises:
-            EngineStopped: one that is there, or always is, has not answered.
+            EngineStopped: a replica that exists, or always should, has not answered.
         """
         name = self.model(model).name
         if name not in self._startable:
@@ -239,11 +239,11 @@ class Gateway:
         return known if answers or known is None else replace(known, num_running=0, num_waiting=0)
 
     async def last_description(self, model: str) -> ModelInfo:
-        """Return what a replica of the model has said of itself, or says: none is started to be
-        asked.
+        """Return the last or else the current description of the model, without starting a
+        replica.
 
         Raises:
-            EngineStopped: none has said anything, and none that is there does.
+            EngineStopped: there is no description yet, and no running replica gives one.
         """
         name = self.model(model).name
         known = self._infos.known(name) if name in self._startable else None
@@ -253,14 +253,14 @@ class Gateway:
         return found
 
     async def context_lengths(self) -> dict[str, int]:
-        """Return how many tokens fit into the models, by their own names; without those of which no
+        """Return the context lengths in tokens by the models' own names; without models of which no
         replica has answered yet."""
         return await self._infos.context_lengths(self._configs, unasked=self._startable)
 
     async def tool_parser(
         self, model: str, deadline: Deadline, *, has_tools: bool
     ) -> type[ToolParser] | None:
-        """Return what reads the calls of the model, where it may make some and they can be read."""
+        """Return the parser of the model's tool calls, if there may be any and they can be read."""
         config = self.model(model)
         if not has_tools or config.tool_parser is None:
             return None
@@ -271,10 +271,10 @@ class Gateway:
     async def unread_by_template(
         self, model: str, deadline: Deadline, variables: Mapping[str, Collection[str]]
     ) -> frozenset[str]:
-        """Return which parameters ask the model's chat template for what it does not know.
+        """Return which parameters ask for what the model's chat template does not support.
 
         Args:
-            variables: of chat templates, any of which will do, by the parameter that sets them.
+            variables: for each parameter the template variables that implement it; one is enough.
         """
         if not variables:
             return frozenset()
@@ -282,8 +282,8 @@ class Gateway:
         return frozenset(name for name in variables if not set(known).intersection(variables[name]))
 
     async def _info(self, model: str, deadline: Deadline) -> ModelInfo:
-        """Return what a replica has said of itself, or says as long as the request may take: the
-        model may have none yet."""
+        """Return a replica's last description, or wait for one as long as the request may take: the
+        model may have no replica yet."""
         known = self._infos.known(model)
         if known is not None:
             return known
@@ -302,33 +302,33 @@ class Gateway:
         return ids
 
     async def token_texts(self, model: str, token_ids: list[int]) -> list[str]:
-        """Return tokens as the model's vocabulary writes them."""
+        """Return tokens in the model vocabulary's own notation."""
         texts: list[str] = await self._ask(model, "token_texts", token_ids)
         return texts
 
     async def detokenize(self, model: str, token_ids: list[int], param: str) -> str:
-        """Return the text of token ids that came as the parameter ``param``."""
+        """Return the text of token ids that were sent as the parameter ``param``."""
         text: str = await self._ask(model, "detokenize", token_ids, param)
         return text
 
     async def statistics(self, model: str) -> list[StatisticsState]:
-        """Return from which statistics database each replica of the model drafts."""
+        """Return the statistics database that each replica of the model drafts from."""
         return await self._ask_all(model, "statistics")
 
     async def check_statistics(self, model: str, directory: str) -> None:
-        """Check that every replica of the model can draft from the database in ``directory``; one
-        is started where there is none.
+        """Check that every replica of the model can draft from the database in ``directory``; if
+        there is none, one is started.
 
         Raises:
-            InvalidRequest: one of them says why not.
+            InvalidRequest: a replica says why it cannot.
         """
         name = self.model(model).name
         await self.describe(name)
         await self._servers.call_all(name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self) -> list[str]:
-        """Return the models of which no replica answers, or answered a moment ago, but for those
-        that may have none."""
+        """Return the models whose replicas do not answer, and have not answered a moment ago,
+        except models that may have no replica."""
         names = [name for name in self._configs if name not in self._startable]
         answers = await asyncio.gather(*map(self._infos.is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
@@ -357,8 +357,8 @@ class Gateway:
         return await self._servers.call(self.model(model).name, method, *arguments)
 
     async def _ask_all(self, model: str, method: str) -> list[Any]:
-        """Return the answers of all replicas to what each answers at once; a model that may have
-        none may have none now."""
+        """Return the answers of all replicas to a question they answer at once; none if the model
+        may have no replica and has none."""
         name = self.model(model).name
         may_have_none = name in self._startable
         return await self._servers.call_all(

@@ -1,4 +1,4 @@
-"""The Serve deployment of one model: how many replicas, on what, and which requests reach them."""
+"""The Serve deployment of one model: its replicas, their resources, and how requests reach them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.deployed import deployment_name
 
 _NUM_OTHER_CALLS = 32
-"""Calls at a time of a full replica: those it refuses, and those that generate nothing."""
+"""Concurrent calls of a full replica: those it refuses, and those that generate nothing."""
 
 
 def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Application:
     """Return the Serve application of one model of ``system``.
 
-    The engine alone decides how many requests wait: it counts sequences, and what Ray Serve holds
-    back of a full replica would be a second queue, in which calls for metrics and readiness wait,
-    too.  So Ray Serve lets a replica have more than it takes, and its own queue is for requests
-    that come at once or before there is a replica.
+    Only the engine decides how many requests wait: it counts sequences.  If Ray Serve held requests
+    back from a full replica, that would be a second queue, in which calls for metrics and readiness
+    would wait too.  So Ray Serve sends a replica more than it accepts, and Ray Serve's own queue is
+    for requests that arrive at once or before there is a replica.
     """
     options: dict[str, Any] = {
         "name": deployment_name(config.name),

@@ -15,17 +15,17 @@ KEEP_S = 1.0
 
 
 class ModelInfos:
-    """Remembers what a replica of each model said last; used from one event loop.
+    """Remembers the last description of each model; used from one event loop.
 
-    A replica may have room for less than the one it replaces, so whatever asks a replica to
-    describe itself asks here.  Anybody may want to know whether models answer, without a key, and
-    each question takes one of the replica's places.  So there is one at a time, and its answer is
-    everybody's for ``keep_s``.
+    A replica may have room for less than the one it replaces, so everything that needs a replica's
+    description asks here.  Anybody may ask whether models answer, without a key, and each question
+    occupies one of the replica's slots.  So there is one question at a time, and its answer is
+    shared for ``keep_s``.
 
     Args:
-        describe: asks a replica of the model of a name.
+        describe: asks a replica of the named model.
         max_wait_s: how long the list of models waits for one.
-        timeout_s: how long who wants to know whether a model answers waits for it.
+        timeout_s: how long to wait for a model when asked whether it answers.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelInfos:
         self._questions: dict[str, asyncio.Task[bool]] = {}
 
     async def describe(self, name: str) -> ModelInfo:
-        """Return what a replica of the model says of itself.
+        """Return a replica's description of the model.
 
         Raises:
             HdserveError: none has answered.
@@ -53,11 +53,11 @@ class ModelInfos:
         return info
 
     def known(self, name: str) -> ModelInfo | None:
-        """Return what a replica of the model said last."""
+        """Return the last description of the model."""
         return self._known.get(name)
 
     def learn(self, info: ModelInfo) -> None:
-        """Remember what a replica has said."""
+        """Remember a replica's description."""
         self._known[info.name] = info
 
     async def is_ready(self, name: str) -> bool:
@@ -69,7 +69,7 @@ class ModelInfos:
     async def context_lengths(
         self, models: Iterable[str], unasked: Collection[str] = ()
     ) -> dict[str, int]:
-        """Return the lengths, in tokens, of the contexts of those that are known or known soon.
+        """Return the context lengths, in tokens, of the models that are known, or soon known.
 
         Args:
             unasked: models that are not asked, because that would start a replica.
@@ -81,8 +81,8 @@ class ModelInfos:
         return {name: self._known[name].max_model_len for name in names if name in self._known}
 
     def _question(self, name: str) -> asyncio.Task[bool]:
-        """Return the question that is open, or was answered a moment ago.  It is in no request's
-        context: Ray Serve cancels the calls of one whose client is gone."""
+        """Return the question that is open, or was just answered.  It is not part of a request's
+        context: Ray Serve cancels the calls of a request whose client is gone."""
         if name not in self._questions:
             question = asyncio.create_task(self._ask(name), context=Context())
             self._questions[name] = question

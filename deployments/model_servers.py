@@ -1,4 +1,4 @@
-"""Calls of the model servers, and what it means to a client when one fails."""
+"""Calls of the model servers, and what their failures mean to a client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelServers:
     """
 
     def __init__(self, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
-        # gRPC instead of calls of Ray actors: half the processor time a message.
+        # gRPC instead of Ray actor calls: half the processor time per message.
         self.handles: Mapping[str, Any] = {
             name: handle.options(_by_reference=False) for name, handle in handles.items()
         }
@@ -50,13 +50,13 @@ class ModelServers:
     async def generate(
         self, model: str, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
-        """Yield the records of one answer of one replica, as many at a time as have come.
+        """Yield the records of one answer of one replica, as many at a time as have arrived.
 
         Closing the iterator aborts the request, and so does ``deadline``.
 
         Raises:
             HdserveError: the model server raised it, or there is none.
-            RequestTimeout: the time is over.
+            RequestTimeout: the deadline was reached.
         """
         handle, stream = self._streaming[model], None
         try:
@@ -87,7 +87,7 @@ class ModelServers:
         try:
             answer = await getattr(self.handles[model], method).remote(*arguments)
         except RequestCancelledError as error:
-            raise asyncio.CancelledError from error  # whoever waited for it is gone
+            raise asyncio.CancelledError from error  # nobody waits for it any more
         except Exception as error:
             raise translated(error) from error
         return without_fault(answer)
@@ -103,10 +103,10 @@ class ModelServers:
         """Return what ``method`` of each replica returns.
 
         Args:
-            may_have_none: whether it is right that there is no replica.
+            may_have_none: whether it is fine that there is no replica.
 
         Raises:
-            HdserveError: the first that failed raised it, or one has not answered in time.
+            HdserveError: the first failing replica raised it, or one has not answered in time.
         """
         try:
             called = self.handles[model].broadcast(method, *arguments)
@@ -121,7 +121,7 @@ class ModelServers:
 
 
 def translated(error: Exception) -> HdserveError:
-    """Return what the failure of a call of a model server means to the client."""
+    """Return what a failed call of a model server means to the client."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, HdserveError):
         return cause

@@ -1,4 +1,4 @@
-"""Work of a size that may hold up the event loop."""
+"""Running work off the event loop that is large enough to hold it up."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MAX_INLINE_SIZE = 4096
-"""Work on more bytes of a request, or more characters or tokens of a text, runs in a thread.  To
-make the tokens of 1 MB takes seconds, in which no stream would go on."""
+"""Work on more bytes of a request, or more characters or tokens of a text, runs in a thread:
+tokenizing 1 MB takes seconds, in which no stream would continue."""
 
 MAX_SHARED_SIZE = 1 << 18
-"""Work on more is done one after the other: a few requests of 4 MB would take every thread for
+"""Larger work is done one piece at a time: a few requests of 4 MB would occupy every thread for
 seconds, and smaller ones would wait."""
 
 
 async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of ``function``, which runs in a thread when ``size`` says it may take
+    """Return the result of ``function``, which runs in a thread if ``size`` says that it may take
     long."""
     if size <= MAX_INLINE_SIZE:
         return function(*arguments)
@@ -27,8 +27,8 @@ async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
 
 
 class OffLoop:
-    """Does what :func:`off_loop` does, for work on what clients send: large work has one thread of
-    its own, so that other work waits for none of it."""
+    """Like :func:`off_loop`, for work on what clients send: large work has a thread of its own, so
+    that other work never waits for it."""
 
     def __init__(self) -> None:
         self._one_large = ThreadPoolExecutor(1, "hdserve-large-work")

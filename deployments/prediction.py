@@ -1,4 +1,4 @@
-"""How much of a text that the client predicted has come."""
+"""How much of the text predicted by the client came."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PredictionCounts(NamedTuple):
 
 
 def count_prediction(sequences: Iterable[core.Sequence]) -> PredictionCounts:
-    """Count over all choices, each of which is compared with the whole prediction."""
+    """Count over all choices; each is compared with the whole prediction."""
     num_tokens = num_accepted = 0
     for seq in sequences:
         num_tokens += len(seq.speculation.prediction)

@@ -1,4 +1,4 @@
-"""Which models are full, for a moment, so that a storm of requests ends in the gateway."""
+"""Which models are full at the moment, so that a storm of requests ends in the gateway."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _Refusal(NamedTuple):
 class Refusals:
     """Remembers what replicas have just refused; used from one event loop.
 
-    To be asked and to refuse takes a replica's time, and those who are told to come later may not
-    listen.  Requests for fewer sequences than what was refused are not affected: they may fit.
+    Being asked and refusing takes a replica's time, and clients told to come later may not listen.
+    Requests for fewer sequences than were refused are not affected: they may fit.
     """
 
     def __init__(self, remembered_s: float = REMEMBERED_S) -> None:
@@ -27,14 +27,14 @@ class Refusals:
         self._last: dict[str, _Refusal] = {}
 
     def note(self, model: str, num_sequences: int) -> None:
-        """Note that ``model`` has refused so many sequences."""
+        """Note that ``model`` has refused ``num_sequences`` sequences."""
         self._last[model] = _Refusal(num_sequences, time.monotonic() + self._remembered_s)
 
     def check(self, model: str, num_sequences: int) -> None:
         """Refuse a request that the replicas would refuse.
 
         Raises:
-            Overloaded: as many, or fewer, were refused a moment ago.
+            Overloaded: this many sequences, or fewer, were refused a moment ago.
         """
         last = self._last.get(model)
         if last and num_sequences >= last.num_sequences and time.monotonic() < last.until_s:

@@ -1,7 +1,7 @@
 """How a replica tells the gateway that a request is at fault.
 
-Ray Serve takes every exception that leaves a replica for a fault of the replica: it logs a
-traceback and counts an error.  A request that cannot be answered is neither, so what is raised as a
+Ray Serve treats every exception that leaves a replica as a fault of the replica: it logs a
+traceback and counts an error.  A bad request is no such fault, so
 :class:`~hdserve.errors.RequestError` crosses as a value, and is raised again on the other side.
 """
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestFault:
-    """Crosses instead of an answer, or as the last of its messages."""
+    """Is sent instead of an answer, or as the last of its messages."""
 
     error: RequestError
 
 
 def tells_faults(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | RequestFault]]:
-    """Return ``method`` as one that returns a fault instead of raising it."""
+    """Return ``method`` changed to return a fault instead of raising it."""
 
     @wraps(method)
     async def told(*args: P.args, **kwargs: P.kwargs) -> T | RequestFault:
@@ -42,8 +42,8 @@ def tells_faults(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T |
 def streams_faults(
     method: Callable[P, AsyncIterator[T]],
 ) -> Callable[P, AsyncIterator[T | RequestFault]]:
-    """Return ``method``, an asynchronous generator, as one that ends with a fault instead of
-    raising it."""
+    """Return ``method``, an asynchronous generator, changed to end with a fault instead of raising
+    it."""
 
     @wraps(method)
     async def told(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T | RequestFault]:

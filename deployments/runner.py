@@ -1,9 +1,9 @@
-"""What ``hdserve serve`` runs, in a process of its own.
+"""The process that ``hdserve serve`` starts.
 
-Ray Serve's ``serve run``, but for the end: it kills its HTTP proxies first, and with them every
-answer that has begun, and whatever else is served on the cluster.  Here gateways are told to begin
-with nothing new, which they answer with 503, and when they have answered all they had begun with
-the application is taken away.  What others serve is left alone.
+It is Ray Serve's ``serve run``, except for the end: that kills its HTTP proxies first, and with
+them every answer in progress, and whatever else is served on the cluster.  Here gateways are told
+to refuse new requests, with 503, and when they have finished all others the application is removed.
+Other applications are not touched.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
 
     Args:
         address: of the Ray cluster to serve on; ``local`` starts one, which ends with this process.
-        drain_timeout_s: how long answers that have begun may take.
+        drain_timeout_s: how long answers in progress may take.
 
     Raises:
-        ConfigError: the application cannot be built, or a model not be loaded, so that nobody would
-            ever be answered; or it would replace what others serve on the cluster.
+        ConfigError: the application cannot be built, or a model cannot be loaded, so that nobody
+            would ever be answered; or it would replace another application on the cluster.
     """
     ending = ExitStack()
     try:
@@ -80,10 +80,10 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
 
 
 def _serve(path: str, address: str, ending: ExitStack) -> None:
-    """Serve without end.
+    """Serve for ever.
 
     Args:
-        ending: is told how to take away what was started on a cluster of others.
+        ending: gets the callbacks that remove what was started on another's cluster.
 
     Raises:
         ConfigError: see :func:`run_until_interrupted`.
@@ -108,7 +108,7 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     serve.start(schema.proxy_location, schema.http_options.model_dump())
     _client().deploy_apps(schema)
     _wait_until_it_runs()
-    while True:  # `signal.pause` would miss a signal that comes a moment before it
+    while True:  # `signal.pause` would miss a signal that arrives just before it
         time.sleep(_IDLE_S)
 
 
@@ -116,8 +116,8 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
 def until_interrupted() -> Iterator[None]:
     """Run a block until SIGINT; from then on the signal is ignored.
 
-    It is a ``KeyboardInterrupt`` there: any other exception would wait for what Ray waits for.  Ray
-    and its command may make another one of it.
+    In the block it is a ``KeyboardInterrupt``: any other exception would wait for what Ray waits
+    for. Ray and its command may turn it into another one.
     """
     is_interrupted = False
 
@@ -136,7 +136,7 @@ def until_interrupted() -> Iterator[None]:
 
 
 def _check_room(path: str) -> None:
-    """Check that a cluster of this node alone, to which none is ever added, has room for the
+    """Check that a cluster that consists of this node, and never grows, has room for the
     application.
 
     Raises:
@@ -145,7 +145,7 @@ def _check_room(path: str) -> None:
     try:
         config = read_deployed_config(path).config
     except ConfigError:
-        return  # told by what builds the application
+        return  # reported when the application is built
     resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for found in compare_resources(config, [resources], "this machine"):
         if found.verdict is Verdict.FAILURE:
@@ -153,10 +153,10 @@ def _check_room(path: str) -> None:
 
 
 def _wait_until_it_runs() -> None:
-    """Wait until each deployment has what it needs to begin with.
+    """Wait until each deployment has what it needs to start.
 
     Raises:
-        ConfigError: one never will: Ray Serve has tried a few times to start it, and given up.
+        ConfigError: one never will: Ray Serve has tried to start it a few times, and given up.
     """
     while True:
         found = _application()
@@ -175,29 +175,29 @@ def _wait_until_it_runs() -> None:
 
 
 def _reason(message: str) -> str:
-    """Return the last line of a traceback, without the class of an error of ours."""
+    """Return the last line of a traceback, without the class if the error is one of ours."""
     last = message.strip().splitlines()[-1]
     name, _, reason = last.partition(": ")
     return reason if name.startswith("hdserve.errors.") else last
 
 
 def _client() -> Any:
-    """Return the client of Ray Serve on the cluster; ``None`` where Ray Serve does not run."""
+    """Return the client of Ray Serve on the cluster; ``None`` if Ray Serve does not run."""
     return _get_global_client(raise_if_no_controller_running=False)
 
 
 def _check_replaces_nothing(
     applications: Mapping[str, Mapping[str, Any]], route_prefix: str | None
 ) -> None:
-    """Check that deploying takes nothing away that others serve, and no requests from it.
+    """Check that deploying removes no other application, and takes no requests from one.
 
     Args:
         route_prefix: where this application is to answer.
 
     Raises:
-        ConfigError: Ray Serve would take one of ``applications`` away: it has one of each name, and
-            of those that were deployed by a file only what the last file names.  Or one answers at
-            ``route_prefix``, as one of ours that ``serve run`` has called otherwise.
+        ConfigError: Ray Serve would remove one of ``applications``: each name exists only once, and
+            of those deployed by a file it keeps only what the last file names.  Or one answers at
+            ``route_prefix``, such as ours under another name from ``serve run``.
     """
     for name, details in applications.items():
         if name == APPLICATION or details["source"] == APIType.DECLARATIVE:
@@ -213,10 +213,10 @@ def _check_replaces_nothing(
 
 
 def _take_away(*, with_serve: bool) -> None:
-    """Take the application away, if it is still there.
+    """Remove the application, if it is still there.
 
     Args:
-        with_serve: and Ray Serve itself, unless others serve something by now.
+        with_serve: and Ray Serve itself, unless others are served by now.
     """
     others = serve.status().applications.keys() - {APPLICATION}
     if with_serve and not others:
@@ -226,8 +226,8 @@ def _take_away(*, with_serve: bool) -> None:
 
 
 def _drain(timeout_s: float) -> None:
-    """Have what was begun answered, take the application away, and wait until its processes have
-    ended.  Where there is nobody to answer anything, nothing is waited for."""
+    """Let answers in progress finish, remove the application, and wait until its processes have
+    ended. If nobody can answer anything, nothing is waited for."""
     deadline_s = time.monotonic() + timeout_s
     found = _application()
     if found is None or not _answers(found):
@@ -239,7 +239,7 @@ def _drain(timeout_s: float) -> None:
 
 
 def _answers(application: ApplicationStatusOverview) -> bool:
-    """Whether there is a gateway, and a model that answers: others may still be loaded."""
+    """Whether there is a gateway, and a model that answers; others may still be loading."""
     if application.status in _ANSWERING:
         return True
     running = {
@@ -251,14 +251,14 @@ def _answers(application: ApplicationStatusOverview) -> bool:
 
 
 def _close_gateways(deadline_s: float) -> None:
-    """Have gateways begin with nothing new, and wait until they have answered all they had begun
-    with.  Taken away while a request comes, they would wait for a replica that never does."""
+    """Make gateways refuse new requests, and wait until they have finished all others.  A gateway
+    removed while a request arrives would wait for a replica that never comes."""
     try:
         gateways = serve.get_deployment_handle(GATEWAY_DEPLOYMENT, APPLICATION)
         _ask_all(gateways, "close")
         while time.monotonic() < deadline_s and any(_ask_all(gateways, "num_answering")):
             time.sleep(_POLL_S)
-    except Exception as error:  # of Ray, any: they are gone, or do not answer
+    except Exception as error:  # anything from Ray: they are gone, or do not answer
         logger.warning("the gateways were not told that the server ends: %s", error)
 
 
@@ -279,10 +279,10 @@ def _application() -> ApplicationStatusOverview | None:
 def main() -> None:
     """Call :func:`run_until_interrupted` with the arguments of the command line.
 
-    Where there is a fourth, a process holds the other end of standard input, and this one is the
-    first of a session, with a directory of its own for what it was told.  Where that process is
-    killed, this one ends in order, too, and what is left of the session as many seconds after
-    ``drain_timeout_s`` as the argument says.
+    If there is a fourth argument, another process holds the other end of standard input, and this
+    one leads its own session and has a directory for its arguments.  If the other process is
+    killed, this one ends in order too, and what is left of the session is killed that many seconds
+    after ``drain_timeout_s``.
     """
     path, address, drain_timeout_s, *end_timeout_s = sys.argv[1:]
     is_alone = threading.Event()
@@ -300,8 +300,8 @@ def main() -> None:
 
 
 def _end_when_alone(is_alone: threading.Event, limit_s: float, directory: Path) -> None:
-    """Wait for the end of standard input, past the buffer of ``sys.stdin``: Python would abort at
-    its own end where a thread holds that."""
+    """Wait for the end of standard input, bypassing the buffer of ``sys.stdin``: Python would abort
+    at exit while a thread holds that."""
     while os.read(0, 1):
         pass
     is_alone.set()

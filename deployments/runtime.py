@@ -1,11 +1,11 @@
 """How Ray Serve runs the processes of gateways and models.
 
-Ray Serve reads these from the environment of each process, so each deployment brings its own.  By
-default it gives the user's code and the router an event loop in a thread each, so that code that
-blocks does not hold up health checks.  Nothing of ours blocks, and every message would change
-threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).  By default, too, a message
-between two processes has 4 MiB, and what is larger fails.  A process that reserves no GPU sees all
-of its node, those of others among them.  And clients may send headers that it obeys.
+Ray Serve reads these settings from the environment of each process, so each deployment brings its
+own.  By default it runs the user's code and the router in an event loop and thread each, so that
+blocking code does not hold up health checks.  Nothing of ours blocks, and every message would
+change threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).  By default, too, a
+message between two processes may have 4 MiB, and a larger one fails.  A process that reserves no
+GPU sees all GPUs of its node, also those of others.  And clients may send headers that it obeys.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _MESSAGE_VARIABLE = "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"
 _MIN_MESSAGE_BYTES = 64 * 2**20
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _MESSAGE_BYTES_PER_BODY_BYTE = 8
-"""How many bytes of a message a byte of a body may become.  A number takes 2 bytes of a body and up
-to 9 of a message; a schema is in a message a second time, quoted; and a character can be a token of
-5 bytes."""
+"""How many bytes of a message one byte of a body may become.  A number takes 2 bytes of a body and
+up to 9 of a message; a schema is in a message twice, the second time quoted; and a character can be
+a token of 5 bytes."""
 
 
 def actor_options(num_cpus: float, max_body_bytes: int, **options: Any) -> dict[str, Any]:
     """Return the ``ray_actor_options`` of a deployment.
 
     Args:
-        num_cpus: what it reserves.
-        max_body_bytes: of the requests that it passes on or is passed.
+        num_cpus: how many it reserves.
+        max_body_bytes: of the requests that it passes on or receives.
     """
     num_bytes = max(_MIN_MESSAGE_BYTES, _MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes)
     limit = {_MESSAGE_VARIABLE: str(min(num_bytes, _MAX_MESSAGE_BYTES))}

@@ -13,8 +13,8 @@ _MAX_HEADER_CHARACTERS = 256
 
 
 def session_id(header: str, generation: GenerationRequest) -> str:
-    """Return the name that the client gives its conversation, else a hash of the messages that all
-    its turns begin with: those up to the first one of the user.  It is empty where there is
+    """Return the client's name of its conversation, else a hash of the messages that all its turns
+    begin with: those up to the first one of the user.  It is empty if there is
     neither."""
     if header:
         return header[:_MAX_HEADER_CHARACTERS]

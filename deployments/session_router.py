@@ -1,9 +1,9 @@
-"""Which replica of a model a request goes to: the one that knows its conversation, if it has time.
+"""Which replica of a model gets a request: the one that knows its conversation, unless it is busy.
 
 What a replica learned of a conversation, its context and its running output, is nowhere else, so
-later turns are drafted better where the earlier ones were.  It is a preference: a replica that is
-full, gone, silent or a whole batch behind the others is passed over, and the answer is the same
-anywhere.
+later turns are drafted better where the earlier ones were.  This is a preference: a replica that is
+full, gone, silent or a whole batch behind the others is passed over, and the answer is the same on
+any replica.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deployments.watchful_router import WatchfulRouter
 
 
 class SessionRouter(ForgetfulRouter, WatchfulRouter, ConsistentHashRouter):
-    """Ray Serve's consistent hashing of sessions, mindful of load.
+    """Ray Serve's consistent hashing of sessions, aware of load.
 
     Replicas come and go without moving the sessions of the others, and every gateway finds the same
     replica without asking anybody.  Requests without a session go to the less busy of two.
@@ -29,7 +29,7 @@ class SessionRouter(ForgetfulRouter, WatchfulRouter, ConsistentHashRouter):
         """Set up the router, as Ray Serve does with ``request_router_kwargs``.
 
         Args:
-            max_lead: how many requests more than another replica the preferred one may have.
+            max_lead: how many requests more than the least busy replica the preferred one may have.
         """
         self._max_lead: int = kwargs.pop("max_lead")
         super().initialize_state(**kwargs)
@@ -53,7 +53,7 @@ class SessionRouter(ForgetfulRouter, WatchfulRouter, ConsistentHashRouter):
         return [*ranks, two]
 
     def _is_behind(self, replica: RunningReplica, others: list[RunningReplica]) -> bool:
-        """Whether ``replica`` has too many requests more than the least busy, as far as this
+        """Whether ``replica`` has too many requests more than the least busy one, as far as this
         gateway knows."""
         lengths = self.replica_queue_len_cache
         own = lengths.get(replica.replica_id)

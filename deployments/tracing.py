@@ -1,7 +1,7 @@
 """Traces in OpenTelemetry's form, sent to a collector; off unless the configuration names one.
 
 The gateway continues the trace of the client's ``traceparent`` header (W3C Trace Context), or
-begins one, and hands it to the replica::
+starts one, and passes it to the replica::
 
     POST /v1/chat/completions            gateway; names of the HTTP semantic conventions
     └─ chat hdserve-tiny                 replica; names of the conventions for generative AI
@@ -11,9 +11,9 @@ begins one, and hands it to the replica::
           ├─ step                        one verified tree: tokens, drafted, accepted
           └─ ...
 
-Spans carry names, numbers and times, and neither prompts nor answers.  What is not sampled costs a
-comparison.  A collector that is slow or gone loses spans, never requests: they leave in a thread
-of their own, through a queue of bounded length.
+Spans contain names, numbers and times, and neither prompts nor answers.  What is not sampled costs
+a comparison.  A collector that is slow or gone loses spans, never requests: a separate thread sends
+them, from a queue of bounded length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 Carrier = Mapping[str, str]
-"""The headers that name a span: ``traceparent``, and perhaps ``tracestate``."""
+"""The headers that identify a span: ``traceparent``, and perhaps ``tracestate``."""
 
 _EXPORT_INTERVAL_MS = 1000
 _EXPORT_TIMEOUT_S = 5.0
@@ -66,11 +66,11 @@ class Tracing:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a collector that spans go to."""
+        """Whether spans are sent to a collector."""
         return self._tracer is not None
 
     def start_http(self, method: str, carrier: Carrier) -> Span | None:
-        """Begin the span of an HTTP request that has arrived; ``None`` when it is not sampled.
+        """Start the span of an HTTP request that has arrived; ``None`` if it is not sampled.
 
         Args:
             carrier: of the client's span, if it sent one.
@@ -89,7 +89,7 @@ class Tracing:
 
     @contextmanager
     def generation(self, request: GenerationRequest, model: str) -> Iterator[GenerationTrace]:
-        """Keep the span of a request to a model open as long as the block runs."""
+        """Keep the span of a request to a model open while the block runs."""
         trace = GenerationTrace(self._start(request, model), self._tracer, self._config.max_steps)
         try:
             yield trace
@@ -100,7 +100,7 @@ class Tracing:
             trace.end()
 
     def close(self) -> None:
-        """Send the spans that wait, and end."""
+        """Send the remaining spans, and end."""
         if self._provider is not None:
             self._provider.shutdown()
 
@@ -145,7 +145,7 @@ class GenerationTrace:
         return SequenceTrace(seq, self._span, self._tracer, self._max_steps)
 
     def summarise(self, summary: Summary) -> None:
-        """Note on the span that the request has been answered."""
+        """Record on the span that the request was answered."""
         if self._span is None:
             return
         self._span.set_attributes(
@@ -161,7 +161,7 @@ class GenerationTrace:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Note on the span that the request ended with ``error``, or because its client went
+        """Record on the span that the request ended with ``error``, or because its client went
         away."""
         if self._span is None:
             return
@@ -171,14 +171,14 @@ class GenerationTrace:
         self._span.set_status(StatusCode.ERROR)
 
     def end(self) -> None:
-        """End the span: nothing more belongs to the request."""
+        """End the span; nothing more belongs to the request."""
         if self._span is not None:
             self._span.end()
 
 
 class SequenceTrace:
-    """Makes the spans of one choice when it has ended, with the times that were taken; without a
-    parent it makes none."""
+    """Makes the spans of one choice when it has ended, from the recorded times; without a parent it
+    makes none."""
 
     def __init__(
         self, seq: Sequence, parent: Span | None, tracer: Tracer | None, max_steps: int
@@ -234,7 +234,7 @@ class SequenceTrace:
         end_s: float,
         attributes: Mapping[str, Any],
     ) -> Span:
-        """Make a span that is over."""
+        """Make a span that has already ended."""
         from opentelemetry.trace import set_span_in_context
 
         assert self._tracer is not None
@@ -276,7 +276,7 @@ def _step_attributes(output: StepOutput) -> dict[str, int]:
 
 
 def _context(carrier: Carrier) -> Any:
-    """Return the remote parent that ``carrier`` names, without one where it is malformed."""
+    """Return the remote parent that ``carrier`` names, or none if it is malformed."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

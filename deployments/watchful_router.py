@@ -1,4 +1,4 @@
-"""Choosing replicas that still say something."""
+"""Choosing replicas that still respond."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from ray.serve.request_router import RunningReplica
 
 _MAX_SILENCE_S = 1.0
-"""How long a replica may take to say that it has a request; it takes milliseconds."""
+"""How long a replica may take to confirm that it has a request; normally milliseconds."""
 
 
 class WatchfulRouter(RequestRouter):
-    """Asks a replica that is silent how it is before it gets another request.
+    """Checks a silent replica before it gets another request.
 
-    Ray Serve's routers ask, for a tenth of a second, where they have not heard for ten seconds how
-    many requests a replica has.  But what they send counts as heard, so one that is frozen goes on
-    to get all requests of its sessions, until failed health checks have it replaced.
+    Ray Serve's routers ask a replica, for a tenth of a second, if they have not heard for ten
+    seconds how many requests it has.  But their own requests count as news, so a frozen replica
+    continues to get all requests of its sessions, until failed health checks have it replaced.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -35,16 +35,16 @@ class WatchfulRouter(RequestRouter):
         for replica, since_s in list(self._silent_since_s.items()):
             if since_s < latest_s:
                 del self._silent_since_s[replica]
-                self.on_replica_actor_unavailable(replica)  # what is known of it counts no more
+                self.on_replica_actor_unavailable(replica)  # what is known of it is outdated
         return await super()._choose_replica_for_request(pending_request, **options)
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
-        """Begin to wait for an answer."""
+        """Start waiting for an answer."""
         super().on_send_request(replica_id)
         self._silent_since_s.setdefault(replica_id, time.monotonic())
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
-        """Note that the replica has said that it has a request, or takes none."""
+        """Note that the replica has confirmed a request, or refused one."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         self._silent_since_s.pop(replica_id, None)
 

@@ -1,1 +1,1 @@
-"""What clients meet: the routes of the gateway, who may use them, what surrounds each request."""
+"""The HTTP side of the gateway: routes, access, and middleware."""

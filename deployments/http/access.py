@@ -31,7 +31,7 @@ _OPEN_PREFIXES = ("/page/", f"{DOCS_FILES}/")
 
 
 class SignIn:
-    """ASGI middleware: identifies who sent a request before anything of its body is read."""
+    """ASGI middleware: identifies the sender of a request before any of its body is read."""
 
     def __init__(self, app: ASGIApp, access: CurrentAccess) -> None:
         self._app = app
@@ -52,8 +52,8 @@ class SignIn:
 
 
 def authorization_of(scope: Scope) -> str:
-    """Return the header that says who sends a request: ``authorization`` with a bearer's key, else
-    what it would be with the key of ``x-api-key``, as Anthropic's API has it; empty where there is
+    """Return the header that identifies the sender of a request: ``authorization`` with a bearer
+    key, else the equivalent for the key in ``x-api-key``, as in Anthropic's API; empty if there is
     neither."""
     headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
     found: str = headers.get(b"authorization", "")
@@ -63,7 +63,7 @@ def authorization_of(scope: Scope) -> str:
 
 
 def identity_of(request: Request) -> Identity:
-    """Return who sent ``request``, as :class:`SignIn` found."""
+    """Return who sent ``request``, as determined by :class:`SignIn`."""
     identity: Identity = request.state.identity
     return identity
 
@@ -79,5 +79,5 @@ def require_admin(request: Request) -> None:
 
 
 def is_open(path: str) -> bool:
-    """Whether everybody may ask for it, or for the path it leads to."""
+    """Whether a path, or the path it redirects to, is open to everybody."""
     return without_slashes(path) in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES)

@@ -1,4 +1,4 @@
-"""The routes of the administrator: looking into the databases, and changing them."""
+"""The administrator's routes: looking into the databases, and changing them."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def add_admin_routes(api: FastAPI, gateway: Gateway) -> None:
     )
     _add_archive_routes(router, gateway)
     _add_statistics_routes(router, gateway)
-    _add_database_routes(router, gateway)  # last: a path that nothing before takes is a model
+    _add_database_routes(router, gateway)  # last: any path not taken before is a model's
     api.include_router(router)
 
 
 def _check_query(request: Request) -> None:
-    """Check that the query has none but the parameters of the route, each once.
+    """Check that the query has only parameters of the route, each once.
 
     Raises:
-        InvalidRequest: a parameter is none of the route's: without one, it is about more; or is
-            there twice, of which it would be about one.
+        InvalidRequest: a parameter does not belong to the route (ignoring it would widen the
+            request) or occurs twice (one of the two would be ignored).
     """
     known = [field.alias for field in request.scope["route"].dependant.query_params]
     for name in request.query_params:
@@ -81,14 +81,14 @@ def _check_query(request: Request) -> None:
             told = f"only {', '.join(known)} is known" if known else "none is known here"
             raise InvalidRequest(f"unknown query parameter {name[:100]!r}: {told}", name[:100])
         if len(request.query_params.getlist(name)) > 1:
-            raise InvalidRequest(f"the query parameter {name!r} is there more than once", name)
+            raise InvalidRequest(f"the query parameter {name!r} occurs more than once", name)
 
 
 def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.get("")
     async def databases() -> dict[str, Any]:
-        """The model databases, and what they hold by namespace; with the error instead where a
-        model or its database does not answer."""
+        """The model databases, and what they hold by namespace; for a model or database that does
+        not answer, the error instead."""
         names = [model.name for model in gateway.config.models]
         found = await asyncio.gather(*(_listed(gateway, name) for name in names))
         return {"object": "list", "data": [item for item in found if item]}
@@ -101,9 +101,9 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.delete("/{model:path}")
     async def flush(model: str, namespace: str | None = None) -> dict[str, Any]:
         """Forget a namespace: in the actor, on its disk and in every replica.  ``num_outputs`` is 0
-        where none was called so."""
+        if there was none of that name."""
         if not namespace:
-            raise InvalidRequest("say which namespace to forget: ?namespace=NAME", "namespace")
+            raise InvalidRequest("name the namespace to forget: ?namespace=NAME", "namespace")
         database = await _existing(gateway, model)
         if not NAMESPACE.fullmatch(namespace):
             await _check_kept(database, namespace)
@@ -113,10 +113,10 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
 
 
 async def _check_kept(database: ClusterDatabase, namespace: str) -> None:
-    """Check that something is kept under a name that no key has.
+    """Check that something is stored under a name that no key has.
 
     Raises:
-        InvalidRequest: no key could have such a name, and nothing is kept under it.
+        InvalidRequest: no key could have this name, and nothing is stored under it.
     """
     if namespace not in (await database.info())["namespaces"]:
         raise InvalidRequest(NAMESPACE_RULE, "namespace")
@@ -129,7 +129,7 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
         responses={200: {"content": _ARCHIVE, "description": "An archive"}},
     )
     async def export(model: str, namespace: str | None = None) -> StreamingResponse:
-        """All, or a namespace, as an archive of ``hdserve database``."""
+        """The whole database, or a namespace, as an archive of ``hdserve database``."""
         database = await _existing(gateway, model)
         namespaces = list((await database.info())["namespaces"])
         if namespace is not None:
@@ -146,7 +146,7 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
         openapi_extra={"requestBody": {"required": True, "content": _ARCHIVE}},
     )
     async def import_(model: str, request: Request) -> dict[str, int]:
-        """Add what an archive holds, but what is there already; calibration where there is none."""
+        """Add what an archive holds and the database lacks; calibration only if there is none."""
         database = await _existing(gateway, model)
         return {"num_new_outputs": await database.import_(request.stream())}
 
@@ -154,7 +154,7 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
 def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
     @router.get("/{model:path}/statistics")
     async def statistics(model: str) -> dict[str, Any]:
-        """From which statistics database each replica drafts."""
+        """The statistics database that each replica drafts from."""
         replicas = [state._asdict() for state in await gateway.statistics(model)]
         return {"model": gateway.model(model).name, "replicas": replicas}
 
@@ -164,7 +164,7 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         openapi_extra=body_schema(StatisticsBody),
     )
     async def choose_statistics(model: str, request: Request) -> dict[str, str]:
-        """Have all replicas draft from the database in a directory below ``statistics_root``."""
+        """Make all replicas draft from the database in a directory below ``statistics_root``."""
         body = parse_body(
             StatisticsBody, await gateway.deadline().wait(read_json(request, gateway.off_loop))
         )
@@ -183,7 +183,7 @@ class StatisticsBody(ClosedBody):
 
 
 async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what has come already, so that an error before it has its status, and what follows."""
+    """Yield what was awaited first, so that an error before it has its own status, and the rest."""
     async with aclosing(rest):
         yield first
         async for record in rest:
@@ -196,7 +196,7 @@ async def _open(
     """Return the database of a served model, if it has one.
 
     Args:
-        starts_replica: of a model that may have none, to be asked.
+        starts_replica: whether to start a replica of a model that has none, to ask it.
 
     Raises:
         ModelNotFound: the model is not served.
@@ -213,8 +213,8 @@ async def _open(
 
 
 async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
-    """Return the database of a model, for which a replica is started only where nothing else tells
-    which one it is.
+    """Return the database of a model; a replica is only started if nothing else tells which
+    database it is.
 
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
@@ -229,7 +229,7 @@ async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
 
 
 async def _of_sleeping(gateway: Gateway, model: str) -> ClusterDatabase | None:
-    """Return the database of a model that may have no replica, if one has said which it is."""
+    """Return the database of a model that may have no replica, if one has ever described it."""
     try:
         return await _open(gateway, model, starts_replica=False)
     except EngineStopped:
@@ -237,8 +237,8 @@ async def _of_sleeping(gateway: Gateway, model: str) -> ClusterDatabase | None:
 
 
 async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
-    """Return the entry of a model in the list, if it has a database: a silent one leaves the others
-    be, and one without a replica is left so."""
+    """Return the list entry of a model, if it has a database: one that does not answer does not
+    affect the others, and one without a replica stays without."""
     try:
         found = await _open(gateway, model, starts_replica=False)
         return await found.info() if found else None

@@ -1,4 +1,4 @@
-"""``/docs`` and ``/redoc`` with files of this server, since a cluster may reach no other."""
+"""``/docs`` and ``/redoc`` with this server's own files, since a cluster may have no internet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployments.http.own_path import root_of
 
 
 def add_api_pages(api: FastAPI) -> None:
-    """Add pages that show the schema of ``api``, which must have none of its own."""
+    """Add pages that show the schema of ``api``, which must not have its own."""
     api.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
 
     @api.get("/docs", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""Refusing request bodies that are too large or come too slowly, however they are sent."""
+"""Refusing request bodies that are too large or arrive too slowly, however they are sent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hdserve.errors import BodyTooLarge
 
 class BodyLimit:
     """ASGI middleware: a body of more than ``max_body_bytes`` is answered with 413, and one that
-    :func:`~deployments.http.body_pace.paced` does not wait for with 408.
+    :func:`~deployments.http.body_pace.paced` gives up on with 408.
 
-    The declared length is checked first, then what really arrives.  Archives of the administrator,
-    which are read piece by piece, have a limit of their own.
+    The declared length is checked first, then the actual one.  Archives of the administrator, which
+    are read piece by piece, have a separate limit.
     """
 
     def __init__(self, app: ASGIApp, limits: GatewayConfig) -> None:
@@ -43,7 +43,7 @@ class BodyLimit:
             nonlocal num_bytes
             try:
                 message = await receive()
-            except TaskCancelledError:  # as Ray's proxy says that the client is gone
+            except TaskCancelledError:  # Ray's proxy reports that the client is gone
                 return {"type": "http.disconnect"}
             num_bytes += len(message.get("body", b""))
             _check(num_bytes, max_bytes)

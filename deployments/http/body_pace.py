@@ -1,4 +1,4 @@
-"""Not waiting for bodies that do not come: each keeps one of the places of a gateway."""
+"""Giving up on bodies that do not arrive: each occupies a slot of a gateway."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from starlette.types import Message, Receive
 from hdserve.errors import BodyTooSlow
 
 MAX_SILENCE_S = 30.0
-"""How long a client may send nothing of a body that is waited for."""
+"""How long a client may send nothing while its body is being waited for."""
 
 MIN_BYTES_PER_S = 1024
-"""How much of a body is to come in a second, but for :data:`MAX_SILENCE_S` in all: a client that
-sends a byte now and then would have its place for days."""
+"""How much of a body must arrive per second, after an allowance of :data:`MAX_SILENCE_S` in all: a
+client that sends a byte now and then would keep its slot for days."""
 
 
 def paced(receive: Receive) -> Receive:
-    """Return what receives a body as ``receive`` does, and what comes after it.
+    """Return a ``receive`` that limits how long a body may take; later messages are not limited.
 
-    Only the time counts in which somebody waits for the body: what is done with the pieces of an
-    archive may take its time, and after the last piece so may the answer.  Made for one request.
+    Only waiting for the body counts: handling the pieces of an archive may take long, and so may
+    the answer after the last piece.  Make one for each request.
 
     Raises:
-        BodyTooSlow: by what is returned: the client is silent, or sends too little.
+        BodyTooSlow: (by the returned function) the client is silent, or sends too slowly.
     """
     left_s = MAX_SILENCE_S
     has_more = True
@@ -46,7 +46,7 @@ async def _next(receive: Receive, timeout_s: float) -> Message:
     """Return the next message.
 
     Raises:
-        BodyTooSlow: there was none for so long.
+        BodyTooSlow: none arrived in this time.
     """
     try:
         async with asyncio.timeout(timeout_s):

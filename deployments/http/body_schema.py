@@ -14,8 +14,8 @@ def body_schema(model: Any) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return ``schema`` without references, which would point into the whole document; none of the
-    definitions holds itself."""
+    """Return ``schema`` with its references replaced by the definitions, since they would point
+    into the whole document; no definition contains itself."""
     if isinstance(schema, list):
         return [_inlined(item, definitions) for item in schema]
     if not isinstance(schema, dict):

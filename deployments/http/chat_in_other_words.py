@@ -1,4 +1,4 @@
-"""Answering requests of APIs in which a conversation is called otherwise."""
+"""Answering requests of APIs that express a chat in other terms."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ async def answer_as_chat(
     headers: Mapping[str, str] = MappingProxyType({}),
     sign: bytes = COMMENT,
 ) -> Response:
-    """Return the answer to the chat that a request is, in one object or as events with names.
+    """Return the answer to the chat that a request stands for, as one object or as named events.
 
     Args:
         kind: of its body.
-        param_names: what the API calls the parameters of a chat that it calls otherwise.
-        make_builder: of the answer, from the body, an id, and what reads calls.
-        headers: of the answer, beside those that all answers have.
-        sign: of life, where the answer is a stream.
+        param_names: the API's names of the parameters of a chat that it calls otherwise.
+        make_builder: makes the answer's builder from the body, an id, and the call parser.
+        headers: further headers of the answer.
+        sign: of life, sent in a stream's silences.
     """
     deadline = gateway.deadline()
     large_work = partial(off_loop_by_body, request, gateway.off_loop)

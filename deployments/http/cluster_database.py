@@ -21,12 +21,12 @@ from hdserve.drafting.states import unpack_states
 from hdserve.errors import DatabaseGone, HdserveError, InvalidRequest, SnapshotError
 
 OBJECT = "speculation.database"
-"""The ``object`` of what describes a database."""
+"""The ``object`` field of a database's description."""
 
 _INFO_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 30.0
 _CHANGE_TIMEOUT_S = 120.0
-"""How long a change may take; it may have to wait for a slow disk."""
+"""How long a change may take; it may wait for a slow disk."""
 
 _DATABASE = "the model database"
 
@@ -45,9 +45,9 @@ class ClusterDatabase:
 
     Args:
         config: the settings of an actor that has to be started.
-        actors: the actors by shard; a shard of which no namespace was used has none, and neither
-            has one on disk of which none was used since the cluster was started.
-        former: shards and actors of other numbers of them, or other tokenizers, that still run.
+        actors: the actors by shard; a shard has none if none of its namespaces was used since the
+            cluster was started, even if it is on disk.
+        former: shards and running actors for other numbers of shards, or other tokenizers.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class ClusterDatabase:
         self._epochs: dict[Shard, str] = {}
 
     async def info(self) -> dict[str, Any]:
-        """Return what the database holds, by namespace, and how its actors are; those of shards
-        that are on disk alone are started.
+        """Return what the database holds, by namespace, and the state of its actors; those of
+        shards that are only on disk are started.
 
         Raises:
-            HdserveError: an actor raised it, or is out of reach; so do all methods.
+            HdserveError: an actor raised it, or is out of reach; this holds for all methods.
         """
         timeout_s = _START_TIMEOUT_S if await self._start_stored() else _INFO_TIMEOUT_S
         actors = dict(self._actors)
@@ -98,12 +98,12 @@ class ClusterDatabase:
     async def flush(self, namespace: str) -> int:
         """Forget a namespace, and return how many outputs actors had of it.
 
-        What is kept for another number of shards, or a former tokenizer, goes as well: it would be
-        drafted from again when that is set back.
+        What is stored for another number of shards, or a former tokenizer, is deleted too: it would
+        be drafted from again if these were changed back.
 
         Raises:
-            DatabaseInUse: not all of it is forgotten, as a process that is no actor of this cluster
-                has some.
+            DatabaseInUse: not everything is forgotten, because a process that is not an actor of
+                this cluster holds some of it.
         """
         actors = [await self._actor(namespace)]
         for shard, actor in self._former:
@@ -118,11 +118,11 @@ class ClusterDatabase:
         return sum(num_outputs)
 
     async def export(self, namespaces: list[str]) -> AsyncGenerator[bytes]:
-        """Yield the records of an archive; at least its end, which says whose it is.
+        """Yield the records of an archive: at least its end, which identifies it.
 
         Raises:
-            DatabaseGone: an actor was started again since ``info``, or since the export began, and
-                may hold less now, which no cursor tells.
+            DatabaseGone: an actor was restarted since ``info``, or since the export began, and may
+                hold less now, which no cursor shows.
         """
         for namespace in namespaces:
             cursor, is_last = 0, False
@@ -136,7 +136,7 @@ class ClusterDatabase:
 
         Raises:
             InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or has
-                what no database takes.
+                entries that no database may have.
         """
         buffer, num_new, is_empty, has_more = bytearray(), 0, True, False
         async for chunk in chunks:
@@ -157,7 +157,7 @@ class ClusterDatabase:
         return num_new
 
     async def _decoded(self, record: bytes) -> Publish:
-        """Return the message that a record of an archive is.
+        """Return the message in a record of an archive.
 
         Raises:
             SnapshotError: it is corrupt or of another tokenizer.
@@ -169,7 +169,7 @@ class ClusterDatabase:
         """Add one message of an archive, and return how many of its outputs were new.
 
         Raises:
-            SnapshotError: it has what no database takes; nothing of it was added.
+            SnapshotError: it has entries that no database may have; nothing of it was added.
         """
         check_message(received)
         for calibration in received.calibrations.values():
@@ -185,22 +185,20 @@ class ClusterDatabase:
         """Return a message, the cursor of the next one, and whether this is the last.
 
         Raises:
-            DatabaseGone: it is of another run of the actor than what came before.
+            DatabaseGone: it is from another run of the actor than the messages before.
         """
         shard = shard_of(namespace, self._config.num_shards)
         exporting = (await self._started(shard)).export.remote(namespace, cursor)
         part = await ask_actor(exporting, who=_called(shard))
         if part.epoch != self._epochs.setdefault(shard, part.epoch):
-            reason = (
-                "was started again, or read its disk anew, meanwhile; begin with the export anew"
-            )
+            reason = "was restarted, or has read its disk again, meanwhile; start the export again"
             raise DatabaseGone(f"{_called(shard)} {reason}")
         return part.message, part.cursor, part.is_last
 
     async def _start_stored(self) -> bool:
-        """Start the actors of shards that are on disk alone; whether there may be any.
+        """Start the actors of shards that are only on disk; returns whether there may be any.
 
-        An actor looks for them: this process may have no such disk.
+        An actor looks for them: this process may not have that disk.
         """
         if not may_be_on_disk_alone(self._config):
             return False
@@ -214,11 +212,11 @@ class ClusterDatabase:
         return True
 
     async def _actor(self, namespace: str) -> Any:
-        """Return the actor that keeps a namespace, which is started if there is none."""
+        """Return the actor that keeps a namespace; it is started if there is none."""
         return await self._started(shard_of(namespace, self._config.num_shards))
 
     async def _started(self, shard: Shard) -> Any:
-        """Return the actor of a shard, which is started if there is none."""
+        """Return the actor of a shard; it is started if there is none."""
         if shard not in self._actors:
             arguments = self._key, self._config, merge_drafter_states, shard
             starting = asyncio.to_thread(model_database.get_or_create, *arguments)
@@ -227,17 +225,17 @@ class ClusterDatabase:
 
 
 def _called(shard: Shard) -> str:
-    """What errors call the actor of a shard."""
+    """The name of a shard's actor in error messages."""
     return f"{_DATABASE} {shard.label}" if shard.label else _DATABASE
 
 
 async def ask_actor(
     reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
 ) -> Any:
-    """Return what an actor of a model database answers.
+    """Return the answer of an actor of a model database.
 
     Args:
-        who: is named where it does not.
+        who: its name in the error if it does not answer.
 
     Raises:
         HdserveError: the actor raised it, or is out of reach.

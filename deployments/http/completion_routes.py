@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
 MAX_ECHO_CHARACTERS = 1 << 23
-"""The most characters of prompts that an answer repeats, over all choices: to write them takes the
-gateway some 0.05 s."""
+"""The most characters of prompts that an answer repeats, over all choices: writing them takes the
+gateway about 0.05 s."""
 
 
 def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -95,8 +95,8 @@ async def _echoes(gateway: Gateway, body: CompletionBody, deadline: Deadline) ->
     num_characters = sum(map(len, echoes)) * body.num_choices
     if num_characters > MAX_ECHO_CHARACTERS:
         reason = (
-            f"echo: the {num_characters} characters of prompts, those of every choice counted, "
-            f"are over {MAX_ECHO_CHARACTERS}; ask for fewer at a time"
+            f"echo: prompts of {num_characters} characters in total over all choices exceed the "
+            f"limit of {MAX_ECHO_CHARACTERS}; ask for fewer at a time"
         )
         raise InvalidRequest(reason, "echo")
     return echoes

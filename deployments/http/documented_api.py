@@ -1,4 +1,4 @@
-"""The application's schema, with what FastAPI cannot see of it."""
+"""The application's OpenAPI schema, completed by what FastAPI cannot see."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 class DocumentedApi(FastAPI):
-    """Says in ``/openapi.json`` which operations need a key, and no status that is never sent.
+    """Says in ``/openapi.json`` which operations need a key, and lists no unused statuses.
 
-    Keys are looked at before any route is found, and bodies are read by the routes themselves: no
-    parameter is wrong to FastAPI, which would answer with 422.
+    Keys are checked before any route is found, and bodies are read by the routes: FastAPI never
+    finds a parameter wrong, and so never sends its 422.
 
     Args:
-        needs_key: whether only those with a key may ask.
+        needs_key: whether a key is required.
     """
 
     def __init__(self, *, needs_key: bool, **options: Any) -> None:

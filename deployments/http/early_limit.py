@@ -1,4 +1,4 @@
-"""Keeping bodies out of memory that nobody is going to read."""
+"""Keeping bodies out of memory that will never be read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
 _PIECE_BYTES = 16 * 2**10
-"""Smaller pieces are put together: each takes some hundred bytes more than it has."""
+"""Smaller pieces are joined: each takes some hundred bytes more than its content."""
 
 
 def _gateway_of_process() -> Gateway | None:
-    """Return the gateway whose process this is; there is none in a proxy of Ray Serve, in processes
-    of other applications, nor while the gateway is made."""
+    """Return the gateway of this process; ``None`` in a proxy of Ray Serve, in processes of other
+    applications, and while the gateway is being made."""
     try:
         found: Any = serve.get_replica_context().servable_object
     except RayServeException:
@@ -32,12 +32,12 @@ def _gateway_of_process() -> Gateway | None:
 
 
 class EarlyLimit:
-    """ASGI middleware before Ray Serve's own code in a gateway: what comes over the limit of a body
-    is thrown away.
+    """ASGI middleware in front of Ray Serve's own code in a gateway: discards what exceeds the
+    limit of a body.
 
-    Ray Serve reads bodies as fast as they come and keeps them, also those of requests that wait for
-    a slot.  So :class:`~deployments.http.body_limit.BodyLimit`, which says the same limit to the
-    client, would be too late.  Of who needs a key and has none the first piece is kept.
+    Ray Serve reads bodies as fast as they arrive and keeps them, also those of requests that wait
+    for a slot.  So :class:`~deployments.http.body_limit.BodyLimit`, which reports the same limit to
+    the client, would be too late.  If a required key is missing only the first piece is kept.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -59,8 +59,8 @@ def _max_bytes(gateway: Gateway, scope: Scope) -> int:
 
 
 def _limited(receive: Receive, max_bytes: int) -> Receive:
-    """Return what receives the pieces up to the first that is over the limit, which
-    :class:`~deployments.http.body_limit.BodyLimit` needs, and the end."""
+    """Return a ``receive`` that passes on the pieces up to the first one beyond the limit, which
+    :class:`~deployments.http.body_limit.BodyLimit` needs to see, and the end."""
     num_bytes = 0
 
     async def limited() -> Message:

@@ -1,4 +1,4 @@
-"""Errors in the shape of the API that was asked."""
+"""Errors in the format of the API that was called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hdserve.errors import HdserveError
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"
 _VERSION_HEADER = "anthropic-version"
-"""The header that all clients of Anthropic's API send, and of no other."""
+"""The header that all clients of Anthropic's API send, and no others."""
 
 
 def error_answer(
@@ -32,7 +32,7 @@ def error_answer(
     """Return the answer of a request that failed.
 
     Args:
-        status, code: instead of the error's own, which may be a more general one.
+        status, code: replace the error's own, which may be more general.
     """
     found = dict(headers or {})
     if _is_anthropic(scope):
@@ -45,7 +45,7 @@ def error_answer(
 
 
 def _is_anthropic(scope: Scope) -> bool:
-    """Whether the route is of Anthropic's API, or of both and a client of that one asks."""
+    """Whether the route is Anthropic's, or of both APIs and a client of Anthropic's asks."""
     path = without_slashes(own_path(scope))
     if _is_below(path, _MODELS):
         return _VERSION_HEADER in Headers(scope=scope)

@@ -1,4 +1,4 @@
-"""Which errors failed requests are answered with: ours, the framework's, and unexpected ones."""
+"""How errors are answered: ours, the framework's, and unexpected ones."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
 
 CLIENT_CLOSED_REQUEST = 499
-"""The status by which nginx logs and counts a client that hung up before it was answered; no client
-sees it."""
+"""The status under which nginx logs a client that hung up before it was answered; no client sees
+it."""
 
 
 def add_error_handlers(api: FastAPI) -> None:
-    """Have our own errors, those of the framework, and what nobody expected answered."""
+    """Answer our own errors, those of the framework, and unexpected ones."""
     api.add_exception_handler(HdserveError, _on_error)
     api.add_exception_handler(HTTPException, _on_http_error)
     api.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -41,16 +41,16 @@ def add_error_handlers(api: FastAPI) -> None:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HdserveError)
-    if isinstance(error, ModelNotFound):  # perhaps because of slashes around its name in the path
+    if isinstance(error, ModelNotFound):  # perhaps its name in the path has extra slashes
         moved = _moved(request)
         if moved is not None:
             return moved
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, RequestTimeout):  # which clients would let happen twice more
+    if isinstance(error, RequestTimeout):  # clients would retry it twice
         headers["x-should-retry"] = "false"
-    if isinstance(error, BodyTooSlow):  # of which more may come, where a request is expected
+    if isinstance(error, BodyTooSlow):  # the rest of the body would be taken for a request
         headers["connection"] = "close"
     return error_answer(request.scope, error, headers=headers)
 
@@ -58,7 +58,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
-    if message == HTTPStatus.NOT_FOUND.phrase:  # no more is known
+    if message == HTTPStatus.NOT_FOUND.phrase:  # the framework says nothing more specific
         moved = _moved(request)
         if moved is not None:
             return moved
@@ -75,9 +75,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _moved(request: Request) -> RedirectResponse | None:
-    """Redirect to the path without slashes too many, if that is another one, and served.  Neither
-    scheme nor host are in it: the server does not know by which ones a proxy in front of it is
-    asked."""
+    """Redirect to the path without extra slashes, if that differs and is served.  The location has
+    neither scheme nor host: the server does not know those of a proxy in front of
+    it."""
     path = own_path(request.scope)
     meant = without_slashes(path)
     if meant == path or not _is_served(request, meant):
@@ -87,8 +87,8 @@ def _moved(request: Request) -> RedirectResponse | None:
 
 
 def _no_route(request: Request, path: str) -> str:
-    """Say what is not there, and what may be meant: base URLs end in ``/v1`` or not, as clients add
-    it themselves or not."""
+    """Say what does not exist, and what may be meant: base URLs end in ``/v1`` or not, depending on
+    whether clients add it themselves."""
     message = f"there is no route {request.method} {path[:_MAX_PATH_CHARACTERS]}"
     for meant in (_PREFIX + path, path.removeprefix(_PREFIX)):
         if meant not in ("", path) and _is_served(request, meant):
@@ -97,7 +97,7 @@ def _no_route(request: Request, path: str) -> str:
 
 
 def _wrong_method(request: Request, allowed: Sequence[str]) -> str:
-    """Say what the path takes instead."""
+    """Say which methods the path allows."""
     *most, last = allowed
     methods = f"{', '.join(most)} or {last}" if most else last
     return f"{request.method} is not allowed here: use {methods}"
@@ -113,15 +113,15 @@ async def _on_unexpected(request: Request, _error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes of a path; Starlette names those of the first one alone.
-    There are none of a file, whose methods Starlette knows."""
+    """Return the methods of all routes of a path; Starlette names only those of the first one.
+    Empty for a file, whose methods Starlette knows."""
     path = own_path(request.scope)
     found = {method for method in _METHODS if _is_served(request, path, method)}
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def _is_served(request: Request, path: str, method: str = "") -> bool:
-    """Whether a route is there for a path and the method of ``request``, or another one."""
+    """Whether a route exists for a path and the method of ``request``, or for ``method``."""
     scope = {
         **request.scope,
         "path": root_of(request.scope) + path,

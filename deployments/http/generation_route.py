@@ -53,8 +53,8 @@ SPECULATION_HEADER = "x-hdserve-speculation"
 
 
 async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """Return ``generation`` in the namespace of who sent it, in its conversation and its trace,
-    with the size of the body, which was read; without drafts where a header says so.
+    """Return ``generation`` with the namespace of its sender, its session, its trace and the size
+    of the body; without drafts if a header says so.
 
     Raises:
         InvalidRequest: the header says something else.

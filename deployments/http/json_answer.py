@@ -1,4 +1,4 @@
-"""Answers in JSON that may be large: written without holding up others."""
+"""Answers in JSON that may be large: written without holding up other requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ENCODER = json.JSONEncoder(
 )
 
 _MAX_ITEMS = 64
-"""The encoder lets no other thread run, so of longer lists it is given as many at a time: some
-10 ms, where each is a token with 20 others."""
+"""The encoder blocks all other threads, so longer lists are passed to it this many items at a time:
+about 10 ms if each is a token with 20 alternatives."""
 
 _DEPTH = 4
-"""The way from an answer to the lists that may be long: ``choices``, one of them, ``logprobs``, and
-``content``."""
+"""The levels from an answer down to the lists that may be long: ``choices``, a choice,
+``logprobs``, and ``content``."""
 
 
 async def json_answer(
@@ -31,10 +31,10 @@ async def json_answer(
     make: Callable[[], Any],
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Return the answer that ``make`` gives, made and written off the loop where it is large.
+    """Return the result of ``make`` as an answer; a large one is made and written off the loop.
 
     Args:
-        size: how many token ids and log probabilities it has: some 4 us each.
+        size: how many token ids and log probabilities it has: about 4 us each.
     """
     if size <= MAX_INLINE_SIZE:
         body = _encoded(make())
@@ -48,10 +48,10 @@ def _written(make: Callable[[], Any]) -> bytes:
 
 
 def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
-    """Yield ``value`` as JSON, in pieces that take no long time each.
+    """Yield ``value`` as JSON, in pieces that are each written quickly.
 
     Args:
-        depth: how far down there may be long lists.
+        depth: down to which level there may be long lists.
     """
     if isinstance(value, (list, LongList)) and len(value) > _MAX_ITEMS:
         starts = range(0, len(value), _MAX_ITEMS)

@@ -12,7 +12,7 @@ from deployments.openai.json_text import parse_json
 from hdserve.errors import InvalidRequest, Unsupported
 
 _MAX_INLINE_BYTES = 2**16
-"""Longer bodies are read in a thread, so that other answers go on."""
+"""Longer bodies are parsed in a thread, so that other answers continue."""
 
 T = TypeVar("T")
 
@@ -21,14 +21,14 @@ _UPGRADE_HEADER = "upgrade"
 
 
 async def read_json(request: Request, off_loop: OffLoop) -> Any:
-    """Return the value that the body of a request spells.
+    """Return the value of a request's JSON body.
 
     Args:
-        off_loop: by which long bodies are read.
+        off_loop: parses long bodies.
 
     Raises:
         Unsupported: it is compressed.
-        InvalidRequest: it is lost, or no JSON that :func:`parse_json` takes.
+        InvalidRequest: it is lost, or is not JSON that :func:`parse_json` accepts.
     """
     encoding = request.headers.get(_ENCODING_HEADER, "")
     if encoding.strip().lower() not in ("", "identity"):
@@ -36,7 +36,7 @@ async def read_json(request: Request, off_loop: OffLoop) -> Any:
         raise Unsupported(reason, _ENCODING_HEADER)
     body = await request.body()
     upgrade = request.headers.get(_UPGRADE_HEADER)
-    if upgrade and not body:  # the HTTP server reads none behind such a header
+    if upgrade and not body:  # the HTTP server reads no body after such a header
         reason = (
             f"the body is lost with {_UPGRADE_HEADER} {upgrade[:20]!r}; use HTTP/1.1 without it"
         )
@@ -47,8 +47,8 @@ async def read_json(request: Request, off_loop: OffLoop) -> Any:
 async def off_loop_by_body(
     request: Request, off_loop: OffLoop, function: Callable[..., T], *arguments: Any
 ) -> T:
-    """Return the result of ``function``, which looks at all of a body that was read; in a thread
-    where that is long."""
+    """Return the result of ``function``, which looks at an entire body; it runs in a thread if the
+    body is long."""
     num_bytes = len(await request.body())
     if num_bytes <= _MAX_INLINE_BYTES:
         return function(*arguments)

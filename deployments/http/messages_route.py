@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Add the routes, whose answers are those of a chat in other words."""
+    """Add the routes; their answers are those of a chat in other terms."""
 
     @api.post(
         "/v1/messages",

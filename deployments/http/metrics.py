@@ -1,4 +1,4 @@
-"""What a gateway counts of the HTTP requests it answers."""
+"""What a gateway counts about the HTTP requests it answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HttpMetrics:
     """Requests by route and status; changed in one event loop, read in any thread.
 
     Args:
-        models: names of those that answer.
+        models: names of the models that answer.
 
     Attributes:
         observations: all latencies, for Ray.
@@ -47,18 +47,18 @@ class HttpMetrics:
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
     def expect(self, answers: Iterable[tuple[str, int]]) -> None:
-        """Count from 0 what has not been given yet: a rate needs a first value.
+        """Start counters that do not exist yet at 0: a rate needs a first value.
 
         Args:
-            answers: routes and statuses.  Of latencies there is nothing before the first one: their
-                buckets would be some hundred lines of every visit.
+            answers: routes and statuses.  Latencies start with the first one: their buckets would
+                be some hundred lines at every scrape.
         """
         for route, status in answers:
             self._requests.setdefault((route, str(status)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
-        """Count a request that was answered: its first byte, signs of life left out, and its end
-        came so long after its arrival."""
+        """Count a request that was answered; both times are measured from its arrival: to the first
+        byte, signs of life left out, and to the end of the answer."""
         self._requests[route, str(status)] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
             if (name, route) not in self._histograms:
@@ -70,11 +70,11 @@ class HttpMetrics:
         self._num_ignored += num_fields
 
     def timed_out(self, model: str) -> None:
-        """Count an answer of ``model`` that was ended because it took too long."""
+        """Count an answer of ``model`` that was cut off because it took too long."""
         self._timeouts[model] += 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return all counts and latencies of now."""
+        """Return the current counts and latencies."""
         counts = [
             Sample("hdserve_http_requests", count, labels)
             for labels, count in tuple(self._requests.items())
@@ -88,7 +88,7 @@ class HttpMetrics:
 
 
 class MeasuredRequests:
-    """ASGI middleware that tells ``metrics`` of each request that was answered or given up."""
+    """ASGI middleware that reports each request to ``metrics`` when it was answered or given up."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
@@ -111,11 +111,11 @@ class MeasuredRequests:
 
         try:
             await self._app(scope, receive, measured)
-        except asyncio.CancelledError:  # by Ray's proxy, whose client went away
+        except asyncio.CancelledError:  # from Ray's proxy, whose client is gone
             status = status or CLIENT_CLOSED_REQUEST
             raise
         except Exception:
-            status = status or 500  # which is answered outside of all middleware
+            status = status or 500  # the answer is then made outside of all middleware
             raise
         finally:
             if status:
@@ -125,8 +125,8 @@ class MeasuredRequests:
 
 
 def _route_of(scope: Scope, status: int) -> str:
-    """Return where a request went, or would have gone had it not been refused before, if it is
-    declared that this may be the answer there."""
+    """Return the route of a request, also if it was refused before routing, provided that the route
+    declares this status."""
     found = scope.get("route")
     if found is None and "app" in scope:
         routes = (route for route in scope["app"].routes if isinstance(route, APIRoute))
@@ -136,7 +136,7 @@ def _route_of(scope: Scope, status: int) -> str:
 
 
 def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
-    """Yield each route with the statuses it declares, and with 200 and 500; and what is answered
+    """Yield each route with the statuses it declares, and with 200 and 500; and the answers given
     before a route is found."""
     for route in api.routes:
         if isinstance(route, APIRoute):

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Add the routes that say which models there are, and what they run on."""
+    """Add the routes that list the models and say what they run on."""
     created = int(time.time())
     created_at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def entry(name: str) -> dict[str, Any]:
-        """Return what the clients of both APIs look for."""
+        """Return what the clients of both APIs expect."""
         root = gateway.model(name).name
         return {
             "id": name,
@@ -40,7 +40,7 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @api.get("/v1/models", responses={401: errors[401]})
     async def models() -> dict[str, Any]:
-        """The served models, the default one first; with their context, where it is known."""
+        """The served models, the default one first; with their context lengths, if known."""
         lengths = await gateway.context_lengths()
         entries = [entry(name) for name in gateway.model_names]
         for found in entries:
@@ -51,12 +51,12 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
 
     @api.get("/v1/models/{name:path}", responses=errors)
     async def model(name: str) -> dict[str, Any]:
-        """One model and what its replica runs on, where that is known: none is started to be
-        asked."""
+        """One model and what its replica runs on, if known: no replica is started to find
+        out."""
         found = entry(name)
         info = await gateway.deadline().wait(gateway.description_now(name))
         if info is None:
             return found
         told = asdict(info)
-        del told["name"]  # the client's may be an alias
+        del told["name"]  # the client may have used an alias
         return {**found, **told}

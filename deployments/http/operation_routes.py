@@ -1,4 +1,4 @@
-"""Whether the server lives, whether its models answer, and what it is."""
+"""Whether the server is alive, whether its models answer, and its version."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def add_operation_routes(api: FastAPI, gateway: Gateway) -> None:
-    """Add the routes for whoever runs the server."""
+    """Add the routes for operators."""
 
     @api.get("/health", responses={503: {"description": "The server is shutting down"}})
     async def health() -> JSONResponse:
-        """Whether the gateway lives, and answers."""
+        """Whether the gateway is alive."""
         if gateway.is_closed:
             return JSONResponse({"status": "shutting down"}, status_code=503)
         return JSONResponse({"status": "ok"})

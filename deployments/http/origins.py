@@ -1,4 +1,4 @@
-"""Web pages of other origins, which browsers let read answers where the server says so."""
+"""Web pages of other origins: browsers let them read answers only if the server allows it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SHOWN_HEADERS = (
 
 
 def allow_origins(api: FastAPI, origins: Collection[str]) -> None:
-    """Let pages of ``origins``, or of all where ``*`` is among them, ask ``api``.
+    """Let pages of ``origins``, or of all if ``*`` is among them, call ``api``.
 
-    It has to be the last middleware that is added: a browser asks whether it may send a key before
-    it sends one.
+    It must be the last middleware that is added: a browser asks whether it may send a key before it
+    sends one.
     """
     if origins:
         api.add_middleware(

@@ -1,4 +1,4 @@
-"""Where in the application a request goes, wherever the application is mounted."""
+"""The path of a request within the application, wherever the application is mounted."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def own_path(scope: Scope) -> str:
 
 
 def without_slashes(path: str) -> str:
-    """Return ``path`` without slashes too many."""
+    """Return ``path`` without extra slashes."""
     return re.sub("/+", "/", path).rstrip("/") or "/"

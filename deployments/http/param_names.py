@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 @contextmanager
 def params_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Have errors that are raised within speak of parameters by the names they have in the request.
+    """Within the block, make errors use the names that parameters have in the request.
 
-    Their messages name only parameters whose name is no word of the language, or that they begin
-    with.
+    Replaced are internal names with an underscore anywhere in a message; others, which may be
+    ordinary words, only at its beginning.
 
     Args:
-        names: what the request calls them, by what they are called inside; a field by the way to
-            it, of which the parameter is the first name.
+        names: the request's names, by the internal ones; a field by its path, whose first name is
+            the parameter.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
 async def with_params_named(
     names: Mapping[str, str], found: AsyncGenerator[T]
 ) -> AsyncGenerator[T]:
-    """Yield what ``found`` gives; its errors are as :func:`params_named` has them."""
+    """Yield the items of ``found``; names in its errors are replaced as by :func:`params_named`."""
     with params_named(names):
         async with aclosing(found):
             async for item in found:

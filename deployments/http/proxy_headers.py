@@ -1,9 +1,9 @@
-"""What clients may not tell Ray Serve.
+"""Headers that clients may not send to Ray Serve.
 
-Its proxies, and gateways behind HAProxy, obey headers that nobody documents here: one cuts an
+Its proxies, and gateways behind HAProxy, obey headers that are not documented here.  One cuts an
 answer off with a status and a text that no client of the API expects, and may take the next request
-of the connection with it; another has the answer of a client that is gone go on; and of the ids of
-models that a third one names, each is remembered for ever.  And they fail where a header is no
+of the connection with it; another lets the answer of a client that is gone go on; and each model id
+that a third one names is remembered for ever.  They also fail if a header is not valid
 UTF-8.
 """
 
@@ -22,7 +22,7 @@ from deployments.http.early_limit import EarlyLimit
 
 
 def _spelled(name: bytes) -> bytes:
-    """Return what Ray Serve, and proxies before it, take for the same name."""
+    """Return the form in which Ray Serve, and proxies before it, treat header names as equal."""
     return name.lower().replace(b"-", b"_")
 
 
@@ -39,14 +39,14 @@ _REQUEST_ID = SERVE_HTTP_REQUEST_ID_HEADER.encode()
 
 
 def middlewares() -> list[Middleware]:
-    """Return the middlewares of Ray Serve's processes, which call it when their environment says so
+    """Return the middlewares of Ray Serve's processes, which call this if their environment says so
     (:data:`hdserve.config.deployed.PROXY_VARIABLES`)."""
     return [Middleware(EarlyLimit), Middleware(ProxyHeaders)]
 
 
 class ProxyHeaders:
-    """Takes the headers away that Ray Serve would obey, and an id of a request that is empty, which
-    it would not make up; escapes bytes that are no UTF-8."""
+    """Removes the headers that Ray Serve would obey, and an empty request id, which it would not
+    replace; escapes bytes that are not UTF-8."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
-    """Add the route, whose answers are those of a chat in other words."""
+    """Add the route; its answers are those of a chat in other terms."""
 
     @api.post(
         "/v1/responses",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
 _MAX_TOKEN_TEXTS = 1 << 14
-"""The most texts of tokens in one message of a replica, which takes milliseconds to read; no stream
-goes on meanwhile."""
+"""The most token texts in one message of a replica, which takes milliseconds to parse; meanwhile no
+stream continues."""
 
 
 def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -50,7 +50,7 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
     if body.prompt is not None and (body.tools or body.changes_chats):
-        raise InvalidRequest("what belongs to a conversation needs messages", "messages")
+        raise InvalidRequest("parameters of a conversation need messages", "messages")
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:
@@ -74,8 +74,8 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
 
 
 async def _token_texts(gateway: Gateway, model: str, token_ids: Sequence[int]) -> dict[int, str]:
-    """Return what the vocabulary writes for each of the tokens, which is there once however often
-    the token is."""
+    """Return the vocabulary's notation of each token, in a mapping that has each token only
+    once."""
     distinct = await gateway.off_loop(len(token_ids), _distinct, token_ids)
     found: dict[int, str] = {}
     for start in range(0, len(distinct), _MAX_TOKEN_TEXTS):
@@ -85,7 +85,7 @@ async def _token_texts(gateway: Gateway, model: str, token_ids: Sequence[int]) -
 
 
 def _distinct(token_ids: Sequence[int]) -> list[int]:
-    """Return each of the tokens once; after every few of them another thread may go on."""
+    """Return each of the tokens once; lets other threads run now and then."""
     found: set[int] = set()
     for start in range(0, len(token_ids), _MAX_TOKEN_TEXTS):
         found.update(token_ids[start : start + _MAX_TOKEN_TEXTS])

@@ -20,7 +20,7 @@ _HEADERS = (b"traceparent", b"tracestate")
 class TracedRequests:
     """ASGI middleware: a span from the request's head to the last byte of its answer.
 
-    Only requests of the API have one: probes and scrapes would fill the traces.
+    Only requests of the API have one: health checks and scrapes would fill the traces.
     """
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
@@ -49,7 +49,7 @@ class TracedRequests:
 
 
 def trace_of(request: Request) -> Mapping[str, str]:
-    """Return the headers that name the span of ``request``; empty when it is not traced."""
+    """Return the headers that identify the span of ``request``; empty if it is not traced."""
     found: Mapping[str, str] = getattr(request.state, "trace", {})
     return found
 

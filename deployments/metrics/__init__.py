@@ -1,1 +1,1 @@
-"""What the server counts of itself, and the ways in which others read it."""
+"""The server's metrics, and the ways in which they are exported."""

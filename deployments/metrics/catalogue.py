@@ -1,10 +1,10 @@
-"""Every metric there is: one catalogue, which both exporters and the tests of the dashboards read.
+"""The catalogue of all metrics, which both exporters and the tests of the dashboards read.
 
-Names and meanings that vLLM has are vLLM's, so that its dashboards and ``vllm bench serve`` read
-them; the others begin with ``hdserve``.  Counters get ``_total`` when they are rendered.
+Names and meanings that vLLM has are vLLM's, so that its dashboards and ``vllm bench serve`` can
+read them; the others begin with ``hdserve``.  Counters get ``_total`` when they are rendered.
 
-Each series carries the labels ``model_name`` and ``engine``, the replica: sums over replicas are
-left to the reader, because a sum would fall, and look like a restart, when a replica goes away.
+Each series has the labels ``model_name`` and ``engine``, the replica: sums over replicas are left
+to the reader, because a sum would fall, and look like a restart, when a replica goes away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 LAST_POSITION = 16
 """The label ``position`` of accepted tokens at this depth and deeper; an integer, as readers of
-vLLM's metrics expect it."""
+vLLM's metrics expect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class MetricInfo:
     """One metric.
 
     Attributes:
-        labels: those besides the ones that name the series' owner.
+        labels: in addition to those that identify the owner of the series.
         bounds: upper ends of a histogram's buckets, without infinity.
         is_of_gateway: reported by gateways, with the label ``gateway`` instead of the replica's.
-        is_per_step: a histogram of what happens in each step of each sequence.
+        is_per_step: a histogram of something that happens in each step of each sequence.
     """
 
     name: str
@@ -41,7 +41,7 @@ class MetricInfo:
 
     @property
     def owner_labels(self) -> tuple[str, ...]:
-        """The labels that name the process it is of, before its own labels."""
+        """The labels that identify the process it belongs to, before its own labels."""
         return ("gateway",) if self.is_of_gateway else ("model_name", "engine")
 
 
@@ -76,7 +76,7 @@ def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo(
         "vllm:admission_rejections",
         "counter",
-        "Times a replica refused a request; what a gateway refuses by itself is not among them.",
+        "Times a replica refused a request, without requests that a gateway refused itself.",
         ("reason",),
     )
     yield MetricInfo("vllm:spec_decode_num_drafts", "counter", "Verified draft trees.")
@@ -127,14 +127,14 @@ def _own_metrics() -> Iterator[MetricInfo]:
         ("drafter_failures", "Failed calls of drafters.", "drafter", "call"),
         (
             "budget_proposed_tokens",
-            "Drafted tokens before the budget cut them, but hopeless ones.",
+            "Drafted tokens before the budget cut them, without those of hopelessly low score.",
         ),
         ("budget_kept_tokens", "Drafted tokens the budget kept."),
         ("mirror_outputs", "Outputs shared with the cluster.", "direction"),
-        ("database_fallbacks", "Times a database was done without.", "reason"),
+        ("database_fallbacks", "Times a database could not be used.", "reason"),
         (
             "database_evictions",
-            "What namespaces of the model databases gave up, so that others have room.",
+            "What namespaces of the model databases gave up to make room for others.",
             "unit",
         ),
     ):
@@ -149,13 +149,13 @@ def _own_metrics() -> Iterator[MetricInfo]:
     yield MetricInfo(
         "hdserve_step_draft_tokens",
         "histogram",
-        "Tokens drafted for one sequence in one step, 0 where the budget wanted none.",
+        "Tokens drafted for one sequence in one step, 0 if the budget wanted none.",
         bounds=_DRAFT_TOKENS,
         is_per_step=True,
     )
     for name, text, *labels in (
         ("slots", "Sequences that can be decoded together."),
-        ("drafter_sequences", "Sequences that drafters keep something for."),
+        ("drafter_sequences", "Sequences with drafter state."),
         ("kv_cache_tokens", "Size of the KV cache."),
         ("database_entries", "Texts or contexts in a database.", "database"),
         ("database_bytes", "Memory of a database.", "database"),
@@ -189,7 +189,7 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
     yield MetricInfo(
         "hdserve_request_timeouts",
         "counter",
-        "Answers that request_timeout_s ended, before their first byte or after it.",
+        "Answers that request_timeout_s cut off, before or after their first byte.",
         ("model_name",),
         is_of_gateway=True,
     )

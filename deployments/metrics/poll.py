@@ -33,27 +33,27 @@ class _Heard:
 class ReportBook:
     """The last report of each replica of one deployment.
 
-    What a replica had counted is kept for ``KEEP_S`` after it was last heard, so that a reader's
-    next visit finds its last counts, and no sum over replicas falls before that.
+    The counts of a replica are kept for ``KEEP_S`` after its last report, so that a reader's next
+    scrape finds its last counts, and no sum over replicas falls before that.
     """
 
     def __init__(self) -> None:
         self._heard: dict[str, _Heard] = {}
 
     def hear(self, reports: Iterable[Report], now_s: float) -> None:
-        """Keep these reports as the last of their replicas, and forget replicas that were not heard
-        for too long."""
+        """Store these reports as the latest of their replicas, and forget replicas whose last
+        report is too old."""
         for report in reports:
             self._heard[report.replica] = _Heard(report, now_s)
         self.forget_before(now_s - KEEP_S)
 
     def forget_before(self, at_s: float) -> None:
-        """Forget the replicas that were heard last before this time."""
+        """Forget the replicas whose last report is from before this time."""
         for replica in [key for key, item in self._heard.items() if item.at_s < at_s]:
             del self._heard[replica]
 
     def reports(self, since_s: float) -> list[Report]:
-        """Return the reports heard since this time, and the counters of older ones."""
+        """Return the reports received since this time, and only the counters of older ones."""
         return [
             item.report if item.at_s >= since_s else _without_gauges(item.report)
             for item in self._heard.values()
@@ -61,18 +61,18 @@ class ReportBook:
 
 
 class MetricsPoll:
-    """Asks all replicas when somebody asks it, one time after the other.
+    """Asks all replicas when somebody asks it, one round at a time.
 
-    Who comes meanwhile has the next time's answers, with all others who wait for it, so that every
-    reader knows all that was counted before: a load client takes the difference of two readings for
-    what its requests did, be it in a second.
+    Whoever asks during a round gets the results of the next one, together with all others who wait
+    for it, so that every reader sees everything counted before it asked: a load client takes the
+    difference of two readings, even within a second, as the effect of its requests.
 
-    While there are several gateways nothing is kept of who is gone: each heard it last at another
-    time, and to a reader who visits them in turn its counters would fall, as if they began anew.
+    With several gateways nothing is kept of replicas that are gone: each gateway heard them last at
+    another time, and for a reader that visits them in turn counters would fall, as in a restart.
 
     Args:
         handles: by model name.
-        gateways: of all gateways, this one too.
+        gateways: of all gateways, including this one.
     """
 
     def __init__(self, handles: Mapping[str, Any], gateways: Any) -> None:
@@ -92,7 +92,7 @@ class MetricsPoll:
                 await self._poll_all()
             models = {name: book.reports(self._polled_s) for name, book in self._books.items()}
             gateways = self._gateway_book.reports(self._polled_s)
-        return await asyncio.to_thread(render, models, gateways)  # some ms a replica
+        return await asyncio.to_thread(render, models, gateways)  # some ms per replica
 
     async def _poll_all(self) -> None:
         started_s = time.monotonic()
@@ -102,14 +102,14 @@ class MetricsPoll:
         if self._num_gateways > 1:
             for book in (self._gateway_book, *self._books.values()):
                 book.forget_before(started_s)
-        self._polled_s = started_s  # not where whoever asked has gone
+        self._polled_s = started_s  # not reached if the round was cancelled
 
 
 async def _poll(handle: Any, book: ReportBook) -> int:
-    """Hear what every replica behind ``handle`` reports; one that cannot, or is silent, is left
-    out.  Return how many replicas there are; 0 where nobody says.
+    """Collect the reports of all replicas behind ``handle``, except of those that fail or do not
+    answer.  Return how many replicas there are; 0 if that is not known.
 
-    Ray Serve's ``results_async`` gives nothing of the others when one is silent.
+    Ray Serve's ``results_async`` returns nothing of the others if one does not answer.
     """
     end_s = asyncio.get_running_loop().time() + _TIMEOUT_S
     replicas: list[Any] = []

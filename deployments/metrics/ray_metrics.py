@@ -1,4 +1,4 @@
-"""A replica's samples on Ray's own metrics port, and one line of them in the log."""
+"""A replica's samples on Ray's own metrics port, and one summary line in the log."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from deployments.metrics.samples import HistogramValue, Observation, Observation
 from deployments.metrics.statistics_line import statistics_line
 
 logger = logging.getLogger("ray.serve")
-"""Serve's own, which writes to the log of the replica."""
+"""Serve's own logger, which writes to the log of the replica."""
 
 EXPORT_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 10.0
 
 
 def ray_name(name: str) -> str:
-    """Return the name of a metric for Ray, which allows no colon and adds its own prefix ``ray_``:
-    ``vllm:x`` is ``hdserve_x``."""
+    """Return the name of a metric for Ray, which forbids colons and adds the prefix ``ray_``:
+    ``vllm:x`` becomes ``hdserve_x``."""
     return name.replace("vllm:", "hdserve_")
 
 
 class RayExport:
-    """Hands the samples of one replica to ``ray.serve.metrics``, which labels them with it.
+    """Passes the samples of one replica to ``ray.serve.metrics``, which adds its label.
 
-    Ray's histograms take single values only, at about 10 us each.  They are given those of a
-    request one by one; of what is observed in each step of each sequence, count and sum are
+    Ray's histograms take only single values, at about 10 us each.  Values observed once per request
+    are passed one by one; for those observed in each step of each sequence, count and sum are
     exported as counters, and the buckets are in the gateway's ``/metrics``.
 
-    On its port Ray makes the sum of a histogram of the middles of its buckets, so the right one is
-    there as a counter, ``..._exact_sum_total``.  Counters do not take a 0: a series begins with
-    its first increase.
+    On its port Ray computes a histogram's sum from the middles of its buckets, so the exact sum is
+    a counter, ``..._exact_sum_total``.  Ray's counters take no 0: a series starts with its first
+    increase.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -46,7 +46,7 @@ class RayExport:
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def update(self, samples: Iterable[Sample]) -> None:
-        """Export what counters gained since the last time, and gauges as they are."""
+        """Export the increases of counters since the last time, and the values of gauges."""
         for sample in samples:
             info = METRICS[sample.name]
             tags = {**self._labels, **dict(zip(info.labels, sample.labels, strict=True))}
@@ -87,12 +87,12 @@ class RayExport:
 
 
 class Reporter:
-    """Exports the reports of a replica in a thread of its own, and logs them now and then.
+    """Exports the reports of a replica in a separate thread, and logs them now and then.
 
     Args:
         name: for the log.
-        labels: what names the owner of the series, besides what Ray Serve adds.
-        report: gives the newest.
+        labels: identify the owner of the series, in addition to what Ray Serve adds.
+        report: returns the newest report.
         observations: single values, which are taken from it.
     """
 
@@ -114,7 +114,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to export."""
+        """Start exporting."""
         self._thread.start()
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Reporter:
                 self._export.update(samples)
                 self._export.observe(self._observations.take())
                 self._log(samples, time.monotonic())
-            except Exception:  # requests are answered without metrics, too
+            except Exception:  # requests are answered without metrics too
                 if not self._num_failures:
                     logger.exception("%s: the metrics could not be exported", self._name)
                 self._num_failures += 1

@@ -1,7 +1,7 @@
-"""What a replica, of a model or of the gateway, says of itself: values of the catalogue's metrics.
+"""What a replica, of a model or of the gateway, reports: values of the catalogue's metrics.
 
 A replica describes itself in a :class:`Report`.  The gateway renders the reports of all replicas as
-text (:mod:`deployments.metrics.text`); :mod:`deployments.metrics.ray_metrics` gives the same
+text (:mod:`deployments.metrics.text`); :mod:`deployments.metrics.ray_metrics` passes the same
 samples to Ray's own metrics port.
 """
 
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one replica, of a model or of the gateway, says of itself."""
+    """The report of one replica, of a model or of the gateway."""
 
     replica: str
     samples: tuple[Sample, ...]
@@ -51,14 +51,14 @@ class Observation(NamedTuple):
 class Observations:
     """Single values on their way to Ray, whose histograms take no buckets; thread-safe.
 
-    The oldest are lost where nobody takes them.
+    The oldest are dropped if nobody takes them.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Observation] = deque(maxlen=_MAX_OBSERVATIONS)
 
     def add(self, observation: Observation) -> None:
-        """Add a value; the oldest one gives way where there are too many."""
+        """Add a value; if there are too many, the oldest is dropped."""
         self._waiting.append(observation)
 
     def take(self) -> Iterator[Observation]:
@@ -73,7 +73,7 @@ class Histogram:
 
     Args:
         labels: the values of the metric's own labels.
-        observations: is given every single value.
+        observations: gets every single value.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Histogram:
 
 
 def histogram_of(name: str, num_by_value: Iterable[int]) -> Sample:
-    """Return a histogram of whole numbers, by how often 0, 1, 2 and so on were observed."""
+    """Return a histogram of integers, given how often 0, 1, 2 and so on were observed."""
     bounds = METRICS[name].bounds
     counts, total = [0] * (len(bounds) + 1), 0
     for value, number in enumerate(num_by_value):

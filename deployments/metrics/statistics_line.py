@@ -1,4 +1,4 @@
-"""One line for the log on what a replica did of late."""
+"""One line for the log about a replica's recent work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deployments.metrics.samples import HistogramValue, Sample
 
 
 def statistics_line(before: Iterable[Sample], now: Iterable[Sample], elapsed_s: float) -> str:
-    """Say what happened between two reports; empty when nothing did.
+    """Describe what happened between two reports; empty if nothing did.
 
     The mean acceptance length is ``1 + accepted / drafts``: the bonus token counts.
     """

@@ -62,7 +62,7 @@ def _add(
 
 
 class _Families(Collector):
-    """Hands ready families to ``generate_latest``."""
+    """Passes finished families to ``generate_latest``."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = tuple(families)

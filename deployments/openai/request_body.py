@@ -112,8 +112,8 @@ class OfferedBody(Body):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """What is left out because conversations go on without it, though an answer may be another
-        one: by its name, the error that it is where requests are strict."""
+        """What is left out because the conversation can go on without it, though answers may
+        differ: for each name the error that is raised instead if requests are strict."""
         return {}
 
     @property

@@ -1,1 +1,1 @@
-"""What models write besides text: tool calls and reasoning, each in the way of its model."""
+"""What models write besides text: tool calls and reasoning, each in its model's format."""

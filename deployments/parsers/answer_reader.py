@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which the model wrote it."""
+"""The parts of an answer, in the order in which the model wrote them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Thought(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call begins; the arguments that follow are its."""
+    """The beginning of a call; the following arguments belong to it."""
 
     name: str
     call_id: str
 
 
 Piece = str | Thought | Call | Arguments
-"""A piece of text, or of something else; none is empty but the last arguments of a call."""
+"""A piece of text, or of something else; none is empty except the last arguments of a call."""
 
 
 class AnswerReader:
@@ -41,7 +41,7 @@ class AnswerReader:
         self._num_calls = 0
 
     def read(self, text: str, *, reasoning: str | None = None, is_last: bool) -> Iterator[Piece]:
-        """Yield what the next piece of the answer makes certain.
+        """Yield what is certain once the next piece of the answer has arrived.
 
         Args:
             reasoning: what was thought before ``text``.

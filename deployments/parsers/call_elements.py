@@ -1,4 +1,4 @@
-"""The elements that calls are made of, as families of models write them."""
+"""The elements that calls consist of, as different families of models write them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Elements(NamedTuple):
     """How a family of models writes a call.
 
     Attributes:
-        head: what comes before the first argument, its one group the name of the function.
-        argument: what comes before the name of one.
-        named: what comes between that and its value.
-        value_ends: what ends a value; the first does in any case, the others where it was
-            forgotten, and a value may quote them in a line.
-        function_end: what ends a call, if anything but the mark that closes all calls does.
+        head: what comes before the first argument; its one group is the name of the function.
+        argument: what comes before the name of an argument.
+        named: what comes between that name and the value.
+        value_ends: what ends a value; the first always does, the others if the first was forgotten;
+            a value may quote them within a line.
+        function_end: what ends a call, if there is something other than the mark that closes all.
         has_lines: whether a value has lines of its own.
     """
 
@@ -29,7 +29,7 @@ class Elements(NamedTuple):
     has_lines: bool = False
 
     def without_end(self, text: str) -> str:
-        """Return ``text`` without what may belong to a mark that ends a value."""
+        """Return ``text`` without an ending that may belong to a mark that ends a value."""
         lines = ("", "\n") if self.has_lines else ("",)
         return without_part(text, *(f"{line}{mark}" for line in lines for mark in self.value_ends))
 

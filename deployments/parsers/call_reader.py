@@ -1,4 +1,4 @@
-"""Reading tool calls as they come: the name first, then the arguments piece by piece."""
+"""Reading tool calls as they arrive: the name first, then the arguments piece by piece."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*
 
 
 class CallBegin(NamedTuple):
-    """A call begins; the arguments that follow are its."""
+    """The beginning of a call; the following arguments belong to it."""
 
     name: str
 
 
 class Arguments(NamedTuple):
-    """A piece of the arguments, a JSON text, of the call that began last.
+    """A piece of the arguments, a JSON text, of the last call that began.
 
     Attributes:
-        is_last: whether they are complete now.
+        is_last: whether they are now complete.
     """
 
     text: str
@@ -38,28 +38,28 @@ CallPart = CallBegin | Arguments
 
 
 class CallReader:
-    """Reads calls, JSON objects one after the other.
+    """Reads calls that are JSON objects, one after the other.
 
-    A call with its name before its arguments, as chat templates write it, is given out as it
-    comes, its arguments as the model wrote them::
+    A call with its name before its arguments, as chat templates write it, is passed on as it
+    arrives, with its arguments as the model wrote them::
 
         {"name": "f", "arguments": {"a": 1}}; {"name": "g", "arguments": {...
-        |-------- kept ------------|-given-|-------- kept -------------|given
+        |------- buffered ---------|passed-|------- buffered ---------|passed
 
     From the opening brace of its arguments on it is a call, whatever follows.  Anything else is
-    kept to the end, and is calls if all of it is.  What is kept is read again only where a head may
-    have become complete, and a head passes over white space once: a model may write it without end.
+    buffered to the end, and consists of calls only if all of it does.  The buffer is only read
+    again when a head may be complete, and white space once: a model may write it without end.
 
     Args:
-        closing: what ends the calls where it is not in a string; by default nothing does.
-        separators: the characters that may stand before, between and behind calls.
-        head: a regular expression for what comes before the arguments, its one group the name.
-        ending: what may be left behind the last call.
-        is_enclosed: whether a call is an object that has the arguments in it; else it ends with
+        closing: what ends the calls, outside of strings; by default nothing does.
+        separators: the characters that may be before, between and after calls.
+        head: a regular expression for what comes before the arguments; its one group is the name.
+        ending: what may be left over after the last call.
+        is_enclosed: whether a call is an object that contains the arguments; else it ends with
             them, or with ``closing``.
 
     Attributes:
-        kept: what is not given out; after the end, what is no call.
+        kept: the buffer; after the end, what is not a call.
         rest: what came after ``closing``.
     """
 
@@ -85,13 +85,13 @@ class CallReader:
         self.rest = ""
 
     def push(self, text: str) -> list[CallPart]:
-        """Return what is certain now that ``text`` has come; nothing may come after ``closing``."""
+        """Return what is certain with ``text``, the next piece; nothing may follow ``closing``."""
         self.kept += text
         self._may_begin = any(end in text for end in _HEAD_ENDS)
         return list(self._take())
 
     def end(self) -> list[CallPart]:
-        """Return the calls in what was kept; no more comes."""
+        """Return the calls in the buffer; nothing more will arrive."""
         left = self.kept.strip(self._separators)
         is_mark = self._ending.startswith(left) or self._closing.startswith(left)
         if self._call is not None or (self.num_calls and is_mark):
@@ -129,14 +129,14 @@ class CallReader:
             self._call = None
 
     def _close(self) -> None:
-        """Stop at ``closing`` if it has come."""
+        """Stop at ``closing`` if it has arrived."""
         if self._closing and self._closing in self.kept:
             self.is_closed = True
             self.kept, _, self.rest = self.kept.partition(self._closing)
 
 
 class _OpenCall:
-    """A call from its arguments on: where they end, and where its object ends.
+    """A call from its arguments on: finds where they end, and where its object ends.
 
     Attributes:
         has_arguments: whether the arguments are complete.
@@ -153,12 +153,12 @@ class _OpenCall:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of what follows belongs to the call."""
+        """Whether nothing that follows belongs to the call."""
         return self._depth < 1 or (self.has_arguments and not self._is_enclosed)
 
     def read(self, text: str) -> tuple[str, int]:
-        """Return the arguments ``text`` begins with, and how many of its characters belong to the
-        call: none of what comes after it, and none of what is ``closing`` or may become it."""
+        """Return the arguments that ``text`` begins with, and how many of its characters belong to
+        the call: nothing after it, and nothing that is ``closing`` or may become it."""
         num_arguments = 0
         for index, char in enumerate(text):
             if self.is_over or self._may_close(text, index):
@@ -172,8 +172,8 @@ class _OpenCall:
     def _may_close(self, text: str, index: int) -> bool:
         """Whether ``text`` may have ``closing`` at ``index``.
 
-        JSON has no line break in a string: after one the string is none, and so no reason to read
-        on behind ``closing``.
+        JSON strings have no line breaks: after one, a string is invalid, so there is no reason to
+        read on beyond ``closing``.
         """
         closing = self._closing
         if not closing or (self._is_string and not self._is_torn):
@@ -196,14 +196,14 @@ class _OpenCall:
 
 
 def _whole_calls(text: str, separators: str) -> list[CallPart]:
-    """Return the calls ``text`` consists of; none if it is anything else."""
+    """Return the calls that ``text`` consists of; none if it contains anything else."""
     decoder = json.JSONDecoder()
     found: list[CallPart] = []
     try:
         while text:
             data, end = decoder.raw_decode(text)
             written = json.dumps(_arguments(data), ensure_ascii=False, allow_nan=False)
-            (data["name"] + written).encode()  # half of a surrogate pair is no text
+            (data["name"] + written).encode()  # fails for half of a surrogate pair
             found += [CallBegin(data["name"]), Arguments(written, is_last=True)]
             text = text[end:].lstrip(separators)
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -212,7 +212,7 @@ def _whole_calls(text: str, separators: str) -> list[CallPart]:
 
 
 def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call: an object, ``null`` for none, or the text of one.
+    """Return the arguments of a call: an object, ``null`` for none, or an object as a JSON text.
 
     Raises:
         KeyError, TypeError, ValueError: there are no arguments, or they are something else.
@@ -223,5 +223,5 @@ def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
-        raise TypeError(f"{arguments!r} is no object")
+        raise TypeError(f"{arguments!r} is not an object")
     return arguments

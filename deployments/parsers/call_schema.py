@@ -11,7 +11,7 @@ from hdserve import grammar
 from hdserve.schema_parts import NAMED_SCHEMAS
 
 _NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
-"""Keywords of a JSON schema whose values are those of an instance."""
+"""Keywords of a JSON schema whose values are instances, not schemas."""
 
 
 def json_rules(functions: Sequence[Function], arguments_key: str) -> Iterator[str]:
@@ -26,7 +26,7 @@ def named_rules(functions: Sequence[Function], before: str, after: str) -> Itera
     """Yield Lark rules, in which ``call`` is the name of one of ``functions`` and its arguments.
 
     Args:
-        before: what the name follows.
+        before: what comes directly before the name.
         after: the rules and literals between the two.
     """
     yield "call: " + " | ".join(
@@ -39,8 +39,8 @@ def named_rules(functions: Sequence[Function], before: str, after: str) -> Itera
 
 
 def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
-    """Return the schema of a call.  What the parameters refer to in themselves is looked for from
-    its root, unless they have an ``$id``."""
+    """Return the schema of a call.  References within the parameters are resolved from its root,
+    unless the parameters have an ``$id``."""
     parameters = function.parameters
     if "$id" not in parameters:
         parameters = _rebased(parameters, f"#/properties/{arguments_key}")
@@ -53,7 +53,7 @@ def _call_schema(function: Function, arguments_key: str) -> dict[str, Any]:
 
 
 def _rebased(schema: Any, root: str) -> Any:
-    """Return ``schema`` with references to its own root, and from there, that begin at ``root``."""
+    """Return ``schema`` with references to its own root changed to begin at ``root``."""
     if isinstance(schema, list):
         return [_rebased(item, root) for item in schema]
     if not isinstance(schema, Mapping):

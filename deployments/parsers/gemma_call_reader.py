@@ -16,12 +16,12 @@ _SEPARATORS = {",": ", ", ":": ": "}
 
 
 class GemmaCallReader(OwnFormReader):
-    """Reads such calls, or such as :class:`CallReader` does::
+    """Reads such calls, and those that :class:`CallReader` reads::
 
         call:f{city:<|"|>San Jose<|"|>,guests:2,tags:[<|"|>a<|"|>],at:{hour:7}}
 
-    Keys have no quotes, and texts a mark of their own, between which nothing is escaped; where they
-    are as in JSON, that is read, too.  Texts are given out as they come.
+    Keys have no quotes, and texts have a special mark instead of quotes, with no escapes in
+    between; quotes as in JSON are read too.  Texts are passed on as they arrive.
     """
 
     def __init__(self, closing: str) -> None:
@@ -32,7 +32,7 @@ class GemmaCallReader(OwnFormReader):
 
 
 class _GemmaArguments(OpenArguments):
-    """The arguments of a call from their opening brace on."""
+    """The arguments of a call, from their opening brace on."""
 
     def __init__(self, closing: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _GemmaArguments(OpenArguments):
         return self._inside(text) if self._end_of_text else self._between(text)
 
     def _inside(self, text: str) -> tuple[str, str]:
-        """Read on in a text in quotes of either kind."""
+        """Continue in a text with quotes of either kind."""
         if self._end_of_text == '"':
             read = _IN_STRING.match(text)
             assert read is not None, "the pattern matches nothing, too"
@@ -89,8 +89,8 @@ class _GemmaArguments(OpenArguments):
         return _SEPARATORS.get(mark, mark)
 
     def _word(self, text: str) -> tuple[str, str]:
-        """Read a key, or a value that is no text; it is read whole, so that something has to
-        follow.  What has come of it is looked through once, but for what may begin a mark."""
+        """Read a key, or a value that is not a text; it is read as a whole, so something must
+        follow it.  What has arrived of it is searched once, except for what may begin a mark."""
         end = self._word_end.search(text, self._num_of_word)
         if end is None:
             self._num_of_word = len(without_part(text, _QUOTE, self._closing))

@@ -25,16 +25,16 @@ class _Kind(Enum):
 
 
 class HarmonyParser(ReasoningParser):
-    """Messages in channels, as gpt-oss writes them behind ``<|start|>assistant``::
+    """Messages in channels, as gpt-oss writes them after ``<|start|>assistant``::
 
         <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
 
-    Those of the channel ``analysis`` are reasoning, others text, and calls are text in the one way
-    in which :class:`~deployments.parsers.tool_parsers.HarmonyToolParser` takes them::
+    Those of the channel ``analysis`` are reasoning, others text; calls are converted to the form
+    that :class:`~deployments.parsers.tool_parsers.HarmonyToolParser` reads::
 
         <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>
 
-    Several of a kind have a line break between them.
+    Several messages of a kind are separated by a line break.
     """
 
     OPEN, CLOSE = "<|channel|>analysis<|message|>", "<|end|>"
@@ -43,7 +43,7 @@ class HarmonyParser(ReasoningParser):
         super().__init__(is_open=is_open)
         self._held = ""
         self._kind: _Kind | None = None
-        """The kind of the message whose text comes; ``None`` in a header."""
+        """The kind of the message whose text is arriving; ``None`` in a header."""
         self._given = {_Kind.REASONING: False, _Kind.TEXT: False, _Kind.CALL: False}
         self._has_begun = is_open
         if is_open:
@@ -86,7 +86,7 @@ class HarmonyParser(ReasoningParser):
             self._kind = None
 
     def _begin(self) -> Split:
-        """Read a header, if it is complete; what can be none is text."""
+        """Read a header, if it is complete; what cannot be one is text."""
         begun = self._held.lstrip()
         at = begun.find(_MESSAGE, 0, _MAX_HEADER + len(_MESSAGE))
         is_too_long = at < 0 and len(begun) >= _MAX_HEADER + len(_MESSAGE)

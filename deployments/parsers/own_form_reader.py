@@ -1,4 +1,4 @@
-"""Reading tool calls that a model writes in a form of its own, with the arguments as JSON."""
+"""Reading tool calls in a model's own format, giving their arguments as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OpenArguments(ABC):
 
     Attributes:
         are_complete: whether they have ended.
-        is_over: whether nothing of what follows belongs to them, as after ``closing``.
+        is_over: whether nothing that follows belongs to them, as after ``closing``.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class OpenArguments(ABC):
         self.is_over = False
 
     def read(self, text: str) -> tuple[str, str]:
-        """Return the next of the arguments, a JSON text, and what is left of ``text``."""
+        """Return the next piece of the arguments, as JSON text, and the rest of ``text``."""
         found = ""
         while text and not self.is_over:
             piece, rest = self._next(text)
@@ -34,15 +34,15 @@ class OpenArguments(ABC):
 
     @abstractmethod
     def _next(self, text: str) -> tuple[str, str]:
-        """Return what the beginning of ``text`` makes certain, and what is left of it."""
+        """Return what is certain at the beginning of ``text``, and the rest of it."""
 
 
 class OwnFormReader(CallReader, ABC):
-    """Reads calls of another form, or, where the first is none, such as :class:`CallReader` does.
+    """Reads calls of another format, or, if the first is none, those of :class:`CallReader`.
 
     Args:
-        opening: what comes before the arguments, its one group the name.
-        is_bare: whether there is one call, which nothing opened; nor need ``closing`` be behind it.
+        opening: what comes before the arguments; its one group is the name.
+        is_bare: whether there is one call, without an opening mark and perhaps without ``closing``.
     """
 
     def __init__(self, closing: str, opening: re.Pattern[str], *, is_bare: bool = False) -> None:
@@ -54,7 +54,7 @@ class OwnFormReader(CallReader, ABC):
 
     @abstractmethod
     def _open(self, name: str) -> OpenArguments:
-        """Return the arguments of a call of ``name``, of which nothing has come."""
+        """Return the reader of the arguments of a call of ``name``, before any have arrived."""
 
     def end(self) -> list[CallPart]:
         if self._arguments is None:
@@ -86,7 +86,7 @@ class OwnFormReader(CallReader, ABC):
                 return
 
     def _close_bare(self) -> None:
-        """Stop where what is behind the call is ``closing``, or cannot become it."""
+        """Stop if what follows the call is ``closing``, or cannot become it."""
         left = self.kept.lstrip()
         if left.startswith(self._closing):
             self.is_closed, self.kept, self.rest = True, "", left.removeprefix(self._closing)

@@ -1,4 +1,4 @@
-"""What tells what a model thinks from what it says."""
+"""The interface of parsers that separate reasoning from text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import ClassVar, NamedTuple
 
 
 class Split(NamedTuple):
-    """A piece of an answer, told apart."""
+    """A piece of an answer, separated into reasoning and text."""
 
     reasoning: str
     text: str
 
 
 class ReasoningParser(ABC):
-    """Reads the marks a model writes; text comes in any pieces, and is given out where it is
-    certain to belong to no mark.
+    """Reads the marks a model writes; text arrives in pieces of any size, and is passed on once it
+    certainly belongs to no mark.
 
     Args:
-        is_open: whether the prompt ends in the opening mark, which the answer then need not have.
+        is_open: whether the prompt ends with the opening mark, so that the answer need not have it.
 
     Attributes:
         has_reasoned: whether there was an opening mark.
@@ -34,11 +34,11 @@ class ReasoningParser(ABC):
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Whether what follows is no reasoning, as far as is known."""
+        """Whether what follows is not reasoning, as far as is known."""
 
     @abstractmethod
     def push(self, text: str) -> Split:
-        """Return what is certain now that ``text`` has come."""
+        """Return what is certain now that ``text`` has arrived."""
 
     @abstractmethod
     def finish(self) -> Split:

@@ -1,4 +1,4 @@
-"""Telling what a model thinks from what it says, by the marks it writes."""
+"""Separating reasoning from text by the marks that models write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Stage(Enum):
     BEFORE = auto()
     INSIDE = auto()
     BEHIND = auto()
-    """Behind the closing mark, where white space still belongs to the mark."""
+    """After the closing mark, where white space still belongs to the mark."""
     TEXT = auto()
 
 
@@ -22,7 +22,7 @@ class ThinkParser(ReasoningParser):
     """``<think>...</think>`` at the start of an answer, as DeepSeek-R1 and Qwen3 write it.
 
     A mark that is never completed is text.  White space next to a mark is neither reasoning nor
-    text.  What has no closing mark is reasoning to its end.
+    text. Without a closing mark everything is reasoning.
     """
 
     OPEN, CLOSE = "<think>", "</think>"
@@ -95,8 +95,8 @@ class MistralThinkParser(ThinkParser):
 
 
 class GemmaThinkParser(ThinkParser):
-    """What :class:`ThinkParser` reads, with the marks of Gemma 4, which writes them around nothing,
-    too."""
+    """What :class:`ThinkParser` reads, with the marks of Gemma 4, which also writes them around
+    nothing."""
 
     OPEN, CLOSE = "<|channel>thought", "<channel|>"
 

@@ -1,20 +1,20 @@
-"""Which parsers read what a model writes, by the chat template it was trained with."""
+"""Choosing the parsers of a model's output by its chat template."""
 
 from __future__ import annotations
 
 import re
 
 AUTO = "auto"
-"""The value in a configuration that takes the parser by the chat template."""
+"""The value in a configuration that selects the parser by the chat template."""
 
 _HARMONY = "<|channel|>"
 _LLAMA_CALL = re.compile(r'\{\\?"name\\?": [^{}"\\]*, \\?"parameters\\?":')
-"""How the templates of Llama 3 ask for calls; quotes in a string of Jinja may have a backslash."""
+"""How the templates of Llama 3 ask for calls; quotes in a Jinja string may have a backslash."""
 
 
 def tool_parser_of(template: str) -> str | None:
-    """Return the name of what reads the calls that ``template`` asks for; ``None`` where nothing
-    does."""
+    """Return the name of the parser of the calls that ``template`` asks for; ``None`` if there is
+    none."""
     if "[TOOL_CALLS]" in template:
         return "mistral_args" if "[ARGS]" in template else "mistral"
     if _HARMONY in template:
@@ -35,7 +35,7 @@ def tool_parser_of(template: str) -> str | None:
 
 
 def reasoning_parser_of(template: str) -> str | None:
-    """Return the name of what reads the reasoning that ``template`` has marks for, if it has."""
+    """Return the name of the parser of the reasoning marks in ``template``, if it has any."""
     if _HARMONY in template:
         return "harmony"
     if "[THINK]" in template:

@@ -1,4 +1,4 @@
-"""What reads the tool calls in what a model writes, and makes the grammar of those it must."""
+"""The interface of parsers of tool calls, which also make the grammar of required calls."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MakeParser = Callable[[], "ToolParser"]
 
 
 class ToolParser(ABC):
-    """Splits the text of one answer, as it comes, into plain text and calls.
+    """Splits the text of one answer, as it arrives, into plain text and calls.
 
-    A call is given out from where it is certain to be one; what turns out to be none is plain text.
+    A call is passed on once it is certain to be one; what turns out not to be a call is plain text.
 
     Args:
         functions: those that may be called.
@@ -40,7 +40,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:
-        """Return what is certain now that ``text`` has come."""
+        """Return what is certain now that ``text`` has arrived."""
 
     @abstractmethod
     def finish(self) -> list[Part]:
@@ -57,5 +57,5 @@ class ToolParser(ABC):
 
     @classmethod
     def call_id(cls) -> str:
-        """Return a new id, as the templates of these models take it."""
+        """Return a new id, in the form the templates of these models accept."""
         return f"call_{uuid4().hex[:24]}"

@@ -1,4 +1,4 @@
-"""The ways in which models write tool calls."""
+"""The formats in which models write tool calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from deployments.parsers.xml_call_reader import ArgumentTypes, XmlCallReader
 from hdserve import grammar
 
 _MAX_MENTIONS = 100
-"""How often a text without calls may have the mark that begins them: after each one what follows is
+"""How often a text without calls may contain the mark that begins them: after each one the rest is
 read again."""
 
 _BARE_CALL = re.compile(r"<function=([\w.-]{1,128}+)>\s{0,16}+(?=<parameter=|</function>)")
-"""A call that no mark opens, up to its first element."""
+"""A call without an opening mark, up to its first element."""
 
 _BEGUN_BARE_CALL = re.compile(
     r"<function=(?:[\w.-]{0,128}+|([\w.-]{1,128}+)>\s{0,16}+(?:<[/\w]{0,10}+)?)\Z"
 )
-"""The end of a text that may become the beginning of such a call."""
+"""An end of text that may become the beginning of such a call."""
 
 _CALL_BEGIN, _CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
@@ -34,9 +34,9 @@ _CALL_END = "<｜tool▁call▁end｜>"
 
 
 class _MarkedToolParser(ToolParser):
-    """Calls that are JSON objects behind a mark.
+    """Calls that are JSON objects after a mark.
 
-    White space next to a call is no text.
+    White space next to a call is not text.
     """
 
     OPEN: ClassVar[str]
@@ -112,7 +112,7 @@ class _MarkedToolParser(ToolParser):
             yield calls.kept.removeprefix("]")  # of a list of calls
 
     def _is_mention(self, calls: CallReader) -> bool:
-        """Whether what follows this mark is no call, and may have another mark that begins one."""
+        """Whether what follows this mark is not a call, and may contain another opening mark."""
         is_none = not calls.num_calls and self._opening(calls.kept) is not None
         return is_none and self._num_mentions < _MAX_MENTIONS
 
@@ -134,11 +134,11 @@ class HermesToolParser(_MarkedToolParser):
 
 class Qwen3CoderToolParser(HermesToolParser):
     """``<tool_call><function=NAME><parameter=NAME>...</parameter></function></tool_call>``, as
-    Qwen3-Coder writes it.  A call that is required is one as Hermes has it, which says of what type
-    an argument is.
+    Qwen3-Coder writes it.  A required call has the form of Hermes, which gives the type of an
+    argument.
 
-    Behind a sentence the model often leaves ``<tool_call>`` out.  A call of one of ``functions`` is
-    one without it, too, from its first element on.
+    After a sentence the model often omits ``<tool_call>``.  A call of one of ``functions`` is
+    recognised without it too, from its first element on.
     """
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
@@ -165,7 +165,7 @@ class Qwen3CoderToolParser(HermesToolParser):
 
 class GlmToolParser(HermesToolParser):
     """``<tool_call>NAME<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>``, as GLM-4.5
-    and later ones write it.  A call that is required is one as Hermes has it."""
+    and later ones write it.  A required call has the form of Hermes."""
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         super().__init__(functions)
@@ -218,7 +218,7 @@ class MistralArgsToolParser(MistralToolParser):
         return CallReader(self.CLOSE, head=self._HEAD)
 
     def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
-        self._buffer = closing + self._buffer  # which opens the next
+        self._buffer = closing + self._buffer  # it opens the next call
         yield from super()._end(calls, "")
 
     @classmethod
@@ -274,8 +274,8 @@ class DeepSeekV3ToolParser(DeepSeekV31ToolParser):
 
 
 class GemmaToolParser(_MarkedToolParser):
-    """``<|tool_call>call:NAME{...}<tool_call|>``, as Gemma 4 writes it.  The arguments of a call
-    that is required are JSON."""
+    """``<|tool_call>call:NAME{...}<tool_call|>``, as Gemma 4 writes it.  The arguments of a
+    required call are JSON."""
 
     OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
 
@@ -293,8 +293,8 @@ class GemmaToolParser(_MarkedToolParser):
 
 class HarmonyToolParser(_MarkedToolParser):
     """``<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>``, as
-    gpt-oss writes it, one in an answer; what its channels are
-    :class:`~deployments.parsers.harmony_parser.HarmonyParser` tells."""
+    gpt-oss writes it, one in an answer; the channels are separated by
+    :class:`~deployments.parsers.harmony_parser.HarmonyParser`."""
 
     OPEN, CLOSE = "<|channel|>commentary to=functions.", "<|call|>"
     _HEAD = r"([\w.-]{1,128}+)[^{<]*+(?:<\|constrain\|>[^{<]*+)?<\|message\|>\s*(?={)"

@@ -15,10 +15,10 @@ from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.tool_parser import Function
 
 Types = frozenset[str] | None
-"""The JSON types that a value may be of; ``None`` for any."""
+"""The JSON types that a value may have; ``None`` for any."""
 
 _WORDS = {"True": True, "False": False, "None": None}
-"""Values of Python that templates write where JSON has others."""
+"""Python values that templates write where JSON has others."""
 
 _TYPES: Mapping[type, tuple[str, ...]] = {
     bool: ("boolean",),
@@ -32,14 +32,14 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 
 
 class XmlCallReader(OwnFormReader):
-    """Reads calls of elements, or such as :class:`CallReader` does.
+    """Reads calls made of elements, or those that :class:`CallReader` reads.
 
-    An argument that is a text is given out as it comes, others when they are complete.
+    An argument that is a text is passed on as it arrives, others when they are complete.
 
     Args:
         types: of the arguments.
-        elements: that calls are made of.
-        is_bare: as :class:`OwnFormReader` has it.
+        elements: that calls consist of.
+        is_bare: see :class:`OwnFormReader`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class XmlCallReader(OwnFormReader):
 
 
 class _XmlArguments(OpenArguments):
-    """The arguments of a call from behind its name on."""
+    """The arguments of a call, from after its name on."""
 
     def __init__(
         self, types_of_name: Callable[[str], Types], closing: str, elements: Elements
@@ -115,7 +115,7 @@ class _XmlArguments(OpenArguments):
         return _escaped(self._begun(shown)), text[len(shown) :]
 
     def _begun(self, value: str) -> str:
-        """Return a piece of a value without the line break before the first."""
+        """Return a piece of a value, without a line break at the value's beginning."""
         if value and self._is_first:
             self._is_first = False
             return value.removeprefix("\n") if self._elements.has_lines else value
@@ -130,8 +130,8 @@ class _XmlArguments(OpenArguments):
 class ArgumentTypes:
     """The types of the arguments of functions.
 
-    Each is worked out once for an answer: a schema may be long, and its name be written with every
-    few tokens.
+    Each is computed once per answer: a schema may be long, and would be needed again with every few
+    tokens.
     """
 
     def __init__(self, functions: Iterable[Function]) -> None:
@@ -149,10 +149,10 @@ class ArgumentTypes:
 
 
 def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
-    """Return the JSON types ``schema`` allows; ``None`` for any.  What nobody described is a text.
+    """Return the JSON types that ``schema`` allows; ``None`` for any; text if nothing is described.
 
     Args:
-        root: what references in ``schema`` begin at.
+        root: the schema that references in ``schema`` are relative to.
     """
     if schema is None:
         return frozenset({"string"})
@@ -188,7 +188,7 @@ def _declared(schema: Mapping[str, Any]) -> Types:
 
 
 def _of_values(schema: Mapping[str, Any]) -> Types:
-    """Return the type of the values that ``enum`` or ``const`` lists, where they are texts."""
+    """Return the type of the values listed by ``enum`` or ``const``, if they are texts."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     is_text = isinstance(values, (list, tuple)) and values
     return frozenset({"string"}) if is_text and all(isinstance(v, str) for v in values) else None
@@ -197,8 +197,8 @@ def _of_values(schema: Mapping[str, Any]) -> Types:
 def _of_reference(
     schema: Mapping[str, Any], root: Mapping[str, Any], found: dict[str, Types]
 ) -> Types:
-    """Return the types that what ``$ref`` refers to allows.  Each reference is followed once; in
-    what it refers to it allows nothing more."""
+    """Return the types allowed by the target of ``$ref``.  Each reference is followed once;
+    repeated within its target it allows nothing more."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or f"{reference}/"[:2] != "#/":
         return None
@@ -219,11 +219,11 @@ def _at(root: Mapping[str, Any], reference: str) -> Any:
 
 
 def value_of(text: str, types: Types) -> Any:
-    """Read ``text`` as JSON of one of ``types``; return it as the text it is where it is none."""
+    """Read ``text`` as JSON of one of ``types``; if it is not, return it as text."""
     try:
         value = _WORDS[text] if text in _WORDS else json.loads(text)
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        written.encode()  # half of a surrogate pair is no text
+        written.encode()  # fails for half of a surrogate pair
     except (ValueError, RecursionError):
         return text
     if types is None:

@@ -46,19 +46,19 @@ logger = logging.getLogger(__name__)
 
 _MAX_SILENCE_S = 120.0
 _COMPILING_SHARE = 4
-"""Requests that wait for a new grammar may be one part in this many of those that may be open: each
-takes seconds at most, one after the other, in which others are answered."""
+"""Requests that wait for a new grammar may be one in this many of those that may be open: each
+takes seconds at most, one after the other, while others are answered."""
 
 _MAX_LARGE_TEXTS = 16
-"""Half of the places of calls that generate nothing; by the others a replica says how it is."""
+"""Half the slots of calls that generate nothing; the others are for health and metrics calls."""
 
 _PUBLISHING_S = 2.0
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
 MAX_LEAVING_S = _PUBLISHING_S + CLOSING_S + _FAREWELL_S + 2 * _FAREWELL_PAUSE_S
-"""How long a replica takes, at most, to end after its engine has failed.  Gateways try for longer
-than that."""
+"""The longest time a replica takes to end after its engine has failed.  Gateways keep trying for
+longer."""
 
 
 class ModelServer:
@@ -67,7 +67,7 @@ class ModelServer:
     A :class:`RequestError` reaches the gateway as a value (:mod:`deployments.request_faults`).
 
     Args:
-        num_models: served beside this one, itself counted; they may share a node.
+        num_models: number of models served, including this one; they may share a node.
         statistics_root: see :class:`~hdserve.config.ServeConfig`.
     """
 
@@ -115,7 +115,7 @@ class ModelServer:
         self._records = self._record_streams()
 
     def _load_model(self, database: ModelDatabaseConfig, num_threads: int) -> ModelHost:
-        # Seconds and 250 MB, which the process that builds the application does without.
+        # Importing takes seconds and 250 MB; the process that builds the application does without.
         from hdserve.engine.host import ModelHost
 
         return ModelHost(
@@ -161,12 +161,12 @@ class ModelServer:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
 
-        What has come since the last records were sent goes together: nothing waits, and the fewer
-        messages this process can send, the more each carries.
+        Everything that has come since the last message is sent together: nothing waits, and the
+        fewer messages this process can send, the more each carries.
 
         Raises:
             RequestError: the request cannot be answered.
-            Overloaded: as many sequences wait as may; another replica may answer.
+            Overloaded: as many sequences are waiting as may; another replica may answer.
             EngineGone: the engine had failed before; another replica may answer.
             EngineStopped: the engine has failed.
         """
@@ -191,7 +191,7 @@ class ModelServer:
         """Return the token ids of a text.
 
         Raises:
-            Overloaded: too many large texts wait already.
+            Overloaded: too many large texts are waiting.
         """
         encode = partial(self._tokenizer.encode, adds_special_tokens=adds_special_tokens)
         with self._text(len(text)):
@@ -202,7 +202,7 @@ class ModelServer:
         """Return the token ids of the conversation of ``request``.
 
         Raises:
-            Overloaded: too many large texts wait already.
+            Overloaded: too many large texts are waiting.
         """
         encode = self._sequence_builder.chat_token_ids
         with self._text(request.num_body_bytes):
@@ -210,21 +210,21 @@ class ModelServer:
 
     @tells_faults
     async def token_texts(self, token_ids: list[int]) -> list[str]:
-        """Return tokens as the vocabulary writes them.
+        """Return tokens in the vocabulary's notation.
 
         Raises:
-            Overloaded: too many large texts wait already.
+            Overloaded: too many large texts are waiting.
         """
         with self._text(len(token_ids)):
             return await self._off_loop(len(token_ids), self._tokenizer.written, token_ids)
 
     @tells_faults
     async def detokenize(self, token_ids: list[int], param: str) -> str:
-        """Return the text of token ids that came as the parameter ``param``.
+        """Return the text of token ids that were sent as the parameter ``param``.
 
         Raises:
             InvalidRequest: an id is not in the vocabulary.
-            Overloaded: too many large texts wait already.
+            Overloaded: too many large texts are waiting.
         """
         with self._text(len(token_ids)):
             return await self._off_loop(len(token_ids), self._decoded, token_ids, param)
@@ -235,7 +235,7 @@ class ModelServer:
 
     @contextmanager
     def _text(self, size: int) -> Iterator[None]:
-        """Take a place for a text of this size; large ones are read one after the other."""
+        """Reserve a place for a text of this size; large ones are processed one at a time."""
         is_large = size > MAX_SHARED_SIZE
         if is_large and self._num_large_texts >= _MAX_LARGE_TEXTS:
             raise Overloaded
@@ -246,7 +246,7 @@ class ModelServer:
             self._num_large_texts -= is_large
 
     async def describe(self) -> ModelInfo:
-        """Say what this replica is, has and does."""
+        """Describe this replica's properties and state."""
         stats, max_total_tokens, is_compiled, is_exact = await self._engine.ask(
             lambda engine: (
                 engine.stats,
@@ -292,41 +292,41 @@ class ModelServer:
 
     @tells_faults
     async def check_statistics(self, directory: str) -> None:
-        """Check that the administrator may choose this statistics database, and that it is right.
+        """Check that the administrator may choose this statistics database, and that it is intact.
 
         Raises:
-            InvalidRequest: says why not.
+            InvalidRequest: the message says why not.
         """
         await asyncio.to_thread(self._chosen.open, directory)
 
     async def statistics(self) -> StatisticsState:
-        """Say from which statistics database this replica drafts."""
+        """Return which statistics database this replica drafts from."""
         return StatisticsState.of(self._replica, self._host.statistics)
 
     async def report(self) -> Report:
-        """Return what this replica counted, for ``/metrics``."""
+        """Return this replica's counts, for ``/metrics``."""
         return await self._metrics.report()
 
     def check_health(self) -> None:
-        """Raise where the engine has failed or is silent, so that Ray Serve replaces the
+        """Raise if the engine has failed or does not respond, so that Ray Serve replaces the
         replica."""
         self._engine.check(_MAX_SILENCE_S)
 
     def _leave(self) -> None:
-        """End this process now that its engine has failed, so that Ray Serve replaces it at once:
-        else it waits for three failed health checks.  It is called in the engine's thread."""
+        """End this process after its engine has failed, so that Ray Serve replaces it at once
+        instead of after three failed health checks.  Called in the engine's thread."""
         if self._sharing is not None:
             self._sharing.close(_PUBLISHING_S)
         deadline_s = time.monotonic() + _FAREWELL_S
         while self._engine.num_open and time.monotonic() < deadline_s:
             time.sleep(_FAREWELL_PAUSE_S)
-        time.sleep(_FAREWELL_PAUSE_S)  # the last errors are on their way
-        logger.error("the engine has failed: this replica ends, to be replaced")
+        time.sleep(_FAREWELL_PAUSE_S)  # the last errors are still being sent
+        logger.error("the engine has failed: this replica ends and will be replaced")
         logging.shutdown()
         os._exit(1)
 
     def __del__(self) -> None:
-        """Publish what is not published yet; Ray Serve calls it once the last request has ended."""
+        """Publish what is still queued; Ray Serve calls it once the last request has ended."""
         self._closing.close()
 
     def _close_sharing(self) -> None:

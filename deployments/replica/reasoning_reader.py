@@ -1,4 +1,4 @@
-"""Reading the reasoning of the sequences a replica decodes, token by token."""
+"""Separating the reasoning of the sequences a replica decodes, token by token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from hdserve.engine.tokenizer import Tokenizer
 
 _MAX_OPENING_TOKENS = 16
-"""How many tokens at the end of a prompt may be an opening mark and the white space behind it."""
+"""How many tokens at a prompt's end may be an opening mark and the white space after it."""
 
 
 class ReasoningReader:
-    """Tells reasoning from text in what one sequence is given."""
+    """Separates reasoning from text in the output of one sequence."""
 
     def __init__(self, parser: ReasoningParser) -> None:
         self._parser = parser
@@ -28,13 +28,13 @@ class ReasoningReader:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of reasoning so far, those of the marks included; 0 as long as nothing was
-        reasoned."""
+        """The number of reasoning tokens so far, including those of the marks; 0 as long as there
+        was no reasoning."""
         return self._num_read if self._parser.has_reasoned else 0
 
     def read(self, output: StepOutput) -> list[Split]:
-        """Return what ``output`` makes certain, in the order of the answer: at least one piece,
-        whose text follows its reasoning."""
+        """Return what is certain after ``output``, in the order of the answer: at least one piece;
+        in each piece the text follows the reasoning."""
         found = [Split("", "")]
         for text in output.texts:
             self._num_read += not self._parser.is_over
@@ -48,7 +48,7 @@ class ReasoningReaders:
     """Makes the readers of one replica's sequences.
 
     Args:
-        parser: ``None`` makes none.
+        parser: ``None`` makes no readers.
     """
 
     def __init__(self, parser: type[ReasoningParser] | None, tokenizer: Tokenizer) -> None:
@@ -59,8 +59,8 @@ class ReasoningReaders:
         )
 
     def prepared(self, request: GenerationRequest) -> GenerationRequest:
-        """Return ``request`` with special tokens in its text, where the marks are some and it does
-        not say otherwise."""
+        """Return ``request`` with special tokens included in its text, if the marks are such tokens
+        and the request does not say otherwise."""
         if not self._has_special_marks or not _may_reason(request):
             return request
         return replace(request, sampling={"skip_special_tokens": False, **request.sampling})
@@ -68,8 +68,8 @@ class ReasoningReaders:
     def of(
         self, request: GenerationRequest, sequences: Sequence[core.Sequence]
     ) -> Mapping[str, ReasoningReader]:
-        """Return the readers of ``sequences``, which have no output yet, by their ids; none where
-        nothing is told apart: what a grammar holds is an answer from its first token on."""
+        """Return the readers of ``sequences``, which have no output yet, by their ids; none if
+        nothing is separated: with a grammar, the answer begins with the first token."""
         parser = self._parser
         if parser is None or not _may_reason(request):
             return {}
@@ -83,7 +83,7 @@ class ReasoningReaders:
 
 
 def _add(pieces: list[Split], piece: Split) -> None:
-    """Add a piece to the last of ``pieces``, or, where it goes on to reason behind text, as a new
+    """Append a piece to the last of ``pieces``, or, if it is reasoning that follows text, as a new
     one."""
     last = pieces[-1]
     if last.text and piece.reasoning:
@@ -93,7 +93,7 @@ def _add(pieces: list[Split], piece: Split) -> None:
 
 
 def _goes_on_reasoning(request: GenerationRequest, parser: type[ReasoningParser]) -> bool:
-    """Whether the answer goes on with a message that is cut off in what was thought at its
+    """Whether the answer continues a message that breaks off within the reasoning at its
     beginning."""
     if request.chat_end is not ChatEnd.IN_LAST_MESSAGE:
         return False

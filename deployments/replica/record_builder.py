@@ -1,4 +1,4 @@
-"""The records of an answer, built from what the engine gives."""
+"""Building the records of an answer from the engine's outputs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hdserve.engine.tokenizer import Tokenizer
 
 _NUM_CACHED_TOKENS = 1 << 14
-"""The most tokens whose bytes are kept: the prompts that are scored have many, and often the
-same."""
+"""The most tokens whose bytes are cached: prompts that are scored have many tokens, often the
+same ones."""
 
 
 LOWEST_LOGPROB = -9999.0
@@ -54,14 +54,14 @@ class RecordBuilder:
         includes_sources: bool,
         due_prompts: set[int] | None = None,
     ) -> list[Delta]:
-        """Return what steps added to choices, in their order: several deltas of a step that reasons
-        behind text.
+        """Return what steps added to choices, in their order; several deltas for a step with
+        reasoning after text.
 
         Args:
-            reasoning: by the id of a sequence, what reads that of the choice; all of another is
+            reasoning: by sequence id the reader of a choice's reasoning; without one everything is
                 text.
-            due_prompts: the prompts whose log probabilities are wanted and did not come yet; one
-                whose come now is taken out.
+            due_prompts: the prompts whose log probabilities are wanted and have not been sent;
+                those that are sent now are removed.
         """
         return [
             delta
@@ -82,8 +82,8 @@ class RecordBuilder:
         includes_sources: bool,
         due_prompts: set[int] | None,
     ) -> list[Delta]:
-        """Return what a step added to a choice: its first piece with all tokens of the step, and
-        what other pieces there are."""
+        """Return what a step added to a choice: the first piece with all tokens of the step, and
+        any further pieces."""
         first, *others = [Split("", output.text)] if reader is None else reader.read(output)
         seq = output.sequence
         prompt_index, choice_index = map(int, seq.request_id.rsplit("/", 2)[1:])
@@ -118,7 +118,7 @@ class RecordBuilder:
         clocks: Iterable[RequestClock],
         reasoning: Collection[ReasoningReader] = (),
     ) -> Summary:
-        """Return what all choices together took; a prompt counts once, however many choices it
+        """Return the totals of all choices; a prompt counts once, however many choices it
         has."""
         sequences = list(sequences)
         counts = DraftCounts()
@@ -175,8 +175,8 @@ class RecordBuilder:
 
 
 def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
-    """Return ``delta`` and one without tokens for each of ``pieces``, the last of which ends what
-    it ends."""
+    """Return ``delta``, and one without tokens for each of ``pieces``; what ``delta`` ends is ended
+    by the last of them."""
     bare = Delta(
         delta.prompt_index,
         delta.choice_index,
@@ -198,13 +198,13 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
 
 
 def _shown(logprob: float) -> float:
-    """Return a number that JSON has: it has neither infinities, of what cannot be, nor NaN, of a
-    model that overflowed."""
+    """Return a number that JSON can express: it has neither infinity, for impossible tokens, nor
+    NaN, of a model that overflowed."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def _path(tree: DraftTree, token_ids: Iterable[int]) -> Iterator[int]:
-    """Yield the nodes that ``token_ids`` leads through, as far as the tree has them."""
+    """Yield the nodes along ``token_ids``, as far as the tree has them."""
     node = 0
     for token_id in token_ids:
         child = tree.child(node, token_id)

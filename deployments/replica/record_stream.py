@@ -1,4 +1,4 @@
-"""The records of one request, as its sequences are decoded."""
+"""The records of one request, while its sequences are decoded."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Outputs = asyncio.Queue[StepOutput | BaseException | None]
-"""The outputs of all sequences of a request; ``None`` says that one sequence has ended."""
+"""The outputs of all sequences of a request; ``None`` means that one sequence has ended."""
 
 
 class RecordStreams:
-    """Has an engine decode the sequences of requests, and tells what comes.
+    """Makes an engine decode the sequences of requests, and yields the results.
 
     Args:
-        requests: is given a clock per sequence.
-        reasoning: tells reasoning from text.
+        requests: gets a clock for each sequence.
+        reasoning: separates reasoning from text.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class RecordStreams:
     async def stream(
         self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
     ) -> AsyncGenerator[Records]:
-        """Yield what came together: deltas of running sequences, and the summary when all have
-        ended.
+        """Yield everything that has come at a time: deltas of running sequences, and the summary
+        when all have ended.
 
         Raises:
-            RequestError: a sequence cannot be decoded; its parameter is called as the client knows
-                it.
+            RequestError: a sequence cannot be decoded; its parameter has the client's name
+                for it.
             EngineStopped: the engine has failed.
         """
         merged: Outputs = asyncio.Queue()
@@ -80,7 +80,7 @@ class RecordStreams:
                 found = await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
                 records: list[Delta | Summary] = [*_with_prompts(found, prompts)]
                 if not num_open:
-                    if request.prediction and records:  # to count it may take a while
+                    if request.prediction and records:  # counting it may take a while
                         yield tuple(records)
                         records = []
                     summary = await self._summary(request, sequences, clocks, readers)
@@ -133,15 +133,15 @@ def _prompts(sequences: list[Sequence], num_choices: int) -> dict[int, tuple[int
 
 
 def _with_prompts(deltas: Iterable[Delta], prompts: dict[int, tuple[int, ...]]) -> Iterator[Delta]:
-    """Yield ``deltas``, the first of each prompt in ``prompts`` with it; it is taken out."""
+    """Yield ``deltas``; the first one of each prompt in ``prompts`` takes the prompt with it."""
     for delta in deltas:
         found = prompts.pop(delta.prompt_index, None)
         yield delta if found is None else delta._replace(prompt_token_ids=found)
 
 
 def as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
-    """Return ``error`` with the prompt of a chat, and a grammar, called as the client knows
-    them."""
+    """Return ``error`` with the client's names for the prompt of a chat and for a
+    grammar."""
     names = {"grammar": request.grammar_param}
     if request.messages:
         names["prompt"] = "messages"
@@ -151,7 +151,7 @@ def as_asked(error: BaseException, request: GenerationRequest) -> BaseException:
 
 
 def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
-    """Return how many log probabilities of prompts the outputs have, with the alternatives."""
+    """Return how many prompt log probabilities the outputs have, including alternatives."""
     return sum(
         len(output.prompt_logprobs) * (1 + (output.sequence.params.prompt_logprobs or 0))
         for output in outputs
@@ -160,7 +160,7 @@ def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
 
 
 async def _all_of(items: asyncio.Queue[T]) -> list[T]:
-    """Take all that is in the queue, at least one item."""
+    """Take everything in the queue; wait for at least one item."""
     found = [await items.get()]
     while not items.empty():
         found.append(items.get_nowait())

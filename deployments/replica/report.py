@@ -1,4 +1,4 @@
-"""What a replica of a model reports of itself."""
+"""The report of a model's replica."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _DATABASE_SOURCES = (Source.CONTEXT, Source.MODEL, Source.STATISTICS)
 
 
 class ReplicaMetrics:
-    """Collects what the engine, its databases, the mirror and the requests count.
+    """Collects the counts of the engine, its databases, the mirror and the requests.
 
     Args:
-        sharing: ``None`` where nothing is shared with the cluster.
-        chosen: which statistics database there is.
-        observations: is given the times of look-ups.
+        sharing: ``None`` if nothing is shared with the cluster.
+        chosen: the statistics database in use.
+        observations: gets the times of look-ups.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class ReplicaMetrics:
         return Histogram(_LOOKUP, (source.label,), self._observations)
 
     async def report(self) -> Report:
-        """Return the state of now; what the engine says is that of the last answer when it is stuck
-        in a long step, or has failed."""
+        """Return the current state; if the engine is in a long step, or has failed, its part is
+        from its last answer."""
         try:
             async with asyncio.timeout(_ENGINE_TIMEOUT_S):
                 await self._engine.ask(self._note_engine)
@@ -70,10 +70,10 @@ class ReplicaMetrics:
         return Report(self._replica, (*samples, *databases))
 
     def _note_engine(self, engine: Engine) -> None:
-        """Keep what the engine and its databases say.
+        """Store the values of the engine and its databases.
 
         It runs in the engine's thread, which owns the databases, and so in order: readers ask from
-        several threads, and none may find less than one before it.
+        several threads, and none may see less than an earlier one.
         """
         samples = (*self._engine_samples(engine), *self._database_samples(engine))
         self._of_engine = (*samples, *self._lookup_samples(engine))
@@ -169,10 +169,10 @@ class ReplicaMetrics:
 
 
 def draft_samples(drafts: DraftCounts, most_accepted: int) -> Iterator[Sample]:
-    """Yield what was drafted and accepted.
+    """Yield the counts of drafted and accepted tokens.
 
     Args:
-        most_accepted: in one step; the positions up to it are there from the start.
+        most_accepted: in one step; positions up to it exist from the start.
     """
     yield Sample("vllm:spec_decode_num_drafts", drafts.num_drafts)
     yield Sample("vllm:spec_decode_num_draft_tokens", drafts.num_draft_tokens)
@@ -201,7 +201,7 @@ def _source_samples(drafts: DraftCounts, source: Source, num_positions: int) -> 
 
 
 def _positions(counts: list[int]) -> Iterator[tuple[str, int]]:
-    """Yield the label and the count of each position; those from ``LAST_POSITION`` on are one."""
+    """Yield the label and the count of each position; from ``LAST_POSITION`` on they are one."""
     kept, deeper = counts[:LAST_POSITION], counts[LAST_POSITION:]
     if deeper:
         kept.append(sum(deeper))

@@ -1,4 +1,4 @@
-"""What the requests of one replica had to wait for."""
+"""How long the requests of one replica had to wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestMetrics:
     """Counts latencies and refusals; thread-safe.
 
     Args:
-        observations: is given what is observed once a request.
+        observations: gets values that are observed once per request.
     """
 
     def __init__(self, observations: Observations | None = None) -> None:
@@ -50,8 +50,8 @@ class RequestMetrics:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Count the request that is answered in the block once if it is refused, for lack of room
-        for one of its sequences or for all."""
+        """Count a request that is answered within the block once if it is refused because one or
+        all of its sequences have no room."""
         try:
             yield
         except Overloaded:
@@ -69,7 +69,7 @@ class RequestMetrics:
 
 
 class RequestClock:
-    """Takes the times of one sequence."""
+    """Records the times of one sequence."""
 
     def __init__(self, seq: Sequence, metrics: RequestMetrics) -> None:
         self._seq = seq
@@ -80,7 +80,7 @@ class RequestClock:
 
     @property
     def first_token_s(self) -> float | None:
-        """The seconds from arrival to the first token, once it is there."""
+        """The seconds from arrival to the first token, once it has come."""
         return None if self._first_s is None else self._first_s - self._arrived_s
 
     def observe(self, output: StepOutput) -> None:

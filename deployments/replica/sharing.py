@@ -1,4 +1,4 @@
-"""What a replica gives to the cluster's model database, and takes from it."""
+"""What a replica sends to the cluster's model database, and receives from it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 _CATCH_UP_TIMEOUT_S = 10.0
 _STATES_INTERVAL_S = 10.0
 _TOKENS_AT_ONCE = 2048
-"""How many delivered tokens are taken between two steps of the engine: a few milliseconds of
+"""How many delivered tokens are added between two steps of the engine: a few milliseconds of
 work."""
 
 
 class ClusterSharing:
     """Connects the engine's thread, which owns the local databases, with the cluster.
 
-    Finished outputs are published, and now and then what the drafters have learned; what comes
-    from other replicas is handed to the engine's thread.  Nothing here blocks it, and nothing that
-    fails reaches a request.
+    Finished outputs are published, and now and then what the drafters have learned; what other
+    replicas send is passed to the engine's thread.  Nothing here blocks that thread, and no failure
+    here reaches a request.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class ClusterSharing:
         )
 
     def start(self) -> None:
-        """Begin to share; return when what the cluster has now is drafted from, or after some
+        """Start sharing; return when drafting can use what the cluster has now, or after some
         seconds."""
         self._mirror.use(DEFAULT_NAMESPACE)
         if not self._mirror.wait_until_current(_CATCH_UP_TIMEOUT_S):
-            logger.warning("the model database did not answer yet; drafting begins without it")
+            logger.warning("the model database did not answer yet; drafting starts without it")
 
     def use(self, namespace: str) -> None:
-        """Follow ``namespace``, of which a request has come."""
+        """Follow ``namespace``, for which a request has arrived."""
         self._mirror.use(namespace)
 
     def publish(self, namespace: str, token_ids: list[int]) -> None:
         """Share a finished output; called in the engine's thread."""
         self._mirror.publish(namespace, token_ids)
         if self._turns.take(namespace, time.monotonic()):
-            standing = self._mirror.standing(namespace)  # flushes up to there are queued before
+            standing = self._mirror.standing(namespace)  # earlier flushes are already queued
             self._engine.call(lambda engine: self._publish_states(engine, namespace, standing))
 
     def _publish_states(self, engine: Engine, namespace: str, standing: Standing) -> None:
@@ -87,15 +87,15 @@ class ClusterSharing:
             self._mirror.publish_calibration(namespace, states, standing)
 
     def stats(self) -> MirrorStats:
-        """Return what was given to the cluster, and taken from it."""
+        """Return counts of what was sent to the cluster, and received from it."""
         return self._mirror.stats()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish what is not published yet, for at most ``timeout_s``, and end."""
+        """Publish what is still queued, for at most ``timeout_s``, and end."""
         self._mirror.close(timeout_s)
 
     def deliver(self, model: str, namespace: str, outputs: list[npt.NDArray[np.uint32]]) -> None:
-        """Take ``outputs``, which ``model`` generated on other replicas."""
+        """Add ``outputs``, which ``model`` generated on other replicas."""
         for part in _parts(outputs):
             self._engine.call(partial(self._apply, model, namespace, part))
 
@@ -105,7 +105,7 @@ class ClusterSharing:
         self._host.apply(model, namespace, outputs)
 
     def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
-        """Take what all replicas together have learned of drafting."""
+        """Adopt what all replicas together have learned about drafting."""
         if model == self._host.config.name:
             self._engine.call(lambda engine: engine.drafters.adopt(namespace, calibration))
 

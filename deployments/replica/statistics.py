@@ -1,5 +1,5 @@
-"""Which statistics database a replica maps: its node's own, one fetched from the cluster, or one
-that the administrator chose while it ran."""
+"""The statistics database that a replica maps: one of its node, one fetched from the cluster, or
+one that the administrator chose while it ran."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def locate_statistics(
     fingerprint: str,
     resources: Mapping[str, float] = NO_RESOURCES,
 ) -> Path | None:
-    """Return the first of ``directories`` that this node has; else the largest database of the
-    tokenizer that any node has, fetched into a cache that all replicas of this node share.
+    """Return the first of ``directories`` that exists on this node; else the largest database of
+    the tokenizer that any node has, fetched into a cache that all replicas of this node share.
 
-    What this node has is registered with the statistics actor, so that others can fetch it.
-    Without the actor the node's own is used: a database lost costs speed, never a request.
+    Databases of this node are registered with the statistics actor, so that others can fetch them.
+    Without the actor this node's own are used: a missing one costs speed, never a request.
 
     Args:
-        resources: that the actor reserves if it is started here.
+        resources: what the actor reserves if it is started here.
     """
     own = [directory for directory in directories if os.path.isdir(directory)]
     try:
@@ -72,7 +72,7 @@ def _is_whole(directory: Path, fingerprint: str) -> bool:
 
 
 def _discard_copy(directory: Path | None) -> None:
-    """Have a copy that cannot be used fetched again by the next that asks for it."""
+    """Delete a copy that cannot be used, so that the next one who asks fetches it again."""
     if directory is not None and _is_copy(directory):
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -82,28 +82,28 @@ def _is_copy(directory: Path) -> bool:
 
 
 class ChosenStatistics:
-    """Checks the database a replica begins with and follows what the administrator chooses, in a
-    thread of its own.
+    """Checks the database a replica starts with and follows the administrator's choices, in a
+    separate thread.
 
-    The first is drafted from at once and given up if it turns out to be damaged.  A replica that
-    had to begin without what its configuration names looks for it again, until the administrator
-    has chosen: its owner may have offered it since, or the actor been too busy to say so.
+    The first database is used at once and given up if it turns out to be damaged.  A replica that
+    had to start without its configuration's database keeps looking for it until the administrator
+    has chosen one: its owner may have offered it since, or the actor may have been too busy.
 
-    One that is found, or chosen, is opened and read here, all of it, so that it is right and in
-    memory when the engine's thread takes it over between two steps; one that is chosen and cannot
-    be used is logged and tried again, as a volume may be late, and meanwhile what was there is
-    drafted from.
+    A database that is found or chosen is opened and read entirely here, so that it is intact and in
+    memory when the engine's thread takes it over between two steps.  If a chosen one cannot be
+    used, that is logged and tried again, as a volume may be late; meanwhile the previous one stays
+    in use.
 
-    The one of the configuration is also offered to the cluster again and again, where it is this
+    The configuration's database is also offered to the cluster again and again, if it is this
     node's own and was not given up.
 
     Args:
-        root: where databases may be chosen; ``None`` follows nothing.
-        resources: that the statistics actor reserves if it is started here.
+        root: where databases may be chosen; ``None`` follows no choices.
+        resources: what the statistics actor reserves if it is started here.
 
     Attributes:
-        num_unusable: databases that were given up, or chosen and not taken at once.
-        num_failures: times the choices could not be asked for.
+        num_unusable: databases that were given up, or chosen and not used at once.
+        num_failures: how often the choices could not be read.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ChosenStatistics:
         self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow the choice."""
+        """Start following the choices."""
         self._thread.start()
 
     def close(self) -> None:
@@ -141,11 +141,11 @@ class ChosenStatistics:
         self._is_closed.set()
 
     def open(self, directory: str) -> StatisticsDatabase:
-        """Return the database in a directory below the root, read and found to be right.
+        """Return the database in a directory below the root, read entirely and found intact.
 
         Raises:
             Unsupported: there is no root.
-            InvalidRequest: the directory is elsewhere, or no database of this tokenizer.
+            InvalidRequest: the directory is elsewhere, or not a database of this tokenizer.
         """
         if self._root is None:
             raise Unsupported("no statistics_root is configured", "directory")
@@ -169,7 +169,7 @@ class ChosenStatistics:
                 self._follow()
                 self._look()
                 self._has_failed = False
-            except Exception as error:  # drafting goes on from the database there is
+            except Exception as error:  # drafting continues with the present database
                 self.num_failures += 1
                 if not self._has_failed:
                     is_expected = isinstance(error, DatabaseError)
@@ -181,13 +181,13 @@ class ChosenStatistics:
                 self._has_failed = True
 
     def _check_first(self) -> None:
-        """Read all of the database the replica began with."""
+        """Read all of the database the replica started with."""
         database = self._host.statistics
         if database is not None and not self._is_right(database):
             self._engine.call(lambda engine: self._host.use_statistics(engine, None))
 
     def _look(self) -> None:
-        """Take what the configuration names, if it has come by now."""
+        """Use the database that the configuration names, if it exists by now."""
         if not self._is_looking or time.monotonic() < self._look_at_s:
             return
         try:
@@ -199,13 +199,13 @@ class ChosenStatistics:
             return
         self._own = database.directory
         if self._is_right(database):
-            self._follow()  # as the administrator may have chosen while it was fetched and read
+            self._follow()  # the administrator may have chosen while it was fetched and read
             if self._is_looking:
                 self._use(database)
 
     def _is_right(self, database: StatisticsDatabase) -> bool:
-        """Read all of the configuration's database; one that is damaged is given up for good, a
-        copy until it is fetched again."""
+        """Read all of the configuration's database; a damaged one is given up for good, or, if it
+        is a copy, until it is fetched again."""
         try:
             database.verify()
         except SnapshotError as error:
@@ -223,19 +223,19 @@ class ChosenStatistics:
         logger.info("drafting from the statistics database %s", database.directory)
 
     def _offered(self) -> Path | None:
-        """What other nodes may fetch from this one."""
+        """The directory that other nodes may fetch from this one."""
         return None if self._own is not None and _is_copy(self._own) else self._own
 
     def _offer(self) -> None:
-        """Have other nodes find what this node has, whatever became of the actor since."""
+        """Offer this node's database to other nodes, even if the actor was restarted."""
         if (own := self._offered()) is not None:
-            with contextlib.suppress(DatabaseError):  # as where the actor's node lacks it
+            with contextlib.suppress(DatabaseError):  # for example, the actor's node lacks it
                 offer(self._fingerprint, own, self._resources)
 
     def _withdraw(self) -> None:
-        """Have other nodes find no longer what this node had."""
+        """Stop offering this node's database to other nodes."""
         if (own := self._offered()) is not None:
-            with contextlib.suppress(DatabaseError):  # of an actor out of reach
+            with contextlib.suppress(DatabaseError):  # the actor may be out of reach
                 withdraw(own, self._resources)
         self._own = None
 
@@ -272,7 +272,7 @@ def _below(root: Path, directory: str) -> Path:
         found = (place / wanted).resolve()
         paths = (found, *((found / name).resolve() for name in (INFO_NAME, *TABLE_NAMES)))
         is_below = all(path.is_relative_to(place) for path in paths)
-    except (OSError, RuntimeError, ValueError):  # links in a circle, a null byte
+    except (OSError, RuntimeError, ValueError):  # circular links, or a null byte
         is_below = False
     if wanted.is_absolute() or ".." in wanted.parts or not is_below:
         raise InvalidRequest("a directory below statistics_root is expected", "directory")

@@ -1,4 +1,4 @@
-"""What a replica says of its statistics database, and under which key another is chosen for it."""
+"""What a replica says of its statistics database, and the key for choosing another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hdserve.databases.statistics import StatisticsDatabase
 
 
 class StatisticsState(NamedTuple):
-    """What a replica drafts from; ``directory`` is ``None`` where there is no database."""
+    """What a replica drafts from; ``directory`` is ``None`` if there is no database."""
 
     replica: str
     directory: str | None = None
@@ -32,6 +32,6 @@ class StatisticsState(NamedTuple):
 
 
 def choice_key(config: ModelConfig, fingerprint: str) -> str:
-    """Return the key under which a choice for a model is kept: a configuration that names another
-    database, or a model with another tokenizer, begins without one."""
+    """Return the key of a choice for a model: a configuration that names another database, or a
+    model with another tokenizer, starts without a choice."""
     return f"{config.name}/{fingerprint}/{config.statistics}"

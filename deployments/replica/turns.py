@@ -1,4 +1,4 @@
-"""Who had a turn, while that matters."""
+"""Which names had a turn recently."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import takewhile
 
 
 class Turns:
-    """Gives each name a turn at most once in ``interval_s``; knows only names that had theirs."""
+    """Gives each name at most one turn per ``interval_s``; forgets names whose interval is over."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._given_s: dict[str, float] = {}
 
     def take(self, name: str, now_s: float) -> bool:
-        """Return whether it is the turn of ``name``, which is over then; ``now_s`` never
+        """Return whether it is the turn of ``name``, and take it; ``now_s`` never
         decreases."""
         for other in [*takewhile(partial(self._is_over, now_s), self._given_s)]:
             del self._given_s[other]

@@ -1,4 +1,4 @@
-"""The page at ``/``: a chat in which one sees where each token came from.
+"""The page at ``/``: a chat that shows where each token came from.
 
 Plain files, served as they are: no build step, and nothing is loaded from elsewhere.
 """
@@ -37,7 +37,7 @@ class _File(NamedTuple):
 
 
 def add_page_routes(api: FastAPI) -> None:
-    """Add ``GET /``, the files it needs, and ``GET /playground``, which leads to it."""
+    """Add ``GET /``, the files it needs, and ``GET /playground``, which redirects to it."""
     found = _read_files()
 
     def respond(name: str, request: Request) -> Response:

@@ -132,7 +132,7 @@ def test_an_export_from_an_actor_that_was_started_again(num_records: int) -> Non
         for record in came:
             yield record
 
-    with pytest.raises(DatabaseGone, match="was started again, or read its disk anew"):
+    with pytest.raises(DatabaseGone, match="was restarted, or has read its disk again"):
         asyncio.run(export())
     assert len(came) == num_records
     with pytest.raises(InvalidRequest, match=r"the archive is (cut off|empty)"):
