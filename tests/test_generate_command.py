@@ -163,7 +163,7 @@ def test_an_empty_text_is_not_answered(option: str, tmp_path: Path) -> None:
 def test_standard_input_that_is_no_text_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["generate", "-"], input=b"a\xff")
     assert isinstance(result.exception, InvalidRequest)
-    assert result.exception.message == "standard input is no text in UTF-8"
+    assert result.exception.message == "standard input is not UTF-8 text"
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InvalidRequest, match="standard input is closed"):
         list(_rows(GenerateOptions(prompt="-")))

@@ -25,7 +25,7 @@ _STYLES = {
 
 
 class TextPrinter:
-    """Writes the text as it comes; with ``shows_drafts`` in colours, and with the figures."""
+    """Writes the text as it comes; with ``shows_drafts`` in colours, and with figures."""
 
     def __init__(self, shows_drafts: bool) -> None:
         self._shows_drafts = shows_drafts
@@ -36,8 +36,8 @@ class TextPrinter:
             self._console.print(legend)
 
     def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> bool:
-        """Print the answer to one row, and an end of line; on standard error why it failed, if it
-        did.  Returns whether it did not."""
+        """Print the answer to one row, and a newline; if it failed, the reason on standard error.
+        Returns whether it succeeded."""
         last = None
         for last in outputs:
             if not self._shows_drafts:
@@ -54,10 +54,10 @@ class TextPrinter:
 
 
 class JsonPrinter:
-    """Writes one object a row, when its answer is complete."""
+    """Writes one object per row, when its answer is complete."""
 
     def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> bool:
-        """Print one row with its answer.  Returns whether it did not fail."""
+        """Print one row with its answer.  Returns whether it succeeded."""
         answer, _ = collected(row, outputs)
         typer.echo(line(answer))
         return not has_failed(answer)
@@ -66,7 +66,7 @@ class JsonPrinter:
 def collected(
     row: dict[str, Any], outputs: Iterable[StepOutput]
 ) -> tuple[dict[str, Any], core.Sequence]:
-    """Return the row with its answer, why it failed if it did, and what drafting did, and the
+    """Return the row with its answer, the reason if it failed, and what drafting did; and the
     sequence."""
     steps = list(outputs)
     seq, error = steps[-1].sequence, steps[-1].error
@@ -90,7 +90,7 @@ def collected(
 
 
 def has_failed(answer: dict[str, Any]) -> bool:
-    """Whether there is no answer; a row may have any name for what came with it."""
+    """Whether there is no answer; a row's own fields may have any names."""
     return bool(answer["finish_reason"] == FinishReason.ERROR)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONTENDERS = ("autoregressive", "hierarchy", "transformers", "transformers-prompt-lookup")
 STATES = ("cold", "online", "warm")
 _UNABLE_TO_FOLLOW = "transformers-prompt-lookup"
-"""Chooses its tokens itself, so none of a record."""
+"""It chooses its tokens itself, so it cannot follow a record."""
 
 _ONE_BY_ONE = {"transformers", "transformers-prompt-lookup"}
 """Contenders that decode one sequence at a time."""
@@ -38,8 +38,8 @@ class EngineOptions:
     """What is measured.
 
     Raises:
-        ConfigError: options that do not go together, or are unknown.
-        InvalidRequest: a value that is out of range.
+        ConfigError: options contradict each other, or are unknown.
+        InvalidRequest: a value is out of range.
     """
 
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=PROMPTS_HELP)] = None
@@ -190,7 +190,7 @@ def engine(options: EngineOptions) -> None:
 
 
 def print_results(results: Sequence[Result], setting: dict[str, Any]) -> None:
-    """Print a table, entitled with what all its lines are of."""
+    """Print a table whose title lists what all its lines have in common."""
     from hdserve.bench.engine import has_interval
 
     weights = ", random weights" if setting["weights"] == "random" else ""

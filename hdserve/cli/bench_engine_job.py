@@ -1,4 +1,4 @@
-"""The work of ``hdserve bench engine``, behind progress bars."""
+"""The work of ``hdserve bench engine``, with progress bars."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class EngineJob:
-    """A model that is loaded, what is measured with it, and the journal of that.
+    """A loaded model, what is measured with it, and the journal.
 
     Args:
         result_path: see :class:`~hdserve.journal.Journal`.
 
     Raises:
-        ConfigError: a file cannot be read, or the model not be loaded.
+        ConfigError: a file cannot be read, or the model cannot be loaded.
     """
 
     def __init__(self, options: EngineOptions, result_path: Path | None) -> None:
         self._options = options
-        unshown = _unshown(options)  # misses files before a model is loaded
+        unshown = _unshown(options)  # fails for missing files before a model is loaded
         if options.prompts is not None:
             read_prompts(options.prompts, options.limit)
         compiles = can_compile() if options.compile_ is None else options.compile_
@@ -56,7 +56,7 @@ class EngineJob:
         self._contenders = make_contenders(options.contenders, self._host, state)
 
     def run(self) -> list[Result]:
-        """Run all rounds that the journal does not hold, at all batch sizes."""
+        """Run all rounds that the journal does not have, at all batch sizes."""
         options = self._options
         if options.fill is not None:
             self._fill(options.fill)
@@ -82,7 +82,7 @@ class EngineJob:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What is shown beside the results."""
+        """The settings shown with the results."""
         engines = [one for one in self._contenders if isinstance(one, EngineContender)]
         is_exact = any(one.is_exact for one in engines)
         return self._shown | {"exact": is_exact, "interruptions": self.journal.num_interruptions}
@@ -109,7 +109,7 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
         "compile": compiles,
         "max_num_sequences": max(options.sizes),
         "prefix_caching": False,  # every round asks the same prompts again
-        "prefill_slowdown": None,  # a pace leaves a part to chance (docs/adr/0014)
+        "prefill_slowdown": None,  # pacing depends on timing (docs/adr/0014)
     }
     drafting: dict[str, Any] = {"max_draft_tokens": options.max_draft_tokens}
     if options.drafter is not None:
@@ -118,7 +118,7 @@ def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
 
 
 def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
-    """Return what is decoded, and how many recorded requests of the file are not."""
+    """Return what is decoded, and how many recorded requests of the file are left out."""
     if options.replay is not None:
         return replay_tasks(options.replay, options.limit, host, options.max_tokens)
     assert options.prompts is not None
@@ -126,7 +126,7 @@ def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
 
 
 def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:
-    """Return the part of what the results depend on that is shown beside them."""
+    """Return those settings that are shown with the results."""
     is_cuda = host.model.device.type == "cuda"
     return {
         "model": options.random_weights or options.model,
@@ -158,7 +158,7 @@ def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
 
 
 def _unshown(options: EngineOptions) -> dict[str, Any]:
-    """Return the rest of what the results depend on."""
+    """Return the other settings that the results depend on."""
     files = {"prompts": options.prompts, "fill": options.fill, "replay": options.replay}
     return {name: file_digest(path) for name, path in files.items()} | {
         "statistics": [source_digest(path) for path in options.statistics or ()],

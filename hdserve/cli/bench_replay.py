@@ -44,7 +44,7 @@ class ReplayOptions:
     """What is replayed, through which drafters.
 
     Raises:
-        ConfigError: options that do not go together.
+        ConfigError: options contradict each other.
     """
 
     evaluate: Annotated[
@@ -141,13 +141,13 @@ def _drafting(options: ReplayOptions) -> DraftingConfig:
 
 
 def _budget(drafting: DraftingConfig) -> int:
-    """Return how many tokens are drafted in a step at most; without an engine, by default as many
-    as on a CPU."""
+    """Return how many tokens are drafted in a step at most; without an engine the default is that
+    of a CPU."""
     return drafting.most_draft_tokens("cpu")
 
 
 def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
-    """Return the part of what the result depends on that is written beside it."""
+    """Return those settings that are written with the result."""
     return {
         "eval": options.evaluate.name,
         "limit": options.limit,
@@ -167,7 +167,7 @@ def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
 
 
 def _unshown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
-    """Return the rest of what the result depends on."""
+    """Return the other settings that the result depends on."""
     recorded = (options.evaluate, *_fill_files(options))
     digests = [*map(file_digest, recorded), *map(source_digest, options.statistics or ())]
     return {
@@ -182,7 +182,7 @@ def _fill_files(options: ReplayOptions) -> list[Path]:
 
 
 def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> ReplayResult:
-    """Fill the model database and replay, behind progress bars."""
+    """Fill the model database and replay, with progress bars."""
     rows = read_tasks(options.evaluate, options.limit)
     fills = [row for path in _fill_files(options) for row in read_replay(path)]
     database = ModelDatabase(options.database_mib << 20, share_prompts=options.share_prompts)
@@ -209,7 +209,7 @@ def _make_drafters(
     corpus: StatisticsDatabase | None,
     rows: Sequence[ReplayRow],
 ) -> tuple[Drafter, ...]:
-    """Return the drafters for the vocabulary that ``rows`` and ``corpus`` show, warmed up."""
+    """Return the drafters, warmed up, for the vocabulary found in ``rows`` and ``corpus``."""
     vocab_size = largest_id(rows) + 1
     if corpus is not None and corpus.directory is not None:
         vocab_size = max(vocab_size, corpus.info.vocab_size)

@@ -37,7 +37,7 @@ class LoadOptions:
     """The server, what is asked of it and how often.
 
     Raises:
-        ConfigError: an option out of its range.
+        ConfigError: an option is out of range.
     """
 
     base_url: Annotated[
@@ -52,7 +52,7 @@ class LoadOptions:
     ] = "1,8,32,128"
     num_prompts: Annotated[
         int | None,
-        typer.Option(help="Requests per concurrency; default: as many as prompts.", min=1),
+        typer.Option(help="Requests per concurrency; default: one for each prompt.", min=1),
     ] = None
     request_rate: Annotated[
         float, typer.Option(help="Mean arrivals a second; default: as concurrency allows.")
@@ -94,10 +94,10 @@ class LoadOptions:
 
     @property
     def target(self) -> Target:
-        """The server, and what every request has.
+        """The server, and the common part of all requests.
 
         Raises:
-            ConfigError: ``extra_body`` is no JSON object.
+            ConfigError: ``extra_body`` is not a JSON object.
         """
         length = "max_completion_tokens" if self.api == "chat" else "max_tokens"
         body = {length: self.max_tokens, "temperature": self.temperature, **self.extra_fields}
@@ -108,10 +108,10 @@ class LoadOptions:
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """What ``extra_body`` holds.
+        """The fields in ``extra_body``.
 
         Raises:
-            ConfigError: it is no JSON object.
+            ConfigError: it is not a JSON object.
         """
         try:
             found = json.loads(self.extra_body) if self.extra_body else {}
@@ -123,10 +123,10 @@ class LoadOptions:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What ``goodput`` says, in milliseconds.
+        """The bounds in ``goodput``, in milliseconds.
 
         Raises:
-            ConfigError: it names what is not measured, or bounds that are none.
+            ConfigError: it names something that is not measured, or bounds are not numbers.
         """
         if self.goodput is None:
             return {}
@@ -148,7 +148,7 @@ class LoadOptions:
             num_rows: prompts that there are.
 
         Raises:
-            ConfigError: ``concurrency`` is no list of numbers.
+            ConfigError: ``concurrency`` is not a list of numbers.
         """
         num = self.num_prompts or num_rows
         return [
@@ -206,8 +206,8 @@ def _warn(plans: Sequence[LoadPlan]) -> None:
     num_prompts = plans[0].num_prompts
     if num_prompts < most:
         typer.echo(
-            f"of --concurrency {most} no more than {num_prompts} are reached: so many requests are "
-            "sent; --num-prompts has more sent",
+            f"--concurrency {most} is never reached, only {num_prompts}, the number of requests; "
+            "raise --num-prompts to send more",
             err=True,
         )
 
@@ -222,13 +222,13 @@ def _tell_failures(rows: Sequence[Mapping[str, Any]]) -> None:
 def _rows(options: LoadOptions) -> list[PromptRow]:
     rows = read_prompts(options.prompts)
     if options.api == "completions" and any(row.conversation for row in rows):
-        told = "rows with `messages` can be asked with --api chat alone"
+        told = "rows with `messages` need --api chat"
         raise ConfigError(f"{options.prompts}: {told}")
     return rows
 
 
 def _settings(options: LoadOptions) -> dict[str, Any]:
-    """Return the part of what the results depend on that is written beside them."""
+    """Return those settings that are written with the results."""
     return {
         "endpoint_type": "openai-chat" if options.api == "chat" else "openai",
         "label": options.label,
@@ -242,7 +242,7 @@ def _settings(options: LoadOptions) -> dict[str, Any]:
 
 
 def _unshown(options: LoadOptions, plans: Sequence[LoadPlan]) -> dict[str, Any]:
-    """Return the rest of what the results depend on."""
+    """Return the other settings that the results depend on."""
     return {
         "model": options.model,
         "digest": file_digest(options.prompts),

@@ -1,4 +1,4 @@
-"""The work of ``hdserve bench serve``: load on a server, behind progress bars."""
+"""The work of ``hdserve bench serve``: load on a server, with progress bars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hdserve.prompts import PromptRow
 CHECK_TEXT = "Is anybody there?"
 
 _METRICS_AGE_S = 1.1
-"""A gateway may answer ``/metrics`` with what it heard up to a second ago."""
+"""A gateway may answer ``/metrics`` with values that are up to a second old."""
 
 _METRICS_TIMEOUT_S = 10.0
 
@@ -33,7 +33,7 @@ class Target:
     """The server, and what is asked of it.
 
     Attributes:
-        length_field: of ``body``: most tokens of an answer.
+        length_field: the field of ``body`` for the most tokens of an answer.
     """
 
     base_url: str
@@ -54,8 +54,8 @@ async def measure(
     """Run the plans one after the other until Ctrl-C.
 
     Args:
-        keep: told what came of each, with the model and what the server drafted meanwhile, if it
-            says so before Ctrl-C.
+        keep: called with the result of each, the model, and what the server drafted meanwhile, if
+            known before Ctrl-C.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C before the first load.
@@ -99,11 +99,11 @@ async def _first_model(target: Target) -> str:
 
 
 async def _check(client: OpenAIClient, target: Target) -> None:
-    """Have one request answered, as short as may be, to a text that no load asks: a server may
-    draft from answers, and keeps prompts.
+    """Get an answer to one very short request, with a text that no load uses, since a server may
+    draft from answers and caches prompts.
 
     Raises:
-        ConfigError: it failed; so would all.
+        ConfigError: it failed, as all others would.
     """
     length = {} if "min_tokens" in target.body else {target.length_field: 1}
     record = await client.ask("check", CHECK_TEXT, **length)
@@ -116,7 +116,7 @@ async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
     text = await client.get_text("/metrics", _METRICS_TIMEOUT_S)
     try:
         return None if text is None else read_draft_totals(text, model)
-    except ValueError:  # another text than that of Prometheus
+    except ValueError:  # not in the Prometheus format
         return None
 
 

@@ -1,4 +1,4 @@
-"""What ``hdserve bench serve`` has measured: kept, written and shown."""
+"""The results of ``hdserve bench serve``: kept, written and shown."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LoadResults:
     """Keeps the rows so far, those of an interrupted job first.
 
     Args:
-        output: where all rows go in the end.
-        make_row: a row of a load, the model's name and what the server drafted meanwhile.
+        output: where all rows are written in the end.
+        make_row: makes a row from a load, the model's name and what the server drafted meanwhile.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class LoadResults:
         self.is_interrupted = False
 
     def keep(self, load: Load, model_name: str, drafts: DraftTotals | None) -> None:
-        """Keep the row of a load; one that was interrupted is written, and measured anew when the
-        job goes on."""
+        """Keep the row of a load; one that was interrupted is written, and measured again when the
+        job is resumed."""
         row = self._make_row(load, model_name, drafts)
         self.is_interrupted = load.is_interrupted
         if load.is_interrupted:
@@ -62,11 +62,11 @@ def _unit(number: int) -> str:
 
 
 WIDTH = 190
-"""Columns of a terminal that the table takes; a narrower one wraps its lines."""
+"""The table's width in terminal columns; a narrower terminal wraps its lines."""
 
 
 def load_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with a line per load, in which a figure that a row lacks is ``-``."""
+    """Return a table with a line per load; figures that a row lacks are shown as ``-``."""
     columns = {
         "concurrency": "max_concurrency",
         "prompts again": "num_repeated_prompts",

@@ -97,7 +97,7 @@ def show_config(
 
 
 def _serve_config(config: ServeConfig) -> dict[str, Any]:
-    """Return what was set, inside Ray Serve's form; where to listen is for the cluster to say."""
+    """Return what was set, in Ray Serve's form; where to listen is left to the cluster."""
     chosen = config.model_dump(mode="json", exclude_unset=True, exclude={"access": {"admin_key"}})
     access = {name: value for name, value in chosen.pop("access").items() if value is not None}
     chosen |= {"access": access} if access else {}

@@ -1,4 +1,4 @@
-"""What only the parts that a configuration is meant for can tell of it."""
+"""Problems of a configuration that only the parts it is meant for can detect."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hdserve.models import context_length, is_path
 
 
 def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
-    """Return what is wrong with a configuration whose single keys are right: one line for each
-    problem, which begins with its place.
+    """Return the problems of a configuration whose individual keys are valid: one line for each,
+    which begins with its place.
 
     Args:
         line_of: finds the lines of the file that ``config`` is from.
@@ -60,7 +60,7 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
 
 
 def _template_fault(path: Path) -> str:
-    """Return why the template cannot be used; empty where it can."""
+    """Return why the template cannot be used; empty if it can."""
     from hdserve.engine.tokenizer import read_chat_template
 
     try:
@@ -71,7 +71,7 @@ def _template_fault(path: Path) -> str:
 
 
 def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
-    """Yield what is perhaps not meant, each in one line.
+    """Yield what is probably a mistake, each in one line.
 
     Args:
         line_of: finds the lines of the file that ``config`` is from.
@@ -90,8 +90,8 @@ def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
 
 
 def warn_of_relative_paths(config: ServeConfig, line_of: LineOf = nowhere) -> None:
-    """Name on standard error each path that a Ray cluster which runs already would open elsewhere,
-    unless it was started here.
+    """List on standard error each path that an already running Ray cluster would open elsewhere,
+    unless it was started in this directory.
 
     Args:
         line_of: finds the lines of the file that ``config`` is from.
@@ -101,15 +101,15 @@ def warn_of_relative_paths(config: ServeConfig, line_of: LineOf = nowhere) -> No
 
 
 def _narrow_gateways(config: ServeConfig) -> str:
-    """Return why gateways are full before the replicas are; empty where they are not."""
+    """Return why gateways are full before the replicas are; empty if they are not."""
     num_taken, num_open = config.gateway.max_num_ongoing, config.max_num_open
     if num_taken > num_open:
         return ""
     each = num_open // config.gateway.num_replicas + 1
     return (
-        f"all gateways answer {num_taken} requests at a time, and the replicas decode and let wait "
-        f"{num_open}: more wait in front of the gateways, /health and /metrics among them, before "
-        f"a replica refuses any; {each} each, and some more, are expected"
+        f"all gateways together take {num_taken} requests at a time, and the replicas decode and "
+        f"queue {num_open}: others, /health and /metrics among them, would wait in front of the "
+        f"gateways, and no replica would refuse any; {each} each, and some more, are expected"
     )
 
 

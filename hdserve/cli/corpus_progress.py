@@ -1,4 +1,4 @@
-"""A bar per corpus on standard error while they are counted."""
+"""A progress bar for each corpus on standard error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hdserve.cli.progress import shown_bars
 
 
 class CorpusBars:
-    """Shows what a build tells of itself."""
+    """Shows the progress of a build."""
 
     def __init__(self, shown: Progress, tasks: Mapping[Path, TaskID]) -> None:
         self._shown = shown
@@ -20,8 +20,8 @@ class CorpusBars:
         self._begun_tokens: int | None = None
 
     def report(self, path: Path, num_bytes: int, num_tokens: int) -> None:
-        """Show that so many bytes of ``path`` are read, and so many tokens counted, all told; the
-        speed is that since the first report."""
+        """Show that ``num_bytes`` of ``path`` were read, and ``num_tokens`` counted in total; the
+        speed is measured since the first report."""
         if self._begun_tokens is None:
             self._begun_tokens = num_tokens
         elapsed_s = sum(task.elapsed or 0.0 for task in self._shown.tasks[:1])
@@ -30,7 +30,7 @@ class CorpusBars:
         self._shown.update(self._tasks[path], completed=num_bytes, speed=told)
 
     def print(self, line: str) -> None:
-        """Write a line above the bars, which stays when the bars go."""
+        """Write a line above the bars; it stays when the bars disappear."""
         self._shown.console.print(line)
 
 

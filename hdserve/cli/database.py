@@ -152,7 +152,7 @@ def _table(found: Sequence[stored.DatabaseInfo]) -> Table:
 
 @contextmanager
 def _progress(key: DatabaseKey) -> Iterator[archives.Progress]:
-    """Show how many outputs of how many were handled."""
+    """Show how many of the outputs were handled."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

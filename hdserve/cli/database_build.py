@@ -1,4 +1,4 @@
-"""``hdserve database build``: what a model answers to a file of prompts, before anybody asks."""
+"""``hdserve database build``: a model's answers to a file of prompts, before anybody asks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from hdserve.prompts import PromptRow, read_prompts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions:
-    """What is answered, how, and whose database the answers enter.
+    """What is answered, how, and which database the answers are added to.
 
     Raises:
-        ConfigError: no key has such a namespace.
+        ConfigError: no key could have this namespace.
     """
 
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
@@ -85,10 +85,10 @@ def build(options: BuildOptions) -> None:
 
 
 def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: OutputStore) -> int:
-    """Answer the rows of which ``store`` has no answer yet.
+    """Answer the rows that ``store`` has no answer for yet.
 
     Returns:
-        How many answers were added.
+        The number of answers added.
 
     Raises:
         DatabaseError: the answers cannot be written.
@@ -116,7 +116,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
             for appended in log.append(options.namespace, _segment(origin, found)):
                 store.append(options.namespace, appended)
             if store.num_failures:
-                break  # what else is answered could not be kept either
+                break  # further answers could not be kept either
             bar.advance(len(batch))
     if not store.sync(log) or store.num_failures:
         raise DatabaseError(f"{store.directory} cannot be written; the log says why")
@@ -124,7 +124,7 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
 
 
 def _origin(options: BuildOptions) -> str:
-    """Return a name for a build, so that the same one counts each of its answers once."""
+    """Return a name for a build, so that repeating it counts each of its answers once."""
     settings = json.dumps([options.model, options.max_tokens, options.temperature]).encode()
     digest = hashlib.sha256(settings + options.prompts.read_bytes()).hexdigest()
     return f"build-{digest[:16]}"

@@ -1,4 +1,4 @@
-"""``hdserve doctor``: what is wrong on this machine, and the command that mends it."""
+"""``hdserve doctor``: what is wrong on this machine, and commands that fix it."""
 
 from __future__ import annotations
 

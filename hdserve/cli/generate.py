@@ -34,7 +34,7 @@ class GenerateOptions:
     """What is answered, how, and how it is shown.
 
     Raises:
-        InvalidRequest: options that do not go together, or a value that is out of range.
+        InvalidRequest: options contradict each other, or a value is out of range.
     """
 
     prompt: Annotated[str | None, typer.Argument(help="What to ask; `-` reads standard input.")] = (
@@ -77,11 +77,11 @@ class GenerateOptions:
             raise InvalidRequest("give a prompt, or a file of them with --prompts")
         if self.prompt is not None and self.prompts_path is not None:
             raise InvalidRequest("give a prompt or --prompts, not both")
-        SamplingParams(**self.sampling)  # before a model is loaded for them
+        SamplingParams(**self.sampling)  # checked before a model is loaded
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What is chosen, as :class:`~hdserve.core.SamplingParams` has it."""
+        """The chosen options, as fields of :class:`~hdserve.core.SamplingParams`."""
         chosen = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -118,7 +118,7 @@ def generate(options: GenerateOptions) -> None:
 
 
 class _Answers:
-    """A model that answers as it is asked to."""
+    """A model that answers with the options of the command."""
 
     def __init__(self, options: GenerateOptions) -> None:
         from hdserve.llm import LLM
@@ -140,12 +140,12 @@ class _Answers:
         return self._llm.stream(_prompt(row), params, self._speculation)
 
     def remember(self, token_ids: list[int]) -> None:
-        """Draft from an answer that was given before."""
+        """Draft from an answer that was given in an earlier run."""
         self._llm.remember([token_ids])
 
 
 def _settings(rows: Sequence[dict[str, Any]], options: GenerateOptions) -> dict[str, Any]:
-    """What the answers depend on."""
+    """The settings that the answers depend on."""
     return {
         "model": options.model,
         "input": _digest(rows),
@@ -158,7 +158,7 @@ def _settings(rows: Sequence[dict[str, Any]], options: GenerateOptions) -> dict[
 def _write_answers(
     rows: Sequence[dict[str, Any]], options: GenerateOptions, path: Path, journal: Journal
 ) -> None:
-    """Answer what ``journal`` does not hold yet, then write all answers to ``path``."""
+    """Answer what ``journal`` does not have yet, then write all answers to ``path``."""
     model = _Answers(options)
     if options.prompts_path is not None:
         model.check(rows)
@@ -190,10 +190,10 @@ def _digest(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:
-    """What to answer, each with ``prompt`` or ``messages``.
+    """The rows to answer, each with ``prompt`` or ``messages``.
 
     Raises:
-        InvalidRequest: a text is empty, or standard input none.
+        InvalidRequest: a text is empty, or standard input is.
     """
     if options.prompts_path is not None:
         rows = read_prompts(options.prompts_path)
@@ -211,14 +211,14 @@ def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:
 def _standard_input() -> str:
     """
     Raises:
-        InvalidRequest: it is closed, or no text.
+        InvalidRequest: it is closed, or not text.
     """
     if sys.stdin is None:
         raise InvalidRequest("standard input is closed", "prompt")
     try:
         return sys.stdin.buffer.read().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise InvalidRequest("standard input is no text in UTF-8", "prompt") from error
+        raise InvalidRequest("standard input is not UTF-8 text", "prompt") from error
 
 
 def _answerable(row: PromptRow, *, completes: bool) -> dict[str, Any]:

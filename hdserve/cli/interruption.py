@@ -1,4 +1,4 @@
-"""Ctrl-C in a long job: it ends, and says how it goes on."""
+"""Ctrl-C in a long job: it ends, and says how to continue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GO_ON = "the same command goes on where it was"
 _NAMES = (OPTION, "--output")
 _TO_STDOUT = {*_NAMES, *(f"{name}={STDOUT}" for name in _NAMES), str(STDOUT)}
 _KEY = "--api-key"
-"""The option whose value is left out when a command is shown."""
+"""The option whose value is not shown when a command is printed."""
 
 
 def how_to_go_on(result_path: Path | None) -> str:
-    """Return the advice of a job whose journal lies beside its result: without a result it begins
-    anew, unless it is begun with one."""
+    """Return the advice of a job whose journal is next to its result: without a result it must
+    start anew; with one it could be resumed."""
     if result_path is not None:
         return GO_ON
     words = [word for word in with_path(sys.argv[1:], _NAMES) if word not in _TO_STDOUT]
@@ -31,7 +31,7 @@ def how_to_go_on(result_path: Path | None) -> str:
         if word.startswith(_KEY):
             words[index : index + 1 + (word == _KEY)] = [f"{_KEY}=..."]
     command = shlex.join(["hdserve", *words, OPTION, "FILE"])
-    return f"nothing is kept that could go on. What can be resumed: {command}"
+    return f"nothing was kept to continue from. This can be resumed: {command}"
 
 
 @contextmanager

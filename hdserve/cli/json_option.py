@@ -1,7 +1,7 @@
-"""``--json [PATH]``, which means the same in every command.
+"""``--json [PATH]``, with the same meaning in every command.
 
 Without ``PATH``, or with ``-``, the result is printed as JSON, and nothing else on standard output.
-With ``PATH`` it is written there, beside the usual text.
+With ``PATH`` it is written there, in addition to the usual text.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ STDOUT = Path("-")
 _PRINT = "Print JSON instead of text; with PATH, write it there as well as the text"
 
 Json = Annotated[Path | None, typer.Option(OPTION, metavar="[PATH]", help=f"{_PRINT}.")]
-"""The option of a command that ends soon, or that keeps what it has done in its result."""
+"""The option of a short command, or of one that keeps its progress in its result."""
 
 JobJson = Annotated[
     Path | None,
     typer.Option(OPTION, metavar="[PATH]", help=f"{_PRINT}, and the job can be resumed."),
 ]
-"""The option of a job whose journal lies beside its result."""
+"""The option of a job whose journal is next to its result."""
 
 
 class JsonCommand(TyperCommand):
-    """A command whose ``--json`` may stand alone; Typer's options either take a value or none."""
+    """A command whose ``--json`` may lack its value; Typer's options take one or take none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = next((param.opts for param in self.params if OPTION in param.opts), ())
@@ -41,8 +41,8 @@ class JsonCommand(TyperCommand):
 
 
 def with_path(args: Sequence[str], names: Collection[str] = (OPTION,)) -> list[str]:
-    """Return ``args`` with a value for each ``--json``: the next word is its path, unless there is
-    none or it is an option.
+    """Return ``args`` with a value for each ``--json``: the next word is its path, if there is one
+    and it is not an option.
 
     Args:
         names: of the option, if it has several.
@@ -61,9 +61,9 @@ class JsonOutput:
     """Where a command's JSON goes.
 
     Attributes:
-        file: what is written; ``None`` where there is no ``PATH``.
-        lasting_file: the same where it is a file, or will be one; beside a pipe or a device nothing
-            is kept for a job to go on with.
+        file: what is written; ``None`` if there is no ``PATH``.
+        lasting_file: the same if it is a file, or will be one; a job that writes to a pipe or a
+            device keeps nothing to be resumed from.
         has_text: whether standard output is for text.
 
     Raises:
@@ -79,7 +79,7 @@ class JsonOutput:
         self.lasting_file = self.file if is_lasting else None
 
     def write(self, value: Any) -> None:
-        """Print or write ``value``, as was asked for."""
+        """Print or write ``value``, as requested."""
         text = json.dumps(value, indent=1)
         if self.file is not None:
             write_whole(self.file, text + "\n")

@@ -1,4 +1,4 @@
-"""``hdserve check-lossless``: count on this machine whether drafts change a token."""
+"""``hdserve check-lossless``: check on this machine whether drafts change any token."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def check_lossless(options: LosslessOptions) -> None:
 
 
 def _as_served(config: ModelConfig) -> ModelConfig:
-    """Return ``config`` with the model compiled where a server compiles it, too."""
+    """Return ``config`` with the model compiled if a server would compile it."""
     from hdserve.engine.compiled_forward import can_compile
 
     if not can_compile():
@@ -111,7 +111,7 @@ def _as_served(config: ModelConfig) -> ModelConfig:
 def _run(
     options: LosslessOptions, drafting: DraftingConfig, result_path: Path | None
 ) -> tuple[list[SettingResult], Journal]:
-    """Load the model and check it, behind a progress bar."""
+    """Load the model and check it, with a progress bar."""
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
     from hdserve.bench.prompts import encode_prompts, longest_prompt
     from hdserve.engine.host import ModelHost
@@ -144,7 +144,7 @@ def _run(
 
 
 def _settings(options: LosslessOptions, host: ModelHost) -> dict[str, Any]:
-    """Return what the results depend on."""
+    """Return the settings that the results depend on."""
     return {
         "model": options.model,
         "prompts": file_digest(options.prompts),

@@ -6,10 +6,10 @@ from hdserve.errors import ConfigError
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Return the numbers in ``text``, which commas separate.
+    """Return the comma-separated numbers in ``text``.
 
     Raises:
-        ConfigError: names ``option``: one of them is none, or below 1.
+        ConfigError: one of them is not a number, or below 1; the message names ``option``.
     """
     try:
         found = [int(part) for part in text.split(",")]

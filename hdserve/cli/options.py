@@ -1,4 +1,4 @@
-"""Commands whose options are one frozen object, and options that several commands have."""
+"""Commands whose options are one frozen object, and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS_HELP = (
 Prompts = Annotated[Path, typer.Option(metavar="FILE", help=PROMPTS_HELP)]
 
 Model = Annotated[str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")]
-"""A model, also one of which the tokenizer alone is meant."""
+"""A model, also if only its tokenizer is meant."""
 
 AnswerTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
 
@@ -36,8 +36,8 @@ DraftingFile = Annotated[Path | None, typer.Option(help="YAML with a `drafting` 
 
 
 def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Make what takes ``options``, a dataclass, a command that has each of its fields as an option
-    or argument."""
+    """Turn a function of ``options``, a dataclass, into a command with each of its fields as an
+    option or argument."""
 
     def as_command(function: Callable[[T], None]) -> Callable[..., None]:
         @wraps(function)

@@ -22,7 +22,7 @@ from rich.progress import (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Shows what a job tells of itself."""
+    """Shows the progress of a job."""
 
     _shown: Progress
     _task: TaskID
@@ -32,17 +32,17 @@ class Bar:
         self._shown.advance(self._task, num)
 
     def show(self, num_done: int) -> None:
-        """Show that ``num_done`` units are done, all told."""
+        """Show that ``num_done`` units are done in total."""
         self._shown.update(self._task, completed=num_done)
 
     def print(self, line: str) -> None:
-        """Write a line above the bar, which stays when the bar goes."""
+        """Write a line above the bar; it stays when the bar disappears."""
         self._shown.console.print(line)
 
 
 def shown_bars(*columns: ProgressColumn) -> Progress:
-    """Bars that go when the job ends; none where standard error is no terminal, which would have an
-    empty line of them."""
+    """Bars that disappear when the job ends; none if standard error is not a terminal, which would
+    show an empty line for them."""
     stderr = Console(stderr=True)
     return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
 
@@ -52,7 +52,7 @@ def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
     """Show how many of ``total`` units are done and the time that is left, until the job ends.
 
     Args:
-        num_done: units that an interrupted job had done before, which say nothing of the speed.
+        num_done: units that an interrupted job had done before; they do not count for the speed.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with shown_bars(*columns, TimeRemainingColumn()) as shown:

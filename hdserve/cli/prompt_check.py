@@ -1,4 +1,4 @@
-"""What a model cannot answer of a file of prompts, told before it answers any."""
+"""Reporting rows of a prompt file that a model cannot answer before it answers any."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def check_rows(llm: LLM, prompts: Iterable[Prompt], params: SamplingParams) -> N
         prompts: of all rows of a file, in their order.
 
     Raises:
-        InvalidRequest: one of them cannot be answered; names its row, from 1 on.
+        InvalidRequest: one cannot be answered; the message names its row, counting from 1.
     """
     for number, prompt in enumerate(prompts, 1):
         try:
-            llm.stream(prompt, params)  # checks it; nobody reads the answer
+            llm.stream(prompt, params)  # only checks it; the answer is not read
         except InvalidRequest as error:
             raise type(error)(f"row {number}: {error.message}", error.param) from error

@@ -1,10 +1,10 @@
-"""What stands between clients and the gateways of a cluster that ``hdserve serve`` starts.
+"""The proxy between clients and the gateways of a cluster that ``hdserve serve`` starts.
 
-HAProxy, which comes with ``ray[serve]`` on Linux, where the environment does not choose: half of
+It is HAProxy, which comes with ``ray[serve]`` on Linux, unless the environment chooses: it halves
 what HTTP adds to a first token, and no token passes a second Python process
-(docs/adr/0022-the-way-to-the-engine.md).  As Ray Serve has it by itself it suits a pod: its files,
-a socket that obeys whoever opens it among them, lie where every user of the machine reaches them,
-its ports are the same for all servers of a machine, and a gateway that ends stays for 30 s.
+(docs/adr/0022-the-way-to-the-engine.md).  Ray Serve's defaults suit a pod: its files, with a socket
+that obeys whoever opens it, are accessible to every user of the machine, its ports are the same for
+all servers of a machine, and a gateway that ends stays for 30 s.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PATHS = {
 }
 _PORTS = {
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,  # asked while there is no gateway
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,  # used while there is no gateway
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
 }
 
@@ -47,44 +47,44 @@ _DEFAULTS = "\n    ".join(
         "option http-ignore-probes",
     )
 )
-"""Ray Serve's own answer to when a request is sent again, and more lines in the same section of
-HAProxy's configuration, for which Ray Serve has no variables.
+"""Ray Serve's own setting for when a request is sent again, and further lines in the same section
+of HAProxy's configuration, for which Ray Serve has no variables.
 
-Of a request whose short body comes after its head, as with OpenAI's client for Python, HAProxy
-would splice the body and then read no more from the client until there is an answer, so that a
-client that hangs up meanwhile would keep its slot.
+If a request's short body comes after its head, as with OpenAI's client for Python, HAProxy would
+splice the body and then read no more from the client until there is an answer, so a client that
+hangs up meanwhile would keep its slot.
 
-For the head of a first request it would wait as long as for an answer, an hour, so that some
-thousand silent connections would take the port; bodies may take longer.  A connection that never
-sent anything, as of browsers that expect to ask soon, is closed without an answer.
+HAProxy would wait for the head of a first request as long as for an answer, an hour, so that some
+thousand silent connections would use up the port; bodies may take longer.  A connection on which
+nothing was ever sent, such as a browser's preconnection, is closed without an answer.
 """
 
 _SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": _DEFAULTS,
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # HAProxy hears of it within 0.1
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # for answers under way when a gateway changes
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # HAProxy knows within 0.1
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # for answers in progress when a gateway changes
 }
 
 _MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/") + 56 + len("/metrics.sock.1234567.tmp")
-"""The most bytes that are added to the path of the directory: by Ray Serve, by the id of a node,
-and by HAProxy while it starts."""
+"""The most bytes added to the path of the directory: by Ray Serve, by the id of a node, and by
+HAProxy while it starts."""
 
 _HEALTH_CHECK = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
-"""A proxy is replaced when it has failed three times; by default that takes 30 s, in which nobody
-is answered."""
+"""A proxy is replaced after it has failed three times; by default that takes 30 s, during which
+nobody is answered."""
 
 
 def proxy_variables(
     host: str, port: int, directory: Path, environment: Mapping[str, str], holding: ExitStack
 ) -> dict[str, str]:
-    """Return what the processes of Ray Serve are to find in their environment.
+    """Return variables for the environment of Ray Serve's processes.
 
     Args:
-        host: where clients ask.
-        port: of it.
-        directory: of this user alone, for HAProxy's files.
-        environment: whose own choices hold.
+        host: the address that clients use.
+        port: the port that clients use.
+        directory: accessible to this user only, for HAProxy's files.
+        environment: its own choices take precedence.
         holding: until it is closed, no other server takes the same ports.
     """
     variables = {**_HEALTH_CHECK, **PROXY_VARIABLES}
@@ -102,8 +102,8 @@ def _is_possible(host: str, directory: Path) -> bool:
 
 
 def _free_port(first: int, taken: int, holding: ExitStack) -> int:
-    """Return the first port from ``first`` on at which nobody listens, or is about to; it is below
-    those that the system gives to whoever asks for any, as Ray's processes do at their start."""
+    """Return the first port from ``first`` on that nobody uses or is about to use; it is below the
+    ephemeral ports, which Ray's processes use at their start."""
     return next(
         port
         for port in count(first)

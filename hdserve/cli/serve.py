@@ -40,10 +40,10 @@ from hdserve.shadows import shadows
 from hdserve.telemetry import check_tracing
 
 END_TIMEOUT_S = 10.0
-"""How long Ray Serve may take to end once all answers have ended; after that it is killed."""
+"""How long Ray Serve may take to end after all answers have ended; then it is killed."""
 
 _RUNNER = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # Ray is imported for seconds
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # importing Ray takes seconds
     "from deployments.runner import main; main()"
 )
 _POLL_S = 0.1
@@ -51,7 +51,7 @@ _READY_POLL_S, _MAX_READY_POLL_S = 0.5, 5.0
 _READY_POLL_GROWTH = 1.1
 _READY_TIMEOUT_S = 30.0
 _LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The address to ask at, by the address to listen at that means every interface."""
+"""The address for requests, if the listening address means every interface."""
 
 
 def serve(
@@ -67,7 +67,7 @@ def serve(
     says when the models answer.  Ctrl-C lets answers that have begun end, for `drain_timeout_s` of
     the configuration at most; a second one ends at once.
     """
-    loaded = load_config(config)  # a wrong one is told before all else
+    loaded = load_config(config)  # mistakes in it are reported before anything else
     check_is_importable(Path.cwd())
     address = _address()
     with contextlib.ExitStack() as holding:
@@ -90,10 +90,10 @@ def _run(
     port: int,
     holding: contextlib.ExitStack,
 ) -> int:
-    """Serve ``loaded``, which ``config`` holds if anything does; return the status of the command.
+    """Serve ``loaded``, read from ``config`` if that is a file; return the exit status.
 
     Args:
-        holding: keeps the ports from other servers.
+        holding: keeps other servers from taking the ports.
     """
     application = {
         "name": APPLICATION,
@@ -115,8 +115,8 @@ def _run(
 
 
 def check_is_importable(directory: Path) -> None:
-    """Check that Ray's processes will find the application; else they would start first, and then
-    fail.
+    """Check that Ray's processes will find the application; otherwise they would start first, and
+    then fail.
 
     Raises:
         ConfigError: something in ``directory`` is imported in place of our packages.
@@ -128,14 +128,14 @@ def check_is_importable(directory: Path) -> None:
 
 
 def check_is_known_there(variables: Sequence[str], address: str) -> None:
-    """Check that nothing is asked for that only this environment says: the application is built by
-    a process of the cluster, with the cluster's environment.
+    """Check that nothing is configured by this environment only: the application is built by a
+    process of the cluster, with the cluster's environment.
 
     Args:
         variables: of this environment, which say who may use the server.
 
     Raises:
-        ConfigError: there are some: who may not might, there.
+        ConfigError: there are some: without them, others might use the server.
     """
     if variables:
         raise ConfigError(
@@ -145,10 +145,10 @@ def check_is_known_there(variables: Sequence[str], address: str) -> None:
 
 
 def check_answers(address: str) -> None:
-    """Check that somebody listens there; Ray would try for minutes.
+    """Check that something listens there; Ray would try for minutes.
 
     Raises:
-        ConfigError: nobody does.
+        ConfigError: nothing does.
     """
     if reason := why_unanswered(address):
         raise ConfigError(
@@ -158,14 +158,14 @@ def check_answers(address: str) -> None:
 
 
 def check_is_free(host: str, port: int, holding: contextlib.ExitStack) -> None:
-    """Check that Ray Serve can listen there; else it would start everything first.
+    """Check that Ray Serve can listen there; otherwise everything else would be started first.
 
     Args:
-        holding: until it is closed, another server is refused that would.
+        holding: until it is closed, another server that wants the same is refused.
 
     Raises:
-        ConfigError: another program listens there, or is about to, or ``host`` is not one of this
-            machine.
+        ConfigError: another program listens there, or is about to, or ``host`` is not an address of
+            this machine.
     """
     if not host:
         raise ConfigError("--host is empty; 0.0.0.0 is every interface")
@@ -177,7 +177,7 @@ def check_is_free(host: str, port: int, holding: contextlib.ExitStack) -> None:
 
 
 def check_can_start(config: ServeConfig, source: Path | None) -> None:
-    """Check what a process of Ray would only say in a traceback after its start.
+    """Check what would otherwise only be reported in a traceback of a started Ray process.
 
     Args:
         source: where ``config`` is from, unless from the environment or the package.
@@ -195,13 +195,13 @@ def _lines_of(source: Path | None) -> LineOf:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return where to ask for what listens at ``host``."""
+    """Return the URL of a server that listens at ``host``."""
     found = _LOCAL_HOSTS.get(host, host)
     return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
 
 
 def announce(base_url: str) -> None:
-    """Wait until the models answer, past any proxy, and say so."""
+    """Wait until the models answer, bypassing any proxy, and say so."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for pause_s in pauses_s():
         with (
@@ -214,8 +214,8 @@ def announce(base_url: str) -> None:
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield the pauses between two questions whether the models answer: longer ones as time goes
-    by, since Ray logs each question, and why a model does not start is to be found among them."""
+    """Yield the pauses between checks whether the models answer: they get longer, since Ray logs
+    each check, and its log should show why a model does not start."""
     pause_s = _READY_POLL_S
     while True:
         yield pause_s
@@ -225,12 +225,12 @@ def pauses_s() -> Iterator[float]:
 def run_until_signal(
     command: list[str], drain_timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run a command to its end; the first signal that is to end this process has it end in order,
-    the second at once.
+    """Run a command to its end; the first signal to end this process ends it in order, the second
+    at once.
 
-    It has a session of its own, so that Ctrl-C reaches it once, and not its children behind its
-    back, and a standard input that ends when this process does, however that is.  What is still
-    there ``drain_timeout_s`` and ``END_TIMEOUT_S`` after the signal is killed.
+    It has its own session, so that Ctrl-C reaches it once, and never only its children, and a
+    standard input that ends when this process does, however that happens.  What still runs
+    ``drain_timeout_s`` and ``END_TIMEOUT_S`` after the signal is killed.
     """
     signals: SimpleQueue[int] = SimpleQueue()
 
@@ -265,18 +265,18 @@ def run_until_signal(
 
 
 def _ending_signals() -> Iterator[signal.Signals]:
-    """Yield the signals that are to end the server.  A terminal that is closed sends SIGHUP, which
-    nohup has ignored."""
+    """Yield the signals that end the server.  Closing a terminal sends SIGHUP, which nohup has set
+    to be ignored."""
     yield from (signal.SIGTERM, signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         yield signal.SIGHUP
 
 
 def _address() -> str:
-    """Return the address of the Ray cluster that is to serve.
+    """Return the address of the Ray cluster to serve on.
 
-    Ray by itself would join, and deploy to, any cluster it finds on this machine, so it is told to
-    start one unless the environment names another.
+    Ray would join, and deploy to, any cluster it finds on this machine, so it is told to start one
+    unless the environment names another.
     """
     return os.environ.get("RAY_ADDRESS") or OWN_CLUSTER
 
@@ -284,7 +284,7 @@ def _address() -> str:
 def _wait(
     process: subprocess.Popen[bytes], signals: SimpleQueue[int], timeout_s: float = math.inf
 ) -> None:
-    """Wait until the process has ended, a signal has come or the time is over."""
+    """Wait until the process has ended, a signal has arrived or the time is over."""
     deadline_s = time.monotonic() + timeout_s
     while process.poll() is None and signals.empty() and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

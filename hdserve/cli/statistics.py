@@ -61,7 +61,7 @@ class CountOptions:
     ] = None
     max_mib: MaxMib = 512
     checkpoint_tokens: Annotated[
-        int, typer.Option(help="Save the unfinished state after so many tokens.", min=1)
+        int, typer.Option(help="Save the unfinished state after this many tokens.", min=1)
     ] = 50_000_000
     json_path: Json = None
 
@@ -126,7 +126,7 @@ def merge(
     output: Output,
     max_mib: MaxMib = 512,
     checkpoint_s: Annotated[
-        float, typer.Option(help="Save the unfinished state so often, after a source.", min=0)
+        float, typer.Option(help="Least seconds between two saves of the unfinished state.", min=0)
     ] = 30.0,
     json_path: Json = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Why a model of a configuration would be served without its statistics database."""
+"""Why a configured model would be served without its statistics database."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LESS = "without it there is less to draft"
 
 
 def statistics_fault(model: ModelConfig) -> str:
-    """Empty where nothing is known to be wrong: the tokenizer of a model that is not on this
-    machine is not asked for."""
+    """Return the reason; empty if no problem is known.  The tokenizer of a model that is not on
+    this machine is not downloaded."""
     if model.statistics in (None, "bundled"):
         return ""
     directory = Path(model.statistics)
@@ -33,7 +33,7 @@ def statistics_fault(model: ModelConfig) -> str:
 
 
 def _fingerprint_here(model: ModelConfig) -> str:
-    """Of the model's tokenizer; empty where it is not here, or cannot be loaded."""
+    """The fingerprint of the model's tokenizer; empty if that is not here, or cannot be loaded."""
     if model.model not in bundled_models() and not os.path.isdir(model.model):
         return ""
     from hdserve.engine.tokenizer import load_tokenizer  # takes seconds

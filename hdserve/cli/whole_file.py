@@ -1,4 +1,4 @@
-"""Results that are on the disk whole, or not at all."""
+"""Writing results so that they are on disk completely, or not at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hdserve.errors import ConfigError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text``; an interruption leaves ``path`` as it was.
+    """Write ``text``; an interruption leaves ``path`` unchanged.
 
-    What is no regular file, such as a pipe, is written to as it is.
+    If ``path`` is not a regular file, for example a pipe, it is written to directly.
 
     Raises:
         ConfigError: it cannot be written.
