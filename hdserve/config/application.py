@@ -23,9 +23,9 @@ class ModelDatabaseConfig(StrictModel):
     """Whether replicas share what they generate."""
 
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Most bytes of what one model generated: in the actor token ids, 4 bytes a token, of each
-    namespace; in a replica look-up tables, 135 to 205 bytes a token, of all together, the largest
-    of which gives way first."""
+    """Most bytes of what one model generated: in the actor, for each namespace, as token ids, 4
+    bytes a token; in a replica, for all namespaces together, as look-up tables, 135 to 205 bytes a
+    token, where the largest namespace gives way first."""
 
     max_total_bytes: int = Field(default=2**30, ge=2**16)
     """Most bytes of text all namespaces of one model keep in the actor."""
@@ -46,15 +46,15 @@ class ModelDatabaseConfig(StrictModel):
     """How often a replica asks for what others generated."""
 
     num_shards: int = Field(default=1, ge=1, le=256)
-    """Actors that share the namespaces of each model among them.  Each namespace is in one, so
-    this spreads the load of many tenants; text kept under another number stays on its disk until
-    its namespace is forgotten."""
+    """Number of actors among which the namespaces of each model are divided, to spread the load of
+    many tenants.  Text kept under another number stays on its disk until its namespace is
+    forgotten."""
 
     num_cpus: Reserved = 0.1
     """What Ray reserves for each actor."""
 
     resources: CustomResources = Field(default_factory=dict)
-    """Custom Ray resources of each actor, and of that of the statistics databases, so that they are
+    """Custom Ray resources of each actor, and of the statistics databases' actor, so that they run
     on nodes that have them."""
 
 
@@ -68,7 +68,7 @@ class GatewayConfig(StrictModel):
     """What Ray reserves for each."""
 
     resources: CustomResources = Field(default_factory=dict)
-    """Custom Ray resources of each, so that they are on nodes that have them."""
+    """Custom Ray resources of each, so that they run on nodes that have them."""
 
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """A larger request is refused with 413."""
@@ -77,27 +77,27 @@ class GatewayConfig(StrictModel):
     """Most bytes of an archive the administrator imports."""
 
     max_ongoing_requests: int = Field(default=1000, ge=1)
-    """Most requests a gateway answers at a time.  All gateways together should take more than the
-    replicas of all models decode and let wait: then a replica refuses what is too much, at once and
+    """Most requests a gateway answers at a time.  All gateways together should accept more than the
+    replicas of all models decode and queue: then a replica refuses excess requests, at once and
     with ``retry-after``, and ``/health`` and ``/metrics`` need not wait."""
 
     max_queued_requests: int | None = Field(default=None, ge=1)
     """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full, or, with
-    HAProxy as the proxy, at each gateway; one more is answered with 429 by Ray Serve.  A burst
-    counts until it is handed out, so this should be more than come in one; ``None`` lets all of
-    them wait."""
+    HAProxy as the proxy, at each gateway; Ray Serve answers further ones with 429.  Requests of a
+    burst count until they are handed out, so this should exceed the largest burst; ``None`` lets
+    all of them wait."""
 
     request_timeout_s: float | None = Field(default=None, gt=0)
-    """How long an answer may take, from the arrival of the request to its last byte: what is not
-    complete then is ended with an error; ``None`` lets it take as long as it takes."""
+    """How long an answer may take, from the arrival of the request to its last byte: an answer that
+    is not complete then ends with an error; ``None`` sets no limit."""
 
     stream_keep_alive_s: float | None = Field(default=15.0, gt=0)
-    """After how long a silence a stream gets a comment, of ``/v1/messages`` a ``ping``, and again
-    each time it has been silent for as long: clients and proxies give up connections on which
-    nothing comes.  ``None`` sends none."""
+    """A stream that has been silent for so long sends a comment, in ``/v1/messages`` a ``ping``,
+    and another one after each further silence of that length: clients and proxies close connections
+    on which nothing arrives.  ``None`` sends none."""
 
     strict_requests: bool = False
-    """Whether a request with a field nobody documents, or with tools, items or parts that are left
+    """Whether a request with an undocumented field, or with tools, items or parts that are left
     out, is refused; otherwise these are named in the header ``x-hdserve-ignored``."""
 
     allowed_origins: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class GatewayConfig(StrictModel):
 
     @property
     def max_num_ongoing(self) -> int:
-        """Most requests that all gateways answer at a time."""
+        """The most requests that all gateways answer at a time."""
         return self.num_replicas * self.max_ongoing_requests
 
     @field_validator("allowed_origins")
@@ -174,18 +174,18 @@ class ServeConfig(StrictModel):
     telemetry: TelemetryConfig = TelemetryConfig()
 
     statistics_root: Path | None = None
-    """A directory of every node with statistics databases, of which the administrator may have
-    the replicas of a model draft from another one while they run; ``None`` allows none."""
+    """A directory, on every node, of statistics databases that the administrator may choose for the
+    replicas of a model while they run; ``None`` allows none."""
 
     drain_timeout_s: float = Field(default=120.0, ge=0)
-    """How long a process that is replaced or removed may take to end what it has begun to answer;
-    what is not done by then fails, and a gateway cannot say so to its clients, whose connections
-    end.  With a ``gateway.request_timeout_s`` that is no longer, every answer has an end or an
-    error of its own before."""
+    """How long a process that is replaced or removed may take to finish the answers it has begun;
+    answers not finished by then fail, and the clients only see their connections end.  If
+    ``gateway.request_timeout_s`` is not longer than this, every answer ends properly, or with an
+    error, before that."""
 
     @property
     def max_num_open(self) -> int:
-        """Most sequences that all models decode or let wait."""
+        """Most sequences that all models decode or queue."""
         return sum(model.max_num_open for model in self.models)
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class ServeConfig(StrictModel):
         return self
 
     def _duplicates(self) -> Iterator[tuple[Location, str]]:
-        """Yield names and aliases that are there before."""
+        """Yield duplicate names and aliases."""
         known: set[str] = set()
         for number, model in enumerate(self.models):
             places: list[tuple[Location, str]] = [(("name",), model.name)]
@@ -206,7 +206,7 @@ class ServeConfig(StrictModel):
                 known.add(name)
 
     def _unserved_names(self) -> Iterator[tuple[Location, str]]:
-        """Yield names that Ray Serve does not take."""
+        """Yield names that Ray Serve does not accept."""
         for number, model in enumerate(self.models):
             is_plain = model.name.isascii() and model.name.isprintable()
             if not is_plain or set("#%").intersection(model.name):
@@ -217,7 +217,7 @@ class ServeConfig(StrictModel):
                 )
 
     def _wrong_sources(self) -> Iterator[tuple[Location, str]]:
-        """Yield what ``draft_from`` names twice, or what is no other model."""
+        """Yield entries of ``draft_from`` that are duplicates, or not another model."""
         known = {model.name for model in self.models}
         for number, model in enumerate(self.models):
             for index, other in enumerate(model.draft_from):

@@ -32,19 +32,19 @@ OWN_CLUSTER = "local"
 PROXY_VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.http.proxy_headers:middlewares"
 }
-"""Whose middlewares come before Ray Serve's own code where HTTP arrives: in the environment of its
-proxies, and in that of gateways behind HAProxy."""
+"""Environment variables for middlewares in front of Ray Serve's own code where HTTP arrives: in its
+proxies, and in gateways behind HAProxy."""
 
 _SERVE_PORT = 8000
-"""Ray Serve's, where its file names none."""
+"""Ray Serve's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedConfig:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        port: where Ray Serve is told to listen; ``None`` in a configuration itself, which does not
+        port: where Ray Serve is told to listen; ``None`` in a plain configuration, which does not
             say.
         line_of: finds the line of a location of the configuration in the file.
     """
@@ -55,17 +55,17 @@ class DeployedConfig:
 
 
 def deployment_name(model: str) -> str:
-    """Return what the deployment of a model is called in Ray Serve."""
+    """Return the name of a model's deployment in Ray Serve."""
     return f"model-{model}"
 
 
 def read_deployed_config(path: str | Path) -> DeployedConfig:
-    """Read a file of any of the three kinds, as a server does: with a file it names, and what the
-    environment says of access.
+    """Read a file of any of the three kinds, as a server does: with a file it names, and the access
+    settings of the environment.
 
     Raises:
         ConfigError: it cannot be read or is wrong; the message begins with the file and says where
-            in it the configuration lies.
+            in it the configuration is.
     """
     documents, text = read_yaml(path, load_documents)
     line_of = partial(yaml_line_of, text) if len(documents) == 1 else nowhere
@@ -122,7 +122,7 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
     options = data.get("http_options") or {}
     port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
     if not isinstance(port, int) or not 1 <= port <= 65535:
-        raise ConfigError(f"{within}http_options.port: {port!r} is no port")
+        raise ConfigError(f"{within}http_options.port: {port!r} is not a port")
     is_inside = isinstance(arguments.get("config"), dict)
     return DeployedConfig(config, port, line_of_config if is_inside else nowhere)
 
@@ -140,8 +140,8 @@ def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
 
 
 def _check_deployments(deployments: Any, config: ServeConfig, place: str) -> None:
-    """Check that what is beside ``args`` for single deployments is for some that there are, and
-    counts."""
+    """Check that settings for single deployments, next to ``args``, are for existing ones, and have
+    an effect."""
     known = [GATEWAY_DEPLOYMENT, *(deployment_name(model.name) for model in config.models)]
     scaled = {deployment_name(m.name) for m in config.models if m.autoscaling is not None}
     for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):

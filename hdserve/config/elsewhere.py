@@ -1,4 +1,4 @@
-"""What other servers call the keys of a model."""
+"""Other servers' names for the keys of a model."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def parse_config(data: Mapping[str, Any], line_of: LineOf = nowhere) -> ServeCon
         line_of: finds the line of a location in the file ``data`` comes from.
 
     Raises:
-        ConfigError: names every wrong key or value, and for an unknown key the known ones.
+        ConfigError: lists every wrong key or value, and for an unknown key the known ones.
     """
     return checked(ServeConfig, data, line_of)
 
@@ -59,19 +59,19 @@ def checked(model: type[Model], data: Mapping[str, Any], line_of: LineOf = nowhe
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        # Not from the error, whose own text shows values: keys, perhaps.
+        # Without the error's own text, which shows values, perhaps keys.
         raise ConfigError("\n".join(describe_errors(model, error, line_of))) from None
 
 
 def load_config(
     source: str | Path | Mapping[str, Any] | None = None, line_of: LineOf = nowhere
 ) -> ServeConfig:
-    """Return the configuration, with what the environment says of access.
+    """Return the configuration, with the access settings of the environment.
 
     Args:
-        source: a YAML file, or what one holds; default: the file ``HDSERVE_CONFIG`` names, else
-            the bundled models.
-        line_of: as in :func:`parse_config`, of what a file holds.
+        source: a YAML file, or the content of one; default: the file ``HDSERVE_CONFIG`` names,
+            else the bundled models.
+        line_of: as in :func:`parse_config`, for the content of a file.
 
     Raises:
         ConfigError: the file cannot be read or is wrong.
@@ -94,7 +94,7 @@ def configured_path() -> Path | None:
 
 
 def access_variables() -> tuple[str, ...]:
-    """Return what the environment says of access, by name."""
+    """Return the access settings of the environment, by name."""
     names = (
         API_KEYS_FILE_ENVIRONMENT_VARIABLE,
         ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,

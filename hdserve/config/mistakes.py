@@ -47,10 +47,10 @@ _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
 
 class Mistakes(ValueError):
-    """What is wrong with values that are right by themselves.
+    """Mistakes in the combination of values that are valid individually.
 
     Args:
-        found: where each mistake is, below what a validator was given, and what it is.
+        found: where each mistake is, relative to the validated value, and what it is.
     """
 
     def __init__(self, found: Iterable[tuple[Location, str]]) -> None:
@@ -59,11 +59,11 @@ class Mistakes(ValueError):
 
 
 def nowhere(_location: Location) -> None:
-    """Find no line, since the configuration comes from no file."""
+    """Find no line, since the configuration is not from a file."""
 
 
 def place_of(location: Location, line_of: LineOf) -> str:
-    """Return how the line of a mistake begins: with its place."""
+    """Return the beginning of a mistake's line: its place."""
     where = ".".join(str(part) for part in location) or "configuration"
     line = line_of(location)
     return where if line is None else f"line {line}, {where}"
@@ -150,14 +150,14 @@ def _below(model: type[BaseModel], key: str) -> Iterator[str]:
 
 
 def _elsewhere(model: type[BaseModel], key: str) -> Iterator[str]:
-    """What ``key`` of another server is called in ``model``."""
+    """Yield the names in ``model`` for another server's ``key``."""
     name = ELSEWHERE.get(key.replace("-", "_"), "")
     if name.split(".")[0] in model.model_fields:
         yield name
 
 
 def _shown(value: Any) -> str:
-    """Return what is there instead, as a message shows it."""
+    """Return the value found, as a message shows it."""
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
     if value is None or isinstance(value, bool):
@@ -199,8 +199,8 @@ def _has_errors_inside(location: Location, locations: Iterable[Location]) -> boo
 
 
 def _field_of(model: type[BaseModel], location: Location) -> tuple[Location, Any]:
-    """Return the location without what pydantic adds for the kinds of a union, and the annotation
-    of the field there, ``None`` where there is no field."""
+    """Return the location without what pydantic adds for union members, and the annotation of the
+    field there, ``None`` if there is none."""
     for size in (len(location), len(location) - 1):
         if size > 0:
             owner, name = _model_at(model, location[: size - 1]), location[size - 1]

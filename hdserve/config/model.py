@@ -56,8 +56,8 @@ class DraftingConfig(StrictModel):
     """How drafts are made for one model."""
 
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(name="hierarchy"),)
-    """Sources whose likeliest guesses make a tree; of equally likely ones those of the first go
-    first."""
+    """Sources whose likeliest guesses make a tree; among equally likely ones, an earlier source
+    comes first."""
 
     max_draft_tokens: int | None = Field(default=None, ge=0, le=256)
     """Most drafted tokens of one sequence in one step; 0 decodes plainly.  Default: 16 on a CPU, 31
@@ -95,7 +95,7 @@ class EngineConfig(StrictModel):
     """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
 
     device: Device = "auto"
-    """``auto``: a GPU where there is one, a replica's being what ``num_gpus`` reserves."""
+    """``auto``: a GPU if there is one; a replica has the one that ``num_gpus`` reserves."""
 
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and output together; default: what the model was made for."""
@@ -108,17 +108,17 @@ class EngineConfig(StrictModel):
     model has no replica, requests wait in each gateway, as many as all replicas take."""
 
     kv_cache_tokens: int | None = Field(default=None, ge=32)
-    """Rows of the KV cache; default: from the memory that is free."""
+    """Tokens that the KV cache holds; default: as many as free memory allows."""
 
     prefill_chunk_tokens: int | None = Field(default=None, ge=1)
     """Most prompt tokens in one step.  Default: 256, and on a CPU up to 2048 for models so small
     that these take a quarter of a second or less."""
 
     prefill_slowdown: float | None = Field(default=2.0, gt=1.0)
-    """How many times as long a step in which others decode may take when it has a chunk of a prompt
-    in it.  The engine measures what prompt tokens cost and cuts the chunk to that, to 16 tokens at
-    least.  With several prompts under way a step may take that much longer for each.  ``null``:
-    whole chunks, however long they take."""
+    """How many times as long a decoding step may take when a chunk of a prompt is added to it.  The
+    engine measures what prompt tokens cost and cuts the chunk accordingly, to 16 tokens at least.
+    With several prompts in progress a step may take that much longer for each.  ``null``: whole
+    chunks, however long they take."""
 
     prefix_caching: bool = True
     """Whether prompts that begin like an earlier sequence of the same namespace reuse its keys and
@@ -133,8 +133,8 @@ class EngineConfig(StrictModel):
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU.  ``true``
-    compiles it before the first request.  ``auto`` compiles the model of a server where there is a
-    C++ compiler: on a GPU before the first request, on a CPU beside the first ones.  With
+    compiles it before the first request.  ``auto`` compiles the model of a server if there is a C++
+    compiler: on a GPU before the first request, on a CPU in the background of the first ones.  With
     ``exact: true`` on a CPU ``auto`` usually does not compile, as answers could change when it is
     done."""
 
@@ -159,7 +159,7 @@ class EngineConfig(StrictModel):
 
 
 class AutoscalingPolicy(StrictModel):
-    """What decides how many replicas there are, instead of Ray Serve's own rule."""
+    """Decides how many replicas there are, instead of Ray Serve's own rule."""
 
     policy_function: str = Field(min_length=1)
     """A function or class, as ``path.to.module:name``."""
@@ -169,8 +169,8 @@ class AutoscalingPolicy(StrictModel):
 
 
 _TARGET_SHARE = 0.75
-"""The share of its slots that a replica of a model that scales should have in use.  Ray Serve's own
-default, 2 requests each, would add replicas for what the first ones have room for."""
+"""The share of its slots that a replica of an autoscaling model should use.  Ray Serve's own
+default, 2 requests each, would add replicas while the first ones still have room."""
 
 
 class AutoscalingConfig(StrictModel):
@@ -187,17 +187,17 @@ class AutoscalingConfig(StrictModel):
     """How many there are at first; default: ``min_replicas``."""
 
     target_ongoing_requests: float | None = Field(default=None, gt=0)
-    """Requests per replica: with more there are more replicas, with fewer fewer; default: three
-    quarters of ``engine.max_num_sequences``."""
+    """Target number of requests per replica: with more, replicas are added, with fewer, removed;
+    default: three quarters of ``engine.max_num_sequences``."""
 
     upscale_delay_s: float = Field(default=30.0, ge=0)
-    """How long there must be too few replicas."""
+    """How long there must be too few replicas before some are added."""
 
     downscale_delay_s: float = Field(default=600.0, ge=0)
-    """How long there must be too many."""
+    """How long there must be too many before some are removed."""
 
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
-    """How long the last one must be too many; default: ``downscale_delay_s``."""
+    """The same for removing the last one; default: ``downscale_delay_s``."""
 
     upscaling_factor: float | None = Field(default=None, gt=0)
     """Above 1 it scales up in larger steps, below in smaller ones."""
@@ -209,7 +209,7 @@ class AutoscalingConfig(StrictModel):
     """The time over which requests are counted."""
 
     aggregation_function: Literal["mean", "max", "min"] = "mean"
-    """What is taken of the counts in this time."""
+    """How the counts over this time are combined."""
 
     policy: AutoscalingPolicy | None = None
 
@@ -258,11 +258,11 @@ class ModelConfig(StrictModel):
     ``None`` takes the model's own."""
 
     tool_parser: ToolParserName | None = "auto"
-    """How the model writes tool calls; ``auto``: as its chat template asks for them, and where no
+    """The format of the model's tool calls; ``auto``: the one its chat template asks for.  If no
     parser reads that, or with ``None``, tools are refused."""
 
     reasoning_parser: Literal["auto", "think", "mistral", "gemma", "harmony"] | None = None
-    """How the model marks what it thinks before it answers a chat, which is then given apart;
+    """How the model marks its reasoning before it answers a chat; it is then returned separately.
     ``auto``: as its chat template does; ``None`` leaves it in the text."""
 
     share_output: bool = True
@@ -277,10 +277,10 @@ class ModelConfig(StrictModel):
     """Whether requests of one conversation prefer the replica that served it."""
 
     num_cpus: Reserved = 0.5
-    """What Ray reserves for a replica; says nothing about its threads."""
+    """CPUs that Ray reserves for a replica; this does not enforce a number of threads."""
 
     num_gpus: Reserved = 0
-    """What Ray reserves for a replica: a GPU, or a part of one."""
+    """GPUs that Ray reserves for a replica: one, or a part of one."""
 
     resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
@@ -320,7 +320,7 @@ class ModelConfig(StrictModel):
 
     @property
     def max_num_open(self) -> int:
-        """Most sequences that all processes of this model decode or let wait."""
+        """Most sequences that all processes of this model decode or queue."""
         return self.engine.max_num_open * self.max_num_replicas
 
     @field_validator("model")

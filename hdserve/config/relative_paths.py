@@ -1,5 +1,5 @@
-"""What a configuration names by a relative path, which begins wherever the process that opens it
-was started: on a Ray cluster that runs already, in the directory of its ``ray start``."""
+"""Relative paths in a configuration, which begin where the process that opens them was started: on
+a running Ray cluster, in the directory of its ``ray start``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WHERE_THEY_BEGIN = "is relative: it begins in the directory of `ray start`, not 
 
 
 def relative_paths(config: ServeConfig) -> Iterator[tuple[Location, str]]:
-    """Yield where each of them is, and the path."""
+    """Yield the location of each of them, and the path."""
     for location, path in (*_declared(config, ()), *_texts(config)):
         if not os.path.isabs(path):
             yield location, path
 
 
 def _declared(section: BaseModel, location: Location) -> Iterator[tuple[Location, str]]:
-    """Yield the values that can be nothing else than paths, of the sections in this one, too."""
+    """Yield the values that can only be paths, including those of nested sections."""
     for name in type(section).model_fields:
         value, place = getattr(section, name), (*location, name)
         if isinstance(value, Path):
@@ -39,7 +39,7 @@ def _declared(section: BaseModel, location: Location) -> Iterator[tuple[Location
 
 
 def _texts(config: ServeConfig) -> Iterator[tuple[Location, str]]:
-    """Yield the values that are paths where they are no names."""
+    """Yield the values that are paths unless they are names."""
     for index, model in enumerate(config.models):
         if _is_directory(model):
             yield ("models", index, "model"), model.model
@@ -48,7 +48,7 @@ def _texts(config: ServeConfig) -> Iterator[tuple[Location, str]]:
 
 
 def _is_directory(model: ModelConfig) -> bool:
-    """Whether it is no bundled model, and none of the hub, as far as is seen from here."""
+    """Whether it is neither a bundled model nor one of the hub, as far as known here."""
     if model.model in bundled_models():
         return False
     return is_path(model.model) or os.path.isdir(model.model)

@@ -23,11 +23,11 @@ Reserved = Annotated[float, Field(ge=0), AfterValidator(_check_share)]
 def _check_names(resources: dict[str, float]) -> dict[str, float]:
     for name in resources:
         if name in _RAY_RESOURCES:
-            raise ValueError(f"{name!r} is none that can be named here: Ray has it for itself")
+            raise ValueError(f"{name!r} is not a custom resource: Ray manages it itself")
         if not name:
             raise ValueError("a custom resource has a name")
         if not name.isascii():
-            raise ValueError(f"{name!r} is none that Ray takes: ASCII is expected")
+            raise ValueError(f"{name!r} is not a name that Ray accepts: ASCII is expected")
     return resources
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class StrictModel(BaseModel):
-    """A frozen pydantic model that refuses unknown keys, and numbers that are not finite; ``~/`` at
-    the beginning of a path is the home directory."""
+    """A frozen pydantic model that refuses unknown keys and non-finite numbers; ``~/`` at the
+    beginning of a path is the home directory."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -20,14 +20,14 @@ class StrictModel(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
         use_attribute_docstrings=True,
-        hide_input_in_errors=True,  # keys, perhaps
+        hide_input_in_errors=True,  # it may contain keys
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse ``true`` for a number, 1 for ``true``, an empty path, which would be the working
-        directory, and one that no file can have; replace ``~/`` in paths."""
+        directory, and an impossible one; replace ``~/`` in paths."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         is_union = get_origin(annotation) in (Union, UnionType)
@@ -49,5 +49,5 @@ def _checked_path(path: str) -> str:
 
 
 def at_home(path: str) -> str:
-    """Return ``path``, with its ``~/`` replaced, which nobody who opens files knows."""
+    """Return ``path``, with its ``~/`` replaced, which only shells understand."""
     return os.path.expanduser(path) if path.startswith("~/") else path

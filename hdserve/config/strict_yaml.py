@@ -1,4 +1,4 @@
-"""YAML in which a key that is there twice is an error; by itself the last one wins silently."""
+"""YAML in which a duplicate key is an error; by default the last one wins silently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load_yaml(text: str) -> Any:
     """Return the one document of ``text``.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or has a key twice.
+        yaml.YAMLError: it is not YAML, or has a key twice.
     """
     return yaml.load(text, _Loader)
 
@@ -42,16 +42,16 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        reason = f"line {line} is no text in UTF-8"
+        reason = f"line {line} is not UTF-8 text"
         raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
 
 
 def read_yaml(path: str | Path, load: Callable[[str], Any] = load_yaml) -> tuple[Any, str]:
-    """Return what ``load`` makes of the file of a configuration, and its text: what is no file on a
-    disk, such as a pipe, can be read once.
+    """Return what ``load`` makes of the file of a configuration, and its text: a pipe, for
+    example, can be read only once.
 
     Raises:
-        ConfigError: it cannot be read, or is no YAML; says in which line.
+        ConfigError: it cannot be read, or is not YAML; the message says in which line.
     """
     text = read_text(path)
     try:
@@ -64,7 +64,7 @@ def parse_yaml(text: str, load: Callable[[str], Any] = load_yaml) -> Any:
     """Return what ``load`` makes of ``text``.
 
     Raises:
-        ValueError: it is no YAML; says in which line.
+        ValueError: it is not YAML; the message says in which line.
     """
     try:
         return load(text)
@@ -82,7 +82,7 @@ _IN_OTHER_WORDS = (
         "a ':' where no key can be: see the indentation and the line above; "
         "a text with ': ' in it needs quotes",
     ),
-    (r"could not find expected ':'", "a ':' is missing behind a key"),
+    (r"could not find expected ':'", "a ':' is missing after a key"),
     (
         r"expected <block end>, but .*",
         "this does not go on what is above: see the indentation and the brackets",
@@ -93,13 +93,13 @@ _IN_OTHER_WORDS = (
     (r"found unhashable key", "no key is a list or a mapping"),
     (r"could not determine a constructor for the tag ('.*')", r"the tag \1 is not known"),
 )
-"""What YAML's parser says, and what it says to those who never saw its tokens."""
+"""The messages of YAML's parser, and the same without its technical terms."""
 
 
 def describe_yaml_error(error: Exception) -> str:
     """Return one line: the place, and what is wrong there."""
     if isinstance(error, yaml.reader.ReaderError):
-        return f"character {error.position} is none of a text"
+        return f"character {error.position} is not allowed in YAML"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark, problem = error.problem_mark, error.problem or ""
@@ -111,8 +111,8 @@ def describe_yaml_error(error: Exception) -> str:
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int | None:
-    """Return in which line, from 1 on, the value at a location begins, or the innermost there is
-    around it; ``None`` where the text has nothing at all.
+    """Return the line, from 1 on, where the value at a location begins, or the innermost existing
+    one around it; ``None`` if the text is empty.
 
     Args:
         text: valid YAML of one document.
@@ -130,7 +130,7 @@ def line_of(text: str, location: Sequence[int | str]) -> int | None:
 
 
 def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:
-    """Return what says where a part of a node begins, and the part."""
+    """Return the node that marks where a part of a node begins, and the part."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part], node.value[part]
     if isinstance(node, yaml.MappingNode):

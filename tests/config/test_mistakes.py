@@ -15,7 +15,7 @@ MODEL = "models:\n  - name: a\n    model: hdserve-tiny\n"
 
 
 TOO_LITTLE = "0, or at least 0.0001, is expected: Ray reserves no less"
-NOT_CUSTOM = "is none that can be named here: Ray has it for itself"
+NOT_CUSTOM = "is not a custom resource: Ray manages it itself"
 
 
 def problems(path: Path, text: str) -> list[str]:
@@ -81,7 +81,10 @@ def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
         ("num_gpus: 2", "num_gpus: a replica runs on one GPU: 1, or a part of it, is expected"),
         ("resources: {rack: 0.00001}", f"resources.rack: {TOO_LITTLE}"),
         ("resources: {'': 1.0}", "resources: a custom resource has a name"),
-        ("resources: {große: 1.0}", "resources: 'große' is none that Ray takes: ASCII is expected"),
+        (
+            "resources: {große: 1.0}",
+            "resources: 'große' is not a name that Ray accepts: ASCII is expected",
+        ),
         *(
             (f"resources: {{{name}: 1.0}}", f"resources: {name!r} {NOT_CUSTOM}")
             for name in ("CPU", "GPU", "memory", "object_store_memory", "bundle")

@@ -41,7 +41,7 @@ def test_what_is_no_configuration_is_an_error(text: str) -> None:
         ("a:\n\tb: 1", "line 2, column 1: a tab; YAML is indented with spaces"),
         ("a:\n  - b: 1\n   c: 2", "line 3, column 4: this does not go on what is above: see"),
         ("a: b: c", "line 1, column 5: a ':' where no key can be: see"),
-        ("a: b\nc", "line 2, column 2: a ':' is missing behind a key"),
+        ("a: b\nc", "line 2, column 2: a ':' is missing after a key"),
         ("a: @b", "line 1, column 4: no text begins with '@', unless it is in quotes"),
         ("a: 'b", "line 1, column 6: the file ends within a quote or bracket"),
         ("a: {b: 1", "line 1, column 9: the file ends within a quote or bracket"),
@@ -51,10 +51,10 @@ def test_what_is_no_configuration_is_an_error(text: str) -> None:
         ("a: !b c", "line 1, column 4: the tag '!b' is not known"),
         ("[1]: 2", "line 1, column 1: no key is a list or a mapping"),
         ("a: *b", "line 1, column 4: found undefined alias 'b'"),
-        ("a: \0", "character 3 is none of a text"),
+        ("a: \0", "character 3 is not allowed in YAML"),
         ("a: 2024-13-01", "month must be in 1..12"),
         ("[" * 1000, "it is nested too deeply"),
-        (b"a: 1\nb: \xff", "line 2 is no text in UTF-8"),
+        (b"a: 1\nb: \xff", "line 2 is not UTF-8 text"),
     ],
 )
 def test_a_fault_is_told_in_one_line(tmp_path: Path, content: str | bytes, reason: str) -> None:
