@@ -1,4 +1,4 @@
-"""What ``hdserve doctor`` looks at: each check finds things, and says how to mend what is wrong.
+"""What ``hdserve doctor`` checks: each check reports findings, and how to fix what is wrong.
 
-The checks run the code that serving runs where they can, so that they fail for its reasons.
+Where possible the checks run the code that serving runs, so that they fail for the same reasons.
 """

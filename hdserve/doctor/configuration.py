@@ -1,4 +1,4 @@
-"""What a configuration asks of the machine or the cluster: room, keys, directories, packages."""
+"""What a configuration needs of a machine or cluster: resources, keys, directories, packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hdserve.telemetry import check_tracing
 
 
 def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
-    """Find out whether what the configuration reserves is there: on this machine, or free in the
+    """Check that what the configuration reserves is available: on this machine, or free in the
     cluster."""
     if address in ("", OWN_CLUSTER):
         yield from compare_resources(config, [node_resources()], "this machine")
@@ -39,8 +39,8 @@ def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
 
 
 def check_paths(config: ServeConfig, address: str) -> Iterator[Finding]:
-    """Find out what a cluster that runs already would open elsewhere, unless it was started here:
-    the other checks look in this directory."""
+    """Report paths that an already running cluster would open elsewhere, unless it was started in
+    this directory, where the other checks look."""
     if address in ("", OWN_CLUSTER):
         return
     for (*parents, key), path in relative_paths(config):
@@ -55,12 +55,12 @@ def check_paths(config: ServeConfig, address: str) -> Iterator[Finding]:
 
 
 def _yaml_text(text: str) -> str:
-    """Return a text as it may stand anywhere in a configuration."""
+    """Return a text as it can be written anywhere in a configuration."""
     return text if re.fullmatch(r"[\w./-]+", text) else json.dumps(text)
 
 
 def check_memory(config: ServeConfig) -> Iterator[Finding]:
-    """Find out whether the weights of all processes find room together, where each model's do."""
+    """Check that the weights of all processes fit together, if those of each model do."""
     num_bytes, free_bytes = 0, math.inf
     for model in config.models:
         with suppress(ConfigError):
@@ -75,7 +75,7 @@ def check_memory(config: ServeConfig) -> Iterator[Finding]:
 
 
 def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
-    """Find out whether traces that are wanted can be sent."""
+    """Check that traces can be sent, if they are wanted."""
     if config.telemetry.endpoint is None:
         return
     try:
@@ -87,7 +87,7 @@ def check_telemetry(config: ServeConfig) -> Iterator[Finding]:
 
 
 def check_access(config: ServeConfig) -> Iterator[Finding]:
-    """Find out whether the keys can be read, and by whom."""
+    """Check that the keys can be read, and by whom."""
     subject = "access"
     try:
         access = read_access(config.access)
@@ -102,7 +102,7 @@ def check_access(config: ServeConfig) -> Iterator[Finding]:
 
 
 def _access_remedy(config: AccessConfig, message: str) -> str:
-    """Return the remedy for what keeps the keys from being read."""
+    """Return the remedy if the keys cannot be read."""
     keys, admin = config.api_keys_file, config.admin_key_file
     for path in (keys, admin):
         if path is None or str(path) not in message:
@@ -120,7 +120,7 @@ def _access_remedy(config: AccessConfig, message: str) -> str:
 
 
 def check_model_database(config: ServeConfig) -> Iterator[Finding]:
-    """Find out whether generated text survives a restart."""
+    """Check that generated text survives a restart."""
     database, subject = config.model_database, "model database"
     if not database.is_enabled:
         yield warning(
@@ -147,8 +147,8 @@ def check_model_database(config: ServeConfig) -> Iterator[Finding]:
 
 
 def _closed_directory(place: Path, directory: Path) -> Path | None:
-    """Return the directory in which nothing can be written: ``place``, or one of those that
-    ``directory`` has of databases, which need not be all it has."""
+    """Return the directory in which nothing can be written: ``place``, or one of the databases'
+    directories in ``directory``; perhaps not the only one."""
     if not os.access(place, os.W_OK | os.X_OK) or not _takes_files(place):
         return place
     root = databases_root(directory)
@@ -157,7 +157,7 @@ def _closed_directory(place: Path, directory: Path) -> Path | None:
 
 
 def _takes_files(directory: Path) -> bool:
-    """Return whether a file can be made in ``directory``, which its rights do not tell root."""
+    """Return whether a file can be created in ``directory``; for root, permissions do not tell."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return True
@@ -166,7 +166,7 @@ def _takes_files(directory: Path) -> bool:
 
 
 def _opening_remedy(closed: Path, directory: Path) -> str:
-    """Return the command that lets ``directory`` be written, where ``closed`` cannot be."""
+    """Return the command that makes ``directory`` writable, given that ``closed`` is not."""
     if os.statvfs(closed).f_flag & os.ST_RDONLY:
         parents = (closed.absolute(), *closed.absolute().parents)
         mount = shlex.quote(str(next(filter(Path.is_mount, parents))))

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a server needs what they look at."""
+"""All checks, in the order in which a server needs what they check."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hdserve.doctor.model import check_compiler, check_device, check_model, chec
 
 
 def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Finding]:
-    """Look at everything that ``serve run deployments:app`` needs, in the order in which it needs
+    """Check everything that ``serve run deployments:app`` needs, in the order in which it needs
     it.
 
     Args:
-        ray_address: of the cluster to run on; empty for one of its own.
+        ray_address: of the cluster to run on; empty to start one.
     """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_python,

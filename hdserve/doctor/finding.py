@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How bad it is: a warning costs speed or comfort, a failure keeps it from serving."""
+    """How bad it is: a warning costs speed or comfort, a failure prevents serving."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,11 +16,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        remedy: a command, or a line of the configuration (of the model, where the subject names
-            one), that mends it; behind `  # ` what else would.  Empty when all is well.
+        remedy: a command, or a line of the configuration (of the model, if the subject names one),
+            that fixes it; alternatives follow after `  # `.  Empty when all is well.
     """
 
     subject: str
@@ -40,5 +40,5 @@ def warning(subject: str, text: str, remedy: str) -> Finding:
 
 
 def failure(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding that keeps hdserve from serving."""
+    """Return a finding that prevents serving."""
     return Finding(subject, Verdict.FAILURE, text, remedy)

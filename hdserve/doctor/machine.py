@@ -30,11 +30,11 @@ _HTTP_TIMEOUT_S = 2.0
 _HOST = "127.0.0.1"
 _MIN_PORT, _MAX_PORT = 1024, 65535
 _OWN_TITLE = b'"title":"hdserve"'
-"""What the ``/openapi.json`` of hdserve has near its beginning, and that of no other server."""
+"""A text near the beginning of hdserve's ``/openapi.json``, and in no other server's."""
 
 
 def check_python() -> Iterator[Finding]:
-    """Find out whether this Python is new enough."""
+    """Check that this Python is new enough."""
     found = sys.version.split()[0]
     if sys.version_info < _MIN_PYTHON:
         yield failure("Python", f"{found} is too old", "make setup PYTHON=python3.11")
@@ -43,7 +43,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
-    """Find out whether each dependency is installed, in a version the project takes."""
+    """Check that each dependency is installed, in a version the project accepts."""
     remedy = "python -m pip install --constraint constraints.txt --editable ."
     try:
         lines = requires(distribution) or []
@@ -73,7 +73,7 @@ def check_packages(distribution: str = "hdserve") -> Iterator[Finding]:
 def check_ray(
     shared_memory: Path = Path("/dev/shm"), min_free_bytes: int = MIN_SHARED_MEMORY_BYTES
 ) -> Iterator[Finding]:
-    """Find out whether Ray Serve can be imported, in a process of its own, and has room for
+    """Check that Ray Serve can be imported, in a separate process, and has shared memory for
     objects."""
     command = [sys.executable, "-c", "import ray, ray.serve; print(ray.__version__)"]
     try:
@@ -103,7 +103,7 @@ def check_ray(
 
 
 def check_cluster(address: str) -> Iterator[Finding]:
-    """Find out whether somebody listens where the cluster is said to be."""
+    """Check that something listens at the address of the cluster."""
     if host_and_port(address) is None:
         return
     if reason := why_unanswered(address):
@@ -114,7 +114,7 @@ def check_cluster(address: str) -> Iterator[Finding]:
 
 
 def check_port(port: int) -> Iterator[Finding]:
-    """Find out whether ``serve run`` can listen, or hdserve does already."""
+    """Check that ``serve run`` can listen, or that hdserve already does."""
     error = listening_error(_HOST, port)
     if error is None:
         yield ok("port", f"{port} is free")
@@ -128,7 +128,7 @@ def _closed_port(port: int) -> Finding:
 
 
 def _taken_port(port: int) -> Finding:
-    with suppress(OSError, ValueError, http.client.HTTPException):  # no answer, or one of its own
+    with suppress(OSError, ValueError, http.client.HTTPException):  # no answer, or not HTTP
         url = f"http://{_HOST}:{port}/openapi.json"
         with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
             if _OWN_TITLE in answer.read(1000):
@@ -138,6 +138,6 @@ def _taken_port(port: int) -> Finding:
 
 
 def _free_port(taken: int) -> int:
-    """Return the next port at which nobody listens; ``taken`` where there is none."""
+    """Return the next free port; ``taken`` if there is none."""
     ports = chain(range(taken + 1, _MAX_PORT + 1), range(_MIN_PORT, taken))
     return next((port for port in ports if listening_error(_HOST, port) is None), taken)

@@ -33,7 +33,7 @@ _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
 
 
 def check_device(model: ModelConfig) -> Iterator[Finding]:
-    """Find out whether the device is there, and has room for the weights."""
+    """Check that the device exists, and has memory for the weights."""
     subject = f"{model.name}: device"
     try:
         found = describe_hardware(model.engine.device)
@@ -55,15 +55,15 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
 
 
 def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:
-    """Find out whether a model can be compiled, and on a GPU its attention.
+    """Check that a model can be compiled, and on a GPU its attention.
 
     Args:
-        can_compile: instead of what this machine can.
+        can_compile: replaces the result for this machine.
     """
     try:
         describe_hardware(model.engine.device)
     except ConfigError:
-        return  # said already
+        return  # reported already
     if model.engine.compile is False:
         return
     subject = f"{model.name}: compiler"
@@ -76,7 +76,7 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
 
 
 def check_settings(model: ModelConfig) -> Iterator[Finding]:
-    """Find what a server would not start with; nothing where all is well."""
+    """Report what would keep a server from starting; nothing if all is well."""
     try:
         check_drafters(model.drafting)
     except ConfigError as error:
@@ -94,7 +94,7 @@ def check_settings(model: ModelConfig) -> Iterator[Finding]:
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:
-    """Find out whether tokenizer, weights and statistics are there and belong together."""
+    """Check that tokenizer, weights and statistics exist and belong together."""
     subject = f"{model.name}: model"
     if fault := hub_fault(model.model, model.revision):
         text = f"the hub cannot be asked for {model.model}, which is not on this machine: {fault}"
@@ -134,7 +134,7 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
 
 
 def _why_unserved(model: ModelConfig) -> str:
-    """Why its architecture is not served; empty where it is, or is not known."""
+    """Why its architecture is not served; empty if it is, or is not known."""
     with suppress(ConfigError):
         try:
             read_architecture(model)
@@ -144,7 +144,7 @@ def _why_unserved(model: ModelConfig) -> str:
 
 
 def _download(model: ModelConfig) -> str:
-    """Return what brings the files of a model: into a directory, where one is named."""
+    """Return the command that downloads the model's files, into its directory if it names one."""
     if os.path.isdir(model.model) and not os.path.exists(f"{model.model}/config.json"):
         return "model: OWNER/MODEL  # or a directory with config.json, tokenizer and weights"
     if is_path(model.model) or os.path.isdir(model.model):

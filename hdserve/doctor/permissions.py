@@ -1,4 +1,4 @@
-"""What lets one read what one may not."""
+"""Commands that grant missing read permission."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def reading_remedy(path: Path) -> str:
-    """Return what opens ``path``, or the first directory above it that is closed; empty if none
-    is."""
+    """Return the command that makes ``path`` readable, or the first unreadable directory above it;
+    empty if all are readable."""
     for place in (*reversed(path.absolute().parents), path):
         needed = os.X_OK if os.path.isdir(place) else os.R_OK
         if os.path.exists(place) and not os.access(place, needed):

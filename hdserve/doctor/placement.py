@@ -1,4 +1,4 @@
-"""Which processes of a configuration Ray can place on nodes with so much left."""
+"""Which processes of a configuration Ray can place on nodes with given free resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hdserve.config import ModelConfig, ServeConfig
 
 Resources = Mapping[str, float]
-"""Amounts by the names that Ray has for resources: ``CPU``, ``GPU`` and those of the
+"""Amounts by Ray's names of resources: ``CPU``, ``GPU`` and those of the
 administrator."""
 
 STATISTICS_CPUS = 0.1
@@ -24,8 +24,8 @@ class Process:
     """A process that the application starts.
 
     Attributes:
-        owner: the model, or what else it belongs to.
-        resources: that it reserves.
+        owner: the model, or another part that it belongs to.
+        resources: what it reserves.
     """
 
     owner: str
@@ -34,7 +34,7 @@ class Process:
 
 
 def processes(config: ServeConfig) -> Iterator[Process]:
-    """Yield all processes that there are at first; those without which no model answers come
+    """Yield all processes that exist at first; those that every model needs to answer come
     first."""
     database, gateway = config.model_database, config.gateway
     yield Process("the statistics database", {"CPU": STATISTICS_CPUS, **database.resources})
@@ -50,11 +50,11 @@ def processes(config: ServeConfig) -> Iterator[Process]:
 
 
 class _Node:
-    """What is left of a node.  A part of a GPU is a part of one: halves of two are no whole.
+    """What is left of a node.  Parts of different GPUs do not add up to a whole one.
 
     Args:
-        free: of a GPU that is partly free, Ray says no more than the sum over all of the node, so
-            it is taken to be of as few as can be.
+        free: for partly free GPUs Ray only reports the node's total, which is taken to be on as few
+            GPUs as possible.
     """
 
     def __init__(self, free: Resources) -> None:
@@ -68,20 +68,20 @@ class _Node:
         return sum(self._gpus), self._parts["CPU"]
 
     def has(self, needed: Counter[str]) -> bool:
-        """Return whether there is room for so much, as :func:`_parts` counts it."""
+        """Return whether this much is free, as counted by :func:`_parts`."""
         has_others = all(self._parts[name] >= needed[name] for name in needed if name != "GPU")
         return has_others and len(self._gpus_for(needed["GPU"])) * _PARTS >= needed["GPU"]
 
     def take(self, needed: Counter[str]) -> None:
-        """Give away what it :meth:`has`."""
+        """Reserve what :meth:`has` confirmed."""
         wanted = needed["GPU"]
         for index in self._gpus_for(wanted):
             self._gpus[index] -= min(wanted, _PARTS)
         self._parts.subtract({name: number for name, number in needed.items() if name != "GPU"})
 
     def _gpus_for(self, wanted: int) -> list[int]:
-        """Return the indices of whole GPUs, or of the one that a part leaves the least of; fewer
-        than needed where there are not enough."""
+        """Return the indices of whole GPUs, or of the one GPU that keeps the least after a part is
+        taken; fewer than needed if there are not enough."""
         each = min(wanted, _PARTS)
         fitting = [index for index, left in enumerate(self._gpus) if left >= each > 0]
         fitting.sort(key=self._gpus.__getitem__)
@@ -91,11 +91,11 @@ class _Node:
 def unplaced(wanted: Iterable[Process], nodes: Iterable[Resources]) -> list[Process]:
     """Return the processes for which no node has enough left.
 
-    What is not of a model is placed first, then the largest models; each on the node it leaves the
-    least of.
+    Processes that belong to no model are placed first, then the largest models; each on the node
+    that keeps the least afterwards.
 
     Args:
-        nodes: what each has free.
+        nodes: the free resources of each.
     """
     left = [_Node(node) for node in nodes]
     found = []
@@ -115,7 +115,7 @@ def total(resources: Iterable[Resources], name: str) -> float:
 
 
 def missing(process: Process, nodes: Sequence[Resources]) -> list[str]:
-    """Return the resources of which no node has as much free as ``process`` needs for itself."""
+    """Return the resources of which no node has as much free as ``process`` alone needs."""
     needed = _parts(process.resources)
     return [
         name

@@ -1,4 +1,4 @@
-"""Whether there is room for the processes of a configuration, and what would make some."""
+"""Whether the processes of a configuration can be placed, and what would help."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hdserve.doctor.placement import Process, Resources, missing, processes, tot
 
 _CLUSTER_TIMEOUT_S = 60.0
 _SECTIONS = {"the gateway": "gateway", "the model databases": "model_database"}
-"""The section of the configuration by owner of processes; those of a model are set in its own
+"""The section of the configuration by owner of processes; a model's are set in its own
 entry."""
 
 
 def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]:
-    """Compare with what the nodes of a Ray cluster have free, asked for in a process of its own;
-    where the application is there already, say what Ray Serve says of it."""
+    """Compare with the free resources of a Ray cluster's nodes, queried in a separate process; if
+    the application is already there, report what Ray Serve says of it."""
     command = [sys.executable, "-m", "deployments.cluster_state", address]
     try:
         result = subprocess.run(
@@ -44,12 +44,12 @@ def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]
 def compare_resources(
     config: ServeConfig, nodes: Sequence[Resources], where: str, *, may_grow: bool = False
 ) -> Iterator[Finding]:
-    """Find the processes of the configuration that have no place.
+    """Report the processes of the configuration that cannot be placed.
 
     Args:
-        nodes: what each has free.
-        where: says whose they are.
-        may_grow: nodes may come, so that it is no failure.
+        nodes: the free resources of each.
+        where: describes whose nodes they are.
+        may_grow: nodes may be added, so it is not a failure.
     """
     make = warning if may_grow else failure
     wanted = [*processes(config)]
@@ -72,14 +72,14 @@ def _amount(name: str, value: float) -> str:
 
 
 def _sums(wanted: Sequence[Process], nodes: Sequence[Resources]) -> str:
-    """Return what is wanted of what there is, by resource."""
+    """Return the wanted and the available amount, by resource."""
     reserved = [process.resources for process in wanted]
     names = dict.fromkeys(name for item in reserved for name, value in item.items() if value)
     return ", ".join(f"{total(reserved, n):g} of {total(nodes, n):g} {n}" for n in names)
 
 
 def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]) -> str:
-    """Return what would give the processes of one owner a place."""
+    """Return a change that would let the processes of one owner be placed."""
     lacking = [name for name in missing(own[0], nodes) if name not in ("CPU", "GPU")]
     if lacking:
         shown = json.dumps({name: own[0].resources[name] for name in lacking})
@@ -93,13 +93,13 @@ def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[
     left = total(nodes, "CPU") - total((process.resources for process in others), "CPU")
     share = max(math.floor(round(100 * left / len(own), 6)) / 100, 0.0)
     if share >= own[0].resources["CPU"]:
-        share = 0.0  # they fit in sum, and on no node
+        share = 0.0  # they fit in total, but not on any node
     effect = "or a node with more" if share else "reserves none; or fewer, or a node with more"
     return f"{_cpu_setting(own[0], share)}  # {effect}"
 
 
 def _cpu_setting(process: Process, num_cpus: float) -> str:
-    """Return the line of the configuration that has a process reserve so much."""
+    """Return the line of the configuration that makes a process reserve this much."""
     if process.model is not None:
         return f"num_cpus: {num_cpus:g}"
     section = _SECTIONS.get(process.owner)
@@ -111,8 +111,8 @@ def _cpu_setting(process: Process, num_cpus: float) -> str:
 def _gpu_share(
     own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]
 ) -> float:
-    """Return the largest share of a GPU with which the processes of one owner have a place, so that
-    as many as can be are on one GPU; 0 where none has."""
+    """Return the largest share of a GPU with which the processes of one owner can be placed, so
+    that as many as possible share a GPU; 0 if there is none."""
     for num_sharing in range(1, len(own) + 1):
         share = math.floor(100 / num_sharing) / 100
         smaller = [

@@ -20,12 +20,12 @@ PICKLED = "pytorch_model*.bin"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _FLOAT_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})
-"""Bytes of a number by dtype, for tensors that are loaded in ``engine.dtype``.  Tensors of other
-dtypes are quantised and stay as they are."""
+"""Bytes per number by dtype, for tensors that are converted to ``engine.dtype``.  Tensors of other
+dtypes are quantised and stay unchanged."""
 
 
 def weight_files(model: ModelConfig) -> list[Path]:
-    """Return what is read of a local model, there or not; those of the hub are not asked for.
+    """Return the files read for a local model, existing or not; the hub is not asked.
 
     Raises:
         ConfigError: the index of its shards cannot be read.
@@ -39,7 +39,7 @@ def weight_files(model: ModelConfig) -> list[Path]:
 
 
 def weight_faults(model: ModelConfig) -> Iterator[str]:
-    """Yield what keeps the files of a local model from being loaded."""
+    """Yield what prevents the files of a local model from being loaded."""
     place = Path(resolve_model(model.model))
     if not (place / "config.json").is_file():
         yield f"{place} has no config.json"
@@ -60,7 +60,7 @@ def weight_faults(model: ModelConfig) -> Iterator[str]:
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Return the bytes that the weights of a local model take once loaded; of pickled ones, those
+    """Return the bytes that the weights of a local model take once loaded; for pickled ones, those
     of their files.
 
     Raises:
@@ -68,7 +68,7 @@ def weight_bytes(model: ModelConfig) -> int:
     """
     itemsize = pick_dtype(model.engine.dtype, pick_device(model.engine.device)).itemsize
     num_bytes = 0
-    with suppress(ConfigError, OSError, SafetensorError):  # which is said of the model
+    with suppress(ConfigError, OSError, SafetensorError):  # reported with the model
         for path in weight_files(model):
             is_pickled = path.suffix != ".safetensors"
             num_bytes += path.stat().st_size if is_pickled else _loaded_bytes(path, itemsize)
@@ -84,7 +84,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _loaded_bytes(path: Path, itemsize: int) -> int:
-    """Return the bytes of the tensors in a file, ``itemsize`` of them for a floating-point
+    """Return the bytes of the tensors in a file, with ``itemsize`` bytes for each floating-point
     number."""
     num_bytes = path.stat().st_size
     with safe_open(path, "numpy") as file:
