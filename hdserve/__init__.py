@@ -37,8 +37,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load each name when it is used: of a command nothing is imported before it can be
-    interrupted, and torch alone takes seconds."""
+    """Import each name when it is first used: a command can be interrupted before any import, and
+    torch alone takes seconds to import."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

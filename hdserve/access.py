@@ -42,10 +42,10 @@ class Access:
     """Who may do what.
 
     Attributes:
-        keys: without any, everybody may generate, in the default namespace.
-        admin_digest: without one, nobody may administer.
-        keys_file: where ``keys`` were read; absolute.
-        admin_key_file: where ``admin_digest`` was read; absolute.
+        keys: if there are none, everybody may generate, in the default namespace.
+        admin_digest: if there is none, nobody may administer.
+        keys_file: the file that ``keys`` were read from; absolute.
+        admin_key_file: the file that ``admin_digest`` was read from; absolute.
     """
 
     keys: tuple[ApiKey, ...] = ()
@@ -54,10 +54,10 @@ class Access:
     admin_key_file: Path | None = None
 
     def identify(self, authorization: str) -> Identity:
-        """Say who sends this ``authorization`` header.
+        """Identify the sender of this ``authorization`` header.
 
         Raises:
-            Unauthorized: keys are needed, and this is none of them.
+            Unauthorized: a key is required, and this is not one.
         """
         scheme, _, key = authorization.partition(" ")
         presented = _digest(key.strip()) if scheme.lower() == "bearer" else b""
@@ -77,10 +77,10 @@ class Access:
         raise Unauthorized("the API key is wrong")
 
     def read_again(self) -> Access:
-        """Give a copy that holds what the files hold now.
+        """Return a copy with the present content of the files.
 
         Raises:
-            ConfigError: a file cannot be read or is wrong; the message holds no key.
+            ConfigError: a file cannot be read or is wrong; the message contains no key.
         """
         keys, admin = self.keys, self.admin_digest
         if self.keys_file is not None:
@@ -97,7 +97,7 @@ class Identity:
     """Who sent a request.
 
     Attributes:
-        namespace: whose generated text it reads and feeds.
+        namespace: of the generated text that the sender's requests read and feed.
     """
 
     namespace: str = DEFAULT_NAMESPACE
@@ -108,7 +108,7 @@ def read_access(config: AccessConfig) -> Access:
     """Read the keys that ``config`` names.
 
     Raises:
-        ConfigError: a file cannot be read or is wrong; the message holds no key.
+        ConfigError: a file cannot be read or is wrong; the message contains no key.
     """
     admin = config.admin_key
     return Access(
@@ -119,10 +119,10 @@ def read_access(config: AccessConfig) -> Access:
 
 
 class KeyFileWarning(NamedTuple):
-    """What is doubtful about a file of keys that can be served all the same.
+    """A problem of a key file that does not keep the server from starting.
 
     Attributes:
-        remedy: a command that mends it.
+        remedy: a command that fixes it.
     """
 
     text: str
@@ -130,10 +130,10 @@ class KeyFileWarning(NamedTuple):
 
 
 def key_file_warnings(config: AccessConfig) -> Iterator[KeyFileWarning]:
-    """Say what is doubtful about the files that ``config`` names.
+    """Describe problems of the files that ``config`` names.
 
-    That is an administrator's key that is not there, and files that every user of the machine can
-    read.  What keeps :func:`read_access` from reading them is left to that.
+    These are a missing file of the administrator's key, and files that every user of the machine
+    can read.  What keeps :func:`read_access` from reading them is reported there.
     """
     for name in ("api_keys_file", "admin_key_file"):
         path: Path | None = getattr(config, name)
@@ -183,7 +183,7 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
 
 
 def _read_admin_key(path: Path) -> bytes | None:
-    """Give the digest of the one line of a file, or ``None`` where there is no file."""
+    """Return the digest of a file's single line, or ``None`` if there is no file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -197,8 +197,8 @@ def _read_admin_key(path: Path) -> bytes | None:
 
 
 def _fault(error: OSError | UnicodeDecodeError) -> str:
-    """Say why a file cannot be read, without anything that is in it."""
-    return str(error.strerror) if isinstance(error, OSError) else "no text in UTF-8"
+    """Say why a file cannot be read, without any of its content."""
+    return str(error.strerror) if isinstance(error, OSError) else "not UTF-8 text"
 
 
 def _admin_digest(key: str, where: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The arguments of offline use: which there are, and what is said of wrong ones."""
+"""The arguments of offline use, and the messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hdserve.core import SamplingParams, SpeculationParams
 from hdserve.errors import InvalidRequest
 
 Message = Mapping[str, Any]
-"""One of a chat, as the OpenAI API has it."""
+"""A message of a chat, as in the OpenAI API."""
 
 NO_PROMPT = (
     "a prompt is a text, a list of token ids or a list of messages; generate takes a list of "
@@ -27,11 +27,11 @@ _INSTEAD: Mapping[str, str] = {
     "sampling_params": "write params",
     "use_tqdm": "no progress is shown; leave it out",
     "prompt_token_ids": "a prompt may be a list of token ids: generate([token_ids])",
-    "lora_request": "adapters are not served; merge them into the weights",
-    "chat_template": "LLM(model, chat_template=PATH) has it used",
+    "lora_request": "LoRA adapters are not served; merge them into the weights",
+    "chat_template": "pass LLM(model, chat_template=PATH)",
     "n": "for several answers to a prompt, repeat it: generate([prompt] * n)",
 }
-"""By the names that others have for them."""
+"""What to write instead, by other libraries' names."""
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
@@ -39,7 +39,7 @@ _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 def refuse_keywords(keywords: Iterable[str]) -> None:
     """
     Raises:
-        InvalidRequest: there is one; says what to write instead.
+        InvalidRequest: there is one; the message says what to write instead.
     """
     for name in keywords:
         instead = _INSTEAD.get(name, "")
@@ -50,10 +50,10 @@ def refuse_keywords(keywords: Iterable[str]) -> None:
 
 
 def chats_of(messages: object) -> tuple[list[Sequence[Message]], bool]:
-    """The chats, and whether ``messages`` are those of one alone.
+    """The chats, and whether ``messages`` is a single one.
 
     Raises:
-        InvalidRequest: they are no messages.
+        InvalidRequest: they are not messages.
     """
     if _is_chat(messages):
         return [messages], True  # type: ignore[list-item]
@@ -70,10 +70,10 @@ def _is_chat(found: object) -> bool:
 
 
 def params_of_each(params: object, num_prompts: int) -> list[SamplingParams | None]:
-    """The parameters of each prompt; ``None`` are the model's own.
+    """The parameters of each prompt; ``None`` means the model's own.
 
     Raises:
-        InvalidRequest: they are not one for all, nor a list of one for each.
+        InvalidRequest: they are neither one for all, nor a list with one for each.
     """
     if isinstance(params, SamplingParams | None):
         return [params] * num_prompts
@@ -81,7 +81,7 @@ def params_of_each(params: object, num_prompts: int) -> list[SamplingParams | No
         reason = "params is one SamplingParams for all prompts, or a list of one for each"
         raise InvalidRequest(reason, "params")
     if len(params) != num_prompts:
-        reason = f"{len(params)} params for {num_prompts} prompts: give one for each, or one alone"
+        reason = f"{len(params)} params for {num_prompts} prompts: give one each, or one for all"
         raise InvalidRequest(reason, "params")
     return list(params)
 
@@ -89,13 +89,13 @@ def params_of_each(params: object, num_prompts: int) -> list[SamplingParams | No
 def check_speculation(speculation: object) -> None:
     """
     Raises:
-        InvalidRequest: it is something else, or its prediction is no token ids.
+        InvalidRequest: it is something else, or its prediction is not token ids.
     """
     if not isinstance(speculation, SpeculationParams | None):
         raise InvalidRequest("one SpeculationParams holds for all prompts", "speculation")
     prediction = speculation.prediction if speculation else ()
     try:
-        len(prediction)  # which what can be read only once has not
+        len(prediction)  # an iterator, which can be read only once, has no length
         for token in prediction:
             index(token)
     except TypeError as error:
@@ -105,7 +105,7 @@ def check_speculation(speculation: object) -> None:
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Say of what cannot be used where it is, unless ``where`` is empty."""
+    """Prefix error messages with ``where``, unless it is empty."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""The answer to one prompt, as offline use has it."""
+"""The answer to one prompt, in offline use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Completion:
         stop_reason: the stop string or the id among ``stop_token_ids`` that ended it, if one did.
         prompt_logprobs: if asked for, one per token of the prompt; the first token has none.
         error: the reason when ``finish_reason`` is ``ERROR``.
-        prompt_token_ids: what the model was given; of a chat what its template makes of it.
+        prompt_token_ids: what the model was given; for a chat the result of its template.
     """
 
     text: str
@@ -32,14 +32,14 @@ class Completion:
 
     @property
     def outputs(self) -> NoReturn:
-        """Raises an ``AttributeError``: where other libraries have ``answer.outputs[0].text``, a
+        """Raises an ``AttributeError``: other libraries have ``answer.outputs[0].text``, but here a
         prompt has one answer, ``answer.text``."""
         raise AttributeError("a prompt has one answer: for .outputs[0].text write .text")
 
 
 class CompletionBuilder:
-    """Makes the answer to one prompt of its outputs, and keeps of them what the answer has: trees
-    of drafts take several times its memory."""
+    """Builds the answer to one prompt from its outputs, and keeps only what the answer needs: draft
+    trees take several times its memory."""
 
     def __init__(self, seq: Sequence) -> None:
         self._seq = seq
@@ -50,7 +50,7 @@ class CompletionBuilder:
         self._error: Exception | None = None
 
     def add(self, output: StepOutput) -> None:
-        """Take the next output in."""
+        """Add the next output."""
         self._texts.append(output.text)
         if self._logprobs is not None:
             self._logprobs += output.logprobs or ()
@@ -61,7 +61,7 @@ class CompletionBuilder:
             self._stop_reason, self._error = output.stop_reason, output.error
 
     def completion(self) -> Completion:
-        """The answer, of a sequence that has ended."""
+        """The answer of a sequence that has ended."""
         seq = self._seq
         assert seq.finish_reason is not None
         return Completion(

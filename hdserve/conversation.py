@@ -1,5 +1,5 @@
-"""A conversation in the form of the OpenAI API, as chat templates take it, where no server reads
-it."""
+"""A conversation in the form of the OpenAI API, converted for chat templates, for use without a
+server."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class ChatEnd(Enum):
     """Where the text of a conversation ends."""
 
     BEFORE_ANSWER = auto()
-    """Where the assistant is to speak: what begins its message is there."""
+    """Where the assistant is to speak: the text ends with the beginning of its message."""
 
     IN_LAST_MESSAGE = auto()
-    """Right behind the content of the last message, which is to go on."""
+    """Directly after the content of the last message, which is to be continued."""
 
     AFTER_LAST_MESSAGE = auto()
-    """Where the last message has ended, and no other has begun."""
+    """After the end of the last message, before any other begins."""
 
     @classmethod
     def of(cls, adds_generation_prompt: bool | None, continues_final_message: bool) -> ChatEnd:
-        """Return the end that is meant by the options that transformers and vLLM have.
+        """Return the end that the options of transformers and vLLM mean.
 
         Args:
-            adds_generation_prompt: ``None`` is whatever goes with the other one.
+            adds_generation_prompt: ``None`` means whatever fits the other one.
 
         Raises:
-            InvalidRequest: both are asked for.
+            InvalidRequest: both are set.
         """
         if continues_final_message and adds_generation_prompt:
             name = "continue_final_message"
@@ -42,10 +42,10 @@ class ChatEnd(Enum):
 
 
 def check_goes_on(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the last message has a text that can go on.
+    """Check that the last message has a text that can be continued.
 
     Raises:
-        InvalidRequest: it has none, or calls behind it, which would be left out.
+        InvalidRequest: it has none, or has calls after it, which would be left out.
     """
     last = messages[-1] if messages else {}
     if last.get("tool_calls"):
@@ -55,13 +55,13 @@ def check_goes_on(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with contents that are texts, arguments of calls that are objects, and
-    without what says nothing, so that a prompt is the one that a server makes of them.
+    """Return the messages with contents as texts, arguments of calls as objects, and without empty
+    fields, so that a prompt is the same as a server would make.
 
     Raises:
-        Unsupported: a part of a content is no text.
-        InvalidRequest: a content, or an entry of ``tool_calls``, is of another form, or there is
-            none where the assistant alone may be silent.
+        Unsupported: a part of a content is not text.
+        InvalidRequest: a content, or an entry of ``tool_calls``, has another form, or a content is
+            missing in a role that requires one.
     """
     return [_message(message) for message in messages]
 
@@ -72,7 +72,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"a message of role {found.get('role')!r} needs content", "messages")
     texts = (_text(found.get("content", "")), _text(found.pop("refusal", "")))
     found["content"] = "\n".join(filter(None, texts))
-    reasoning = found.pop("reasoning", "")  # as newer versions of vLLM call it
+    reasoning = found.pop("reasoning", "")  # the name in newer versions of vLLM
     if reasoning:
         found |= {"reasoning": reasoning, "reasoning_content": reasoning}
     calls = found.pop("tool_calls", None)
@@ -112,8 +112,8 @@ def _calls(calls: Any) -> list[dict[str, Any]]:
 
 
 def _function(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was called with its arguments as an object, or as the text they are where the
-    model was cut off in them."""
+    """Return what was called with its arguments as an object, or as the text they are if the model
+    was cut off in them."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

@@ -1,4 +1,4 @@
-"""The nouns every other module passes: a request's parameters, its sequence, its output."""
+"""The nouns every other module uses: a request's parameters, its sequence, its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_TOP_LOGPROBS = 20
 MAX_INTEGER = 2**63 - 1
-"""The largest count that a client may name; kernels and traces know no larger integers."""
+"""The largest count that a client may name; kernels and traces cannot hold larger integers."""
 
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 300_000
@@ -24,11 +24,11 @@ MAX_ALLOWED_TOKEN_IDS = 300_000
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
-"""The longest stop string.  Stop strings are looked for after each token, in the thread that serves
-all requests."""
+"""The longest stop string.  Stop strings are searched for after each token, in the thread that
+serves all requests."""
 
 DEFAULT_NAMESPACE = "default"
-"""The namespace whose generated text a request reads and feeds when nothing else is said."""
+"""The namespace whose generated text a request reads and feeds by default."""
 
 
 class FinishReason(StrEnum):
@@ -43,9 +43,9 @@ class FinishReason(StrEnum):
 class Source(IntEnum):
     """Where a drafted token came from, highest temporal locality first.
 
-    ``PLAIN`` marks the tokens the model decided without a draft (the bonus of each step).
-    Drafters from outside the project use ``OTHER``.  ``GRAMMAR`` marks those that the form of an
-    answer leaves no choice of.
+    ``PLAIN`` marks the tokens the model decided without a draft (the bonus of each step).  Drafters
+    from outside the project use ``OTHER``.  ``GRAMMAR`` marks those that the form of the answer
+    forces.
     """
 
     PLAIN = 0
@@ -69,11 +69,11 @@ _DRAFTING = tuple(source.label for source in Source if source is not Source.PLAI
 _INSTEAD: Mapping[str, str] = {
     "n": "for several answers to a prompt, repeat it, with a seed for each",
 }
-"""What to write for what other libraries have."""
+"""What to write instead of other libraries' parameters."""
 
 
 class _Parameters:
-    """What a caller writes by name; there is nothing but the fields.
+    """Parameters that callers pass by keyword; there are no others than the fields.
 
     Raises:
         InvalidRequest: there is no such field.
@@ -98,12 +98,12 @@ class SamplingParams(_Parameters):
     output (Keskar et al. 2019), presence and frequency penalty over the output alone.
 
     Attributes:
-        max_tokens: most tokens to generate; ``None`` is what the context leaves.  0 computes the
-            prompt alone, which needs ``prompt_logprobs``.
+        max_tokens: most tokens to generate; ``None`` means as many as the context leaves.  0 only
+            computes the prompt, which needs ``prompt_logprobs``.
         min_tokens: end-of-sequence and stop tokens cannot be chosen before this many tokens, unless
             ``grammar`` allows nothing else.
-        allowed_token_ids: the only tokens that may be chosen, the model's own end not among them
-            unless it is named; none allows all.
+        allowed_token_ids: the only tokens that may be chosen, including the model's own end token
+            only if it is listed; none allows all.
         seed: with the choice index and the position, the only source of randomness.
         logprobs: how many alternatives to report per token; ``None`` reports nothing.
         prompt_logprobs: the same for the tokens of the prompt.
@@ -162,7 +162,7 @@ class SamplingParams(_Parameters):
         _check_biases(self.logit_bias)
         _check_allowed(self.allowed_token_ids)
         if self.allowed_token_ids and self.grammar is not None:
-            reason = "allowed_token_ids cannot go with a form of the answer"
+            reason = "allowed_token_ids cannot be combined with structured output (a grammar)"
             raise InvalidRequest(reason, "allowed_token_ids")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             _check_truth(name, getattr(self, name))
@@ -221,12 +221,12 @@ def _check_truth(name: str, value: object) -> None:
 
 
 def _check_type(name: str, value: object, kind: Any, wanted: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):  # which Python takes for a number
+    if not isinstance(value, kind) or isinstance(value, bool):  # Python counts bool as int
         raise InvalidRequest(f"{name} must be {wanted}", name)
 
 
 def _check_collection(name: str, value: object, wanted: str) -> None:
-    """A string is none: each of its characters would be a member."""
+    """A string is refused: each of its characters would be a member."""
     _check_type(name, value, Collection, wanted)
     if isinstance(value, str | bytes):
         raise InvalidRequest(f"{name} must be {wanted}", name)
@@ -329,7 +329,7 @@ class DraftCounts:
 
 @dataclass(slots=True, eq=False)
 class PromptScores:
-    """The log probabilities of a prompt, computed for one of its choices and given to all.
+    """The log probabilities of a prompt, computed for one of its choices and shared by all.
 
     Attributes:
         found: one per token; the first one has none.
@@ -354,7 +354,7 @@ class Sequence:
         request_id: unique among the running sequences of an engine.
         token_ids: the prompt, then the output so far.
         num_reused_tokens: tokens of the prompt that an earlier sequence had left in the KV cache.
-        num_prefilled_tokens: tokens of the prompt that have been in the KV cache; when they are
+        num_prefilled_tokens: tokens of the prompt that have been in the KV cache; if they are
             computed again, they are not counted again.
         num_unobserved_tokens: the last ones, which drafters have not been told of yet.
         max_total_tokens: at most this many token ids; set by the engine from ``params`` and the
@@ -363,13 +363,13 @@ class Sequence:
         choice_index: which of the ``n`` choices of the request this is.
         namespace: which model databases it may read and feed.
         drafter_state: what drafters keep per sequence, by drafter name.
-        recorded_token_ids: an output to repeat instead of what the model chooses; for benchmarks
-            of models whose weights cannot be had.
+        recorded_token_ids: an output to repeat instead of the model's choices; for benchmarks of
+            models whose weights are not available.
         prompt_scores: shared by the choices of a prompt, which is computed for one of them.
-        grammar_state: how far it has come in ``params.grammar``, of this sequence alone; without
-            one the engine's thread compiles the grammar.
+        grammar_state: how far this sequence has come in ``params.grammar``; if it is missing, the
+            engine's thread compiles the grammar.
         allowed_tokens: the tokens of ``params.allowed_token_ids``, shared by the choices of a
-            request; without them the engine's thread reads the ids.
+            request; if they are missing, the engine's thread reads the ids.
     """
 
     request_id: str
@@ -398,7 +398,7 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log probabilities of the prompt are wanted that no other choice has found."""
+        """Whether log probabilities of the prompt are wanted that no other choice has computed."""
         is_found = self.prompt_scores is not None and self.prompt_scores.found is not None
         return self.params.prompt_logprobs is not None and not is_found
 
@@ -429,7 +429,7 @@ class TokenLogprob:
     Values are ``log_softmax`` of the model's raw logits, before penalties and temperature.
 
     Attributes:
-        rank: of a token of a prompt how many are at least as likely, itself included.
+        rank: for a token of a prompt how many tokens are at least as likely, itself included.
     """
 
     token_id: int
@@ -445,8 +445,8 @@ class StepOutput:
     Attributes:
         token_ids: the tokens decided in this step.
         sources: one per token, where it was drafted.
-        texts: one per token, what it let be shown; the text of a token may come with a later one,
-            when a character or a possible stop string is complete.
+        texts: one per token, the text it makes visible; the text of a token may come with a later
+            one, when a character is complete or a possible stop string is decided.
         draft: the tree that was verified.
         logprobs: one per token if they were asked for.
         prompt_logprobs: in the first output, if they were asked for, one per token of the prompt;
@@ -469,5 +469,5 @@ class StepOutput:
 
     @property
     def text(self) -> str:
-        """What can be shown now."""
+        """The text that can be shown now."""
         return "".join(self.texts)

@@ -1,4 +1,4 @@
-"""Who may do what now: keys that change in their files count without a restart."""
+"""The access keys that are valid now: changes of their files take effect without a restart."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CHECK_INTERVAL_S = 2.0
 
 
 class CurrentAccess:
-    """Looks at the files of the keys when somebody signs in, and reads them when they differ.
+    """Checks the key files when somebody signs in, and reads them if they have changed.
 
-    Links are followed, so a volume of Kubernetes, whose links change all at once, is seen to
-    change.  Files that cannot be used leave the keys as they are, say so once in the log, and are
-    read again with each look until they can.  Only one thread may use it.
+    Links are followed, so changes of a Kubernetes volume, whose links are all replaced at once, are
+    seen.  Files that cannot be used leave the keys unchanged, are reported once in the log, and are
+    read again at each check until they can.  Only one thread may use it.
 
     Args:
-        access: as the files were somewhere, some time ago; they are read again at first.
-        check_interval_s: how often the files are looked at, at most.
+        access: from the files as they were elsewhere, some time ago; they are read again at first.
+        check_interval_s: the least time between two checks of the files.
     """
 
     def __init__(self, access: Access, check_interval_s: float = CHECK_INTERVAL_S) -> None:
@@ -37,11 +37,11 @@ class CurrentAccess:
 
     @property
     def needs_key(self) -> bool:
-        """Tell whether only those with a key may ask; that of the administrator is one."""
+        """Tell whether a key is required; the administrator's counts."""
         return bool(self._access.keys)
 
     def identify(self, authorization: str) -> Identity:
-        """Say who sends this header, as :meth:`Access.identify` does, by the keys of now."""
+        """Identify the sender of this header by the present keys, see :meth:`Access.identify`."""
         now_s = time.monotonic()
         if self._files and now_s >= self._next_check_s:
             self._next_check_s = now_s + self._check_interval_s
@@ -69,7 +69,7 @@ _State = tuple[int, int, int, int, int]
 
 
 def _state(path: Path) -> _State | None:
-    """Give what changes when a file does, or ``None`` where it cannot be looked at."""
+    """Return what changes when a file does, or ``None`` if it cannot be accessed."""
     try:
         found = os.stat(path)
     except OSError:

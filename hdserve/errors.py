@@ -5,7 +5,7 @@
     ├── DatabaseError             a draft database cannot be used
     │   ├── SnapshotError         a file or message is corrupt, foreign or too new
     │   ├── DatabaseGone    503   it does not answer; try again
-    │   └── DatabaseInUse   503   another process writes it; try again when that has ended
+    │   └── DatabaseInUse   503   another process is writing it; try again when it has ended
     ├── UnsupportedModel          the model cannot be served; raised while it loads
     ├── EngineStopped       503   the engine has failed or was closed
     │   └── EngineGone            it had done so before this request came
@@ -69,7 +69,7 @@ class DatabaseGone(DatabaseError):
 
 
 class DatabaseInUse(DatabaseError):
-    """Another process writes the files of a database; this one can when that has ended."""
+    """Another process is writing the files of a database; this one can when it has ended."""
 
     status = 503
     code = "database_in_use"
@@ -89,13 +89,13 @@ class EngineStopped(HdserveError):
 
 
 class EngineGone(EngineStopped):
-    """The engine had stopped before the request came, so that another replica can begin with it."""
+    """The engine had stopped before the request arrived, so another replica can answer it."""
 
     code = "engine_gone"
 
 
 class ShuttingDown(HdserveError):
-    """The server is ending, and begins with nothing new."""
+    """The server is ending, and refuses new requests."""
 
     status = 503
     code = "shutting_down"

@@ -1,4 +1,4 @@
-"""Grammars an output can be held to, in the form of llguidance: JSON that holds grammars.
+"""Grammars for constrained output, in llguidance's form: JSON that contains grammars.
 
 Nothing here knows a tokenizer; :mod:`hdserve.engine.grammar` compiles them.
 """
@@ -19,11 +19,11 @@ from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
 from hdserve.schema_references import check_references
 
 _OPTIONS = "x-guidance"
-"""The keyword by which llguidance takes options, among them to hold less than a schema says."""
+"""The keyword for llguidance's options, among them one to be more lenient than a schema."""
 
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
-"""Between the parts of a JSON text: nothing, a space, or a new line and its indentation.  JSON
-allows endless white space, in which a small model loses itself."""
+"""White space in a JSON text: none, a space, or a newline and its indentation.  JSON allows any
+amount, in which a small model loses itself."""
 
 HELD_FORMATS = frozenset(
     {
@@ -39,32 +39,32 @@ HELD_FORMATS = frozenset(
         "uuid",
     }
 )
-"""The formats of texts that are held.  Others are notes to readers of a schema, as JSON Schema has
-it."""
+"""The text formats that are enforced.  Others are annotations for readers of a schema, as in JSON
+Schema."""
 
 _MARKS = "hdserve_marks"
 _MAX_DIVISOR_STATES = 40_000
-"""The most states of ``multipleOf``, which compile in at most some 0.2 s and 20 MB."""
+"""The most states of ``multipleOf``, which compile in at most about 0.2 s and 20 MB."""
 
 _MAX_VALUES = 100_000
-"""Texts, numbers and the like in a schema: about as many different ones as a grammar is made of.
-To look at each of a million takes seconds."""
+"""The most different values (texts, numbers and so on) of a schema, about as many as a grammar can
+be made of.  Examining each of a million takes seconds."""
 
 _MAX_INT = 2**63 - 1
 _NEXT = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
-"""By keyword of a bound, the distance from a whole bound to the first integer that it allows."""
+"""By bound keyword, the distance from an integer bound to the first integer that it allows."""
 
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:
-    """Give a grammar of the JSON texts that ``schema`` (JSON Schema) allows.
+    """Return a grammar of the JSON texts that ``schema`` (JSON Schema) allows.
 
-    Keys come in the order of the schema.
+    Keys are in the order of the schema.
 
     Raises:
-        ValueError: the schema is too large or too deep, its numbers are to be multiples of too
-            much, a number in it has too many digits, or a reference leads to itself.
+        ValueError: the schema is too large or too deep, its ``multipleOf`` numbers need too many
+            states, a number has too many digits, or a reference leads to itself.
     """
     try:
         return json.dumps({"grammars": [{"json_schema": with_json_options(schema)}]})
@@ -73,17 +73,17 @@ def json_schema(schema: Mapping[str, Any]) -> str:
 
 
 def json_object() -> str:
-    """Give a grammar of any JSON object."""
+    """Return a grammar of any JSON object."""
     return json_schema({"type": "object"})
 
 
 def regex(pattern: str) -> str:
-    """Give a grammar of texts that ``pattern`` matches as a whole, in the syntax of Rust."""
+    """Return a grammar of texts that ``pattern``, in Rust syntax, matches as a whole."""
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(options: Iterable[str]) -> str:
-    """Give a grammar of one of ``options``.
+    """Return a grammar of one of ``options``.
 
     Raises:
         ValueError: there is none.
@@ -95,30 +95,30 @@ def choice(options: Iterable[str]) -> str:
 
 
 def lark(grammar: str, marks: Mapping[str, str] | None = None) -> str:
-    """Give a grammar of the texts of ``start``, a rule in the Lark syntax of llguidance.
+    """Return a grammar of the texts of ``start``, a rule in the Lark syntax of llguidance.
 
     Not for grammars of clients: an ambiguous one (``x: "a" | x x``) takes more time with each
     token, in the thread that serves everybody.
 
     Args:
-        marks: further rules by their names, each a text that is one special token where the
-            vocabulary has it as such, which no literal is.
+        marks: further rules by name, each a text that is one special token if the vocabulary has
+            it as such; a literal never is.
     """
     form: dict[str, Any] = {"lark_grammar": grammar}
     return json.dumps({"grammars": [{**form, _MARKS: marks} if marks else form]})
 
 
 def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> str:
-    """Give ``grammar`` as llguidance takes it, its marks being those of a vocabulary.
+    """Return ``grammar`` as llguidance takes it, with marks as special tokens of a vocabulary.
 
     Args:
-        special_token_id: that of a text that is a special token.
+        special_token_id: the id of a text that is a special token.
     """
     if f'"{_MARKS}"' not in grammar:
         return grammar
     forms = _forms(grammar)
     if not all(_has_right_marks(form) for form in forms):
-        return grammar  # it will be said to be wrong
+        return grammar  # an error will be reported
     for form in forms:
         for name, text in form.pop(_MARKS, {}).items():
             token_id = special_token_id(text)
@@ -128,7 +128,7 @@ def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> s
 
 
 def _forms(grammar: str) -> list[dict[str, Any]]:
-    """The grammars of a text that has some; none of one that is wrong, whoever wrote it."""
+    """The grammars in a text; none if it is invalid."""
     try:
         found = json.loads(grammar)
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def _has_right_marks(form: Mapping[str, Any]) -> bool:
 
 
 def either(*grammars: str) -> str:
-    """Give a grammar of the texts of one of several, each made by a function of this module."""
+    """Return a grammar of the texts of one of several, each made by a function of this module."""
     named = [
         {**form, "name": f"form_{index}"}
         for index, text in enumerate(grammars)
@@ -160,21 +160,21 @@ def either(*grammars: str) -> str:
 
 
 def unforced(grammar: str) -> str:
-    """Give ``grammar`` with every token allowed that fits, also where only one text does.
+    """Return ``grammar`` with every matching token allowed, even if only one text is possible.
 
-    Elsewhere llguidance then allows the one token that the tokenizer makes of it, which is a
-    special token where the text spells one, and no part of it.
+    Otherwise llguidance then allows only the token that the tokenizer makes of that text, which is
+    a special token if the text spells one, and no part of it.
     """
     forms = _forms(grammar)
     if not forms:
-        return grammar  # it will be said to be wrong
+        return grammar  # an error will be reported
     first, *others = forms
     start = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @unforced'}
     return json.dumps({"grammars": [start, {**first, "name": "unforced"}, *others]})
 
 
 def spells(grammar: str, text: str) -> bool:
-    """Tell whether ``text`` may be in a literal, a pattern or a schema of ``grammar``."""
+    """Tell whether ``text`` may occur in a literal, a pattern or a schema of ``grammar``."""
     bare = grammar.replace("\\", "")
     spellings = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
     return any(spelling.replace("\\", "") in bare for spelling in spellings)
@@ -182,18 +182,18 @@ def spells(grammar: str, text: str) -> bool:
 
 def quoted(text: str) -> str:
     """Write ``text`` as a Lark literal."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # no lexer takes it
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # lexers refuse it
 
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to ``schema`` how its JSON texts are to be written, whatever it says of it itself.
+    """Add to ``schema`` how its JSON texts are to be written, overriding what it says itself.
 
-    Left out is what forbids nothing and llguidance does not know, and objects that list their
-    properties have no others, see :func:`hdserve.schema_closing.closed`, and forms have what tells
-    them apart, see :func:`hdserve.schema_discriminators.told_apart`.
+    Annotations that llguidance does not know are removed, objects that list their properties are
+    closed to others, see :func:`hdserve.schema_closing.closed`, and alternatives get the property
+    that tells them apart, see :func:`hdserve.schema_discriminators.told_apart`.
 
     Raises:
-        ValueError: it is too large, its numbers are to be multiples of too much, a number in it has
+        ValueError: it is too large, its ``multipleOf`` numbers need too many states, a number has
             too many digits, or a reference leads to itself.
     """
     check_size(schema)
@@ -206,10 +206,10 @@ def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_size(schemas: Any) -> None:
-    """Refuse a schema, or a list of some, that no grammar could be made of in time.
+    """Refuse a schema, or a list of schemas, that no grammar can be made of in time.
 
     Raises:
-        ValueError: a schema, or a list of some, has more values than a grammar can be made of.
+        ValueError: a schema, or a list of them, has more values than a grammar can be made of.
     """
     num_values, waiting = 0, [schemas]
     while waiting:
@@ -223,9 +223,9 @@ def check_size(schemas: Any) -> None:
 
 
 def _check_divisors(divisors: list[int]) -> None:
-    """Refuse numbers whose multiples take too many states.
+    """Refuse ``multipleOf`` numbers that need too many states.
 
-    Multiples of n take n states, and those of several at once as many as their least common
+    Multiples of n need n states, and those of several numbers at once their least common
     multiple.
     """
     limit = _MAX_DIVISOR_STATES
@@ -234,13 +234,13 @@ def _check_divisors(divisors: list[int]) -> None:
 
 
 def _divisors(schema: Any) -> Iterator[int]:
-    """Give every ``multipleOf`` in a schema, without its decimal point."""
+    """Yield every ``multipleOf`` in a schema, without its decimal point."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             yield from _divisors(item)
     elif isinstance(schema, Mapping):
         for key, value in schema.items():
-            if isinstance(value, (list, tuple, Mapping)):  # perhaps of a property of that name
+            if isinstance(value, (list, tuple, Mapping)):  # perhaps a property of that name
                 yield from _divisors(value)
             elif key != "multipleOf":
                 continue
@@ -251,7 +251,7 @@ def _divisors(schema: Any) -> Iterator[int]:
 
 
 def _check_numbers(schema: Any) -> None:
-    """Refuse numbers that change when they are kept, which is as floating-point numbers."""
+    """Refuse numbers that would change when they are stored as floating-point numbers."""
     for key, number in _numbers(schema):
         first = number if number % 1 else int(number) + _NEXT.get(key, 0)
         if not _is_held(number) or not _is_held(first):
@@ -259,7 +259,7 @@ def _check_numbers(schema: Any) -> None:
 
 
 def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
-    """Give the numbers of values and bounds in a schema, with their keywords."""
+    """Yield the numbers of values and bounds in a schema, with their keywords."""
     if isinstance(schema, (list, tuple)):
         for item in schema:
             yield from _numbers(item)
@@ -286,10 +286,10 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
 
 
 def _is_held(number: int | float) -> bool:
-    """Tell whether llguidance keeps ``number`` as it is; of a whole one, also in 64 bits."""
+    """Tell whether llguidance stores ``number`` exactly; an integer must also fit 64 bits."""
     if isinstance(number, float):
         if not isfinite(number):
-            return True  # it will be said to be wrong
+            return True  # an error will be reported
         if not number.is_integer():
             return _as_read(number) == number
     whole = int(number)
@@ -304,7 +304,7 @@ def _as_read(number: float) -> float:
 
 
 def _without_notes(schema: Any) -> Any:
-    """Give a schema, or a list of some, without notes to its readers."""
+    """Return a schema, or a list of schemas, without annotations for its readers."""
     if isinstance(schema, (list, tuple)):
         return [_without_notes(item) for item in schema]
     if not isinstance(schema, Mapping):

@@ -1,4 +1,4 @@
-"""Whether what a configuration names by its import path is there."""
+"""Whether the object that a configuration names by an import path exists."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MAX_REASON_CHARACTERS = 300
 
 
 def import_fault(name: str) -> str:
-    """Why ``name``, as in ``module:function``, cannot be imported; empty where it can be.
+    """Why ``name``, as in ``module:function``, cannot be imported; empty if it can.
 
-    From this directory, too, as ``serve run`` does.  What a module does when it is imported, it
-    does to a process of its own.
+    The current directory is searched too, as by ``serve run``.  The import happens in a separate
+    process, so side effects of the module stay there.
     """
     resolve = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
     command = [sys.executable, "-c", resolve, name]

@@ -1,12 +1,12 @@
-"""What a long job has done, kept beside its result until that is written.
+"""The progress of a long job, kept next to its result until that is written.
 
-One JSON object per line; a line that an interruption cut short is cut off when the job goes on::
+One JSON object per line; a line that an interruption cut short is removed when the job continues::
 
     {"settings": {"model": "hdserve-tiny", ...}}     what the results depend on
     {"unit": "batch 1, round 0", "result": ...}      a finished part of the job
-    {"interruptions": 1}                             here it went on
+    {"interruptions": 1}                             here it was continued
     {"unit": "batch 1, round 1", "result": ...}
-    {"unfinished": "batch 1, round 2", "note": ...}  for when that part is begun again
+    {"unfinished": "batch 1, round 2", "note": ...}  for when that part is started again
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Journal:
     """The finished units of a job.
 
     Args:
-        result_path: where the job writes its result; the journal lies beside it, with ``SUFFIX``
+        result_path: where the job writes its result; the journal is next to it, with ``SUFFIX``
             appended.  ``None`` keeps nothing.
-        settings: what the results depend on, as JSON has it.
+        settings: what the results depend on, as JSON values.
 
     Attributes:
-        num_restored: units that an interrupted job had done.
-        num_interruptions: how often the job went on.
-        notes: of parts that were interrupted, what :meth:`note` was told last.
+        num_restored: units that an interrupted job had finished.
+        num_interruptions: how often the job was continued.
+        notes: of parts that were interrupted, the last :meth:`note`.
 
-    A journal of other settings in which nothing is finished gives way.  As long as there is a
-    ``Journal``, no other process can have one of the same file, unless this one opens and closes it
-    otherwise.
+        A journal with other settings in which nothing is finished is replaced.  As long as a
+        ``Journal`` exists, no other process can have one of the same file, unless this process
+        opens and closes the file elsewhere.
 
     Raises:
-        ConfigError: there is a journal of other settings, another process writes to it, or none can
-            be read and written there.
+        ConfigError: there is a journal with other settings, another process is writing to it, or
+            none can be read and written there.
     """
 
     def __init__(self, result_path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -67,12 +67,12 @@ class Journal:
         return unit in self._results
 
     def once(self, unit: str, work: Callable[[], Any]) -> Any:
-        """The result of ``unit``: what ``work`` returns as JSON has it, now or before.
+        """The result of ``unit``: what ``work`` returns, as JSON values, now or before.
 
-        A result is the same whether it was restored or not: tuples become lists, keys texts.
+        A result is the same whether it was restored or not: tuples become lists, keys strings.
 
         Raises:
-            ConfigError: it cannot be kept, as on a full disk; what was finished before is.
+            ConfigError: it cannot be kept, for example on a full disk; earlier results are kept.
         """
         if unit not in self._results:
             line = json.dumps({"unit": unit, "result": work()}, ensure_ascii=False)
@@ -81,7 +81,7 @@ class Journal:
         return self._results[unit]
 
     def note(self, unit: str, note: Any) -> None:
-        """Keep something of ``unit``, which is not finished, for when it is begun again.
+        """Keep a note on ``unit``, which is not finished, for when it is started again.
 
         Raises:
             ConfigError: it cannot be kept.
@@ -114,7 +114,7 @@ class Journal:
         self._append(json.dumps({"interruptions": self.num_interruptions}))
 
     def _lines(self, file: FileIO) -> list[dict[str, Any]]:
-        """All lines of the file, once what follows the last newline is cut off."""
+        """All lines of the file; anything after the last newline is removed."""
         file.seek(0)
         data = file.readall()
         whole = data[: data.rfind(b"\n") + 1]
@@ -152,8 +152,8 @@ class Journal:
 
 
 def _held(path: Path) -> FileIO:
-    """The file, to be read and appended to by this process alone, as far as the file system has
-    locks.
+    """The file, opened for reading and appending by this process only, as far as the file system
+    supports locks.
 
     Raises:
         ConfigError: another process has it.
@@ -164,7 +164,7 @@ def _held(path: Path) -> FileIO:
     except (BlockingIOError, PermissionError) as error:
         file.close()
         raise ConfigError(
-            f"{path}: another process is at this job: wait for its end, or end it"
+            f"{path}: another process is doing this job: wait until it has ended, or stop it"
         ) from error
     except OSError as error:
         logger.debug("%s: no lock: %s", path, error)
@@ -172,7 +172,7 @@ def _held(path: Path) -> FileIO:
 
 
 def file_digest(path: Path | None) -> str | None:
-    """Give a short digest that stands for the content of a file among the settings.
+    """Return a short digest of a file's content, for the settings.
 
     Raises:
         ConfigError: it cannot be read.

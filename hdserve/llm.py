@@ -37,13 +37,13 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class LLM:
-    """Generates text with one model; what it generates speeds up what it generates later.
+    """Generates text with one model; what it generates speeds up later generation.
 
-    Several threads may use it: whoever needs a step runs it for all.
+    Several threads may use it: whichever needs a step runs it for all.
 
     Args:
         model: a bundled model's name, a local directory or a Hugging Face id.
-        options: further fields of :class:`hdserve.config.ModelConfig`.  Prompts go before tokens
+        options: further fields of :class:`hdserve.config.ModelConfig`.  Prompts go before decoding
             here, unless ``engine`` has a ``prefill_slowdown``.
 
     Raises:
@@ -59,15 +59,15 @@ class LLM:
         self._engine = self._host.make_engine()
         self._numbers = count(1)
         self._outputs: dict[str, deque[StepOutput]] = {}
-        """Outputs that nobody has taken yet, by the ids of the sequences that are decoded; those of
-        one call have one place."""
+        """Outputs that nobody has taken yet, by the ids of the sequences being decoded; those of
+        one call share a queue."""
         self._lock = RLock()
         """Guards everything above."""
         self._is_in_use = False
         """Whether the holder of the lock is using the engine.  The same thread may close an
-        iterator meanwhile, as a collection of garbage does."""
+        iterator meanwhile, as garbage collection does."""
         self._left: deque[str] = deque()
-        """Requests that nobody asks for any more and that the engine has not been told of yet."""
+        """Requests that nobody waits for any more, of which the engine has not been told yet."""
 
     def generate(
         self,
@@ -79,10 +79,10 @@ class LLM:
         """Answer all ``prompts``, decoded together, in their order.
 
         Args:
-            params: one for each prompt, or one for all, the seed among them, so that an answer does
-                not depend on what else is asked: equal prompts get equal answers, but for rounding
-                where forwards are not exact (``engine.exact``).  Default: the model's own, with a
-                random seed for each prompt.
+            params: one for each prompt, or one for all.  The seed is part of it, so an answer does
+                not depend on the other prompts: equal prompts get equal answers, apart from
+                rounding if forwards are not exact (``engine.exact``).  Default: the model's own,
+                with a random seed for each prompt.
 
         Raises:
             InvalidRequest: a prompt, which is named by its index, or an argument cannot be used;
@@ -114,13 +114,13 @@ class LLM:
             tools: functions that the template shows the model, in the form of the OpenAI API.  An
                 answer that calls one has the call in its text.
             chat_template_kwargs: variables of the template, such as ``enable_thinking``.
-            add_generation_prompt: whether what begins a message of the assistant follows the
+            add_generation_prompt: whether the beginning of an assistant's message follows the
                 messages.  Default: unless the last message is continued.
-            continue_final_message: whether the answer goes on with the content of the last message,
-                which may be the beginning of one.
+            continue_final_message: whether the answer continues the content of the last message,
+                which may be the beginning of an answer.
 
         Returns:
-            One answer for each chat, so of one chat a list of one.
+            One answer for each chat, so for a single chat a list of one.
 
         Raises:
             InvalidRequest: a chat, which is named by its index if there are several, or an argument
@@ -149,7 +149,7 @@ class LLM:
         Closing the iterator early ends the answer.
 
         Raises:
-            InvalidRequest: the prompt or an argument cannot be used; at the call.
+            InvalidRequest: the prompt or an argument cannot be used; raised by the call itself.
         """
         refuse_keywords(unknown)
         if not isinstance(params, SamplingParams | None):
@@ -166,7 +166,7 @@ class LLM:
         return self._host.params(chosen)
 
     def remember(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Draft from token ids that the model generated in another process, too.
+        """Also draft from token ids that the model generated in another process.
 
         Raises:
             InvalidRequest: they are not lists of token ids; nothing is remembered.
@@ -191,7 +191,7 @@ class LLM:
     ) -> list[Completion]:
         """
         Args:
-            where: says, with its index, which of ``prompts`` is wrong.
+            where: for error messages, which add the index of the wrong one of ``prompts``.
         """
         check_speculation(speculation)
         sequences = []
@@ -205,8 +205,8 @@ class LLM:
         return [answer.completion() for answer in answers.values()]
 
     def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
-        """The outputs of all ``sequences`` as they come; what a step gives others waits for whoever
-        asks for it."""
+        """The outputs of all ``sequences`` as they come; outputs of other calls' sequences are kept
+        for those."""
         added: list[str] = []
         outputs: deque[StepOutput] = deque()
         try:
@@ -223,11 +223,11 @@ class LLM:
                 yield output
         finally:
             self._leave(added)
-            end_own_threads()  # beside which another thread's steps would take far longer
+            end_own_threads()  # otherwise another thread's steps would take far longer
 
     @contextmanager
     def _in_use(self) -> Iterator[Engine]:
-        """The engine, for this call alone; who leaves meanwhile leaves it then."""
+        """The engine, for this call only; requests left meanwhile are removed afterwards."""
         with self._lock:
             self._is_in_use = True
             try:
@@ -237,7 +237,7 @@ class LLM:
                 self._let_leave()
 
     def _leave(self, request_ids: list[str]) -> None:
-        """However often this is interrupted, the next call lets them leave."""
+        """However often this is interrupted, the next call removes them."""
         with self._lock:
             self._left += request_ids
             if not self._is_in_use:
@@ -247,7 +247,7 @@ class LLM:
         self._is_in_use = True
         try:
             while self._left:
-                request_id = self._left[0]  # those who leave meanwhile are behind it
+                request_id = self._left[0]  # those added meanwhile come after it
                 self._outputs.pop(request_id, None)
                 self._engine.abort(request_id)
                 self._left.popleft()
@@ -255,7 +255,7 @@ class LLM:
             self._is_in_use = False
 
     def _next_output(self, outputs: deque[StepOutput]) -> StepOutput:
-        """The next of those that one call has a place for.
+        """The next output of a call's queue.
 
         Raises:
             HdserveError: there will be none.
@@ -279,7 +279,7 @@ class LLM:
             engine.hand_out(self._receive)
 
     def _receive(self, output: StepOutput) -> None:
-        """Whoever was interrupted here is told of ``output`` again, before anybody takes it."""
+        """If this is interrupted, ``output`` is delivered again before anybody takes it."""
         outputs = self._outputs.get(output.sequence.request_id)
         if outputs is None:
             return  # whoever asked for it may have been interrupted
@@ -303,13 +303,13 @@ class LLM:
             speculation=speculation or SpeculationParams(),
         )
         if seq.params.grammar is not None:
-            self._host.grammars.check(seq.params.grammar)  # for seconds, in which others go on
+            self._host.grammars.check(seq.params.grammar)  # takes seconds, in which others continue
         with self._lock:
             self._engine.check(seq)
         return seq
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, bytes | bytearray):  # whose bytes are no token ids
+        if isinstance(prompt, bytes | bytearray):  # bytes are not token ids
             raise InvalidRequest(NO_PROMPT, "prompt")
         if isinstance(prompt, str):
             return self._host.tokenizer.encode(prompt)
@@ -334,8 +334,8 @@ class LLM:
 
 
 def _at_full_speed(config: ModelConfig) -> ModelConfig:
-    """``config`` without a pace of prompts, unless it has one: no client waits for the next token
-    of a stream (docs/adr/0037)."""
+    """``config`` without prefill pacing, unless it sets one: no client waits for the next token of
+    a stream (docs/adr/0037)."""
     if "prefill_slowdown" in config.engine.model_fields_set:
         return config
     engine = config.engine.model_copy(update={"prefill_slowdown": None})

@@ -2,13 +2,13 @@
 
 A token is chosen by a race (exponential race, or Gumbel-max trick: Gumbel 1954; Maddison et al.
 2014): token ``i`` arrives after ``exponential(key, i) / weight_i``, and the first one is chosen, so
-each is with a probability in proportion to its weight.  The noise is a hash of the four numbers and
+the probability of each is proportional to its weight.  The noise is a hash of the four numbers and
 nothing else.  So a choice is the same with drafts and without, and on any replica that retries it;
-and who guesses what will be chosen may know the noise before the model says the weights
+and a drafter may know the noise before the model gives the weights
 (``hdserve.drafting.chances``).
 
-The functions are called from Python and compiled into kernels; integers stay below ``2**63`` but
-for sums and products whose low 32 bits are taken.
+The functions are called from Python and compiled into kernels; integers stay below ``2**63``
+except in sums and products of which only the low 32 bits are used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ all bits of the result."""
 
 
 def sequence_key(seed: int, choice_index: int) -> int:
-    """What the noise of one choice of one request is made from; 63 bits."""
+    """The key for the noise of one choice of one request; 63 bits."""
     message = struct.pack("<QQ", index(seed) % 2**64, choice_index)
     digest = hashlib.blake2b(message, digest_size=8, person=b"hdserve-noise").digest()
     return int.from_bytes(digest, "little") >> 1
@@ -49,7 +49,7 @@ def _scrambled(word: int) -> int:
 
 @register_jitable
 def position_key(key: int, position: int) -> int:
-    """What the noise of the choice at ``position`` of a sequence is made from; 63 bits.
+    """The key for the noise at ``position`` of a sequence; 63 bits.
 
     Args:
         key: from :func:`sequence_key`.

@@ -1,4 +1,4 @@
-"""Whether somebody can listen at a port of this machine, and keeping it until they do."""
+"""Whether a port of this machine is free, and reserving it until a server listens there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_NAME_BYTES = 100
 
 
 def listening_error(host: str, port: int) -> OSError | None:
-    """Say why nobody can begin to listen there, or give ``None`` where one can."""
+    """Return why nobody can start to listen there, or ``None`` if it is possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,12 +22,11 @@ def listening_error(host: str, port: int) -> OSError | None:
 
 
 def reservation_error(host: str, port: int, holding: ExitStack) -> OSError | None:
-    """Say why nobody can begin to listen there, or have nobody else reserve the port until
-    ``holding`` is closed: who starts a server reserves its ports for the half minute in which
-    nothing listens yet.
+    """Return why nobody can start to listen there, or reserve the port until ``holding`` is closed:
+    a server that starts reserves its ports for the half minute until it listens.
 
-    A name of a socket stands for the port, on Linux alone.  It is no file: it is the same for all
-    users who share the ports, and ends with this process.
+    An abstract socket name stands for the port, on Linux only.  It is not a file: all users who
+    share the ports share it, and it ends with this process.
     """
     error = listening_error(host, port)
     if error or sys.platform != "linux":

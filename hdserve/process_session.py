@@ -1,4 +1,4 @@
-"""The processes of a session: of a command that was started in one, and all that it started."""
+"""The processes of a session: a command that leads its own session, and all that it started."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def kill_session(session: int) -> None:
-    """End whatever is left of a session.
+    """Kill whatever is left of a session.
 
-    Ray gives each of its processes a group of its own, and HAProxy is to outlive the one that
-    looks after it; so the group of the first is not all.
+    Ray gives each of its processes its own group, and HAProxy is meant to outlive the process that
+    supervises it; so killing the leader's group is not enough.
     """
     for pid in _members(session):
         if pid != os.getpid():
@@ -24,7 +24,7 @@ def kill_session(session: int) -> None:
 
 
 def _members(session: int) -> Iterator[int]:
-    """Yield the processes of a session; none where the system has no ``/proc``."""
+    """Yield the processes of a session; none if the system has no ``/proc``."""
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(int(directory.name)) == session:

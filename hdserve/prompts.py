@@ -6,7 +6,7 @@ A row asks in one of three ways::
     {"messages": [{"role": "user", "content": "..."}]}      a conversation, as the OpenAI API has it
     {"turns": ["a question", "another one"]}                texts, of which the first is asked
 
-and may say its ``question_id`` and its ``task`` (or ``category``).
+and may give its ``question_id`` and its ``task`` (or ``category``).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BATCH = (
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """What is asked by one row.
+    """The prompt in one row.
 
     Attributes:
         name: the row's ``question_id``, else its number from 0 on.
-        task: the group for figures by task; ``all`` when the row names none.
-        text: what is asked; empty where it is a conversation.
+        task: the group for figures by task; ``all`` if the row names none.
+        text: the prompt; empty if it is a conversation.
         conversation: the messages of one, else empty.
         fields: the row as it is in the file.
         place: the file and the line.
@@ -52,7 +52,7 @@ class PromptRow:
 
     @property
     def messages(self) -> Messages:
-        """The chat that asks it."""
+        """The chat for this prompt."""
         return self.conversation or [{"role": "user", "content": self.text}]
 
 
@@ -60,7 +60,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
     """Read the first ``limit`` rows of a file, at least one.
 
     Raises:
-        ConfigError: the file cannot be read, a row asks nothing, or there is none.
+        ConfigError: the file cannot be read, a row has no prompt, or there are no rows.
     """
     try:
         opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
@@ -70,10 +70,10 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the prompts {path}: {reason}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read the prompts {path}: no text in UTF-8") from error
+        raise ConfigError(f"cannot read the prompts {path}: not UTF-8 text") from error
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
     if not numbered:
-        raise ConfigError(f"{path}: there is no prompt in it")
+        raise ConfigError(f"{path}: it contains no prompts")
     return [
         _row(line, index, f"{path}, line {number}") for index, (number, line) in enumerate(numbered)
     ]
@@ -84,9 +84,9 @@ def _row(line: str, index: int, where: str) -> PromptRow:
         fields = json.loads(line)
         json.dumps(fields, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: half of a surrogate pair, which is no text") from error
+        raise ConfigError(f"{where}: half of a surrogate pair, which is not text") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no valid JSON; {_WANTED}") from error
+        raise ConfigError(f"{where}: not valid JSON; {_WANTED}") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: {_WANTED}")
     name, task = fields.get("question_id", index), fields.get("task", fields.get("category", "all"))
@@ -96,7 +96,7 @@ def _row(line: str, index: int, where: str) -> PromptRow:
 
 
 def _conversation(messages: Any, where: str) -> Messages:
-    """Give the ``messages`` of a row once they are checked; none where it has none."""
+    """Return the ``messages`` of a row after checking them; empty if it has none."""
     if not messages:
         return ()
     if not isinstance(messages, list) or not all(map(_is_message, messages)):

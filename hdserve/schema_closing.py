@@ -1,7 +1,7 @@
-"""Objects of a JSON Schema that list their properties, closed to others.
+"""Closing objects of a JSON Schema that list their properties to other ones.
 
-A schema that says nothing of further properties allows them without end, in which a small model
-loses itself.
+A schema that says nothing about further properties allows any number of them, in which a small
+model loses itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMBINING = frozenset(
         "unevaluatedItems",
     }
 )
-"""Keywords by which a value may be held to several schemas at once, or to the contrary of one."""
+"""Keywords that may hold a value to several schemas at once, or to the negation of one."""
 
 _ALTERNATIVES = ("$ref", "anyOf", "oneOf")
 _BESIDE_ALTERNATIVES = frozenset(
@@ -55,23 +55,23 @@ _BESIDE_ALTERNATIVES = frozenset(
     }
 )
 _OPENING = frozenset({"additionalProperties", "const", "enum", "unevaluatedProperties"})
-"""What says itself which properties there may be."""
+"""Keywords that already say which properties there may be."""
 
 _MAX_FORMS = 64
 """The most alternatives that are told apart."""
 
 _SCALARS = frozenset({"boolean", "null", "number", "string"})
 _WITHIN = re.compile(r"#(/items|/(\$defs|definitions|properties)/[^/]+)*")
-"""References to what is a schema by its place."""
+"""References to parts of the schema by their position."""
 
 
 def closed(schema: Schema) -> Schema:
-    """Give ``schema`` with ``additionalProperties: false`` in the objects that list properties and
-    say nothing of others.
+    """Return ``schema`` with ``additionalProperties: false`` in objects that list properties and
+    say nothing about others.
 
-    All that it allows is allowed by ``schema``, and it allows something if ``schema`` does.  One
-    that holds a value to several schemas at once stays as it is: what one lists may be what another
-    needs.
+    The result allows only what ``schema`` allows, and it allows something if ``schema`` does.  A
+    schema that holds a value to several schemas at once is unchanged: one may need what another
+    lists.
 
     Raises:
         RecursionError: it is too deep.
@@ -87,7 +87,7 @@ def closed(schema: Schema) -> Schema:
 
 
 def _is_plain(schema: Schema) -> bool:
-    """Whether a value is held to one of the schemas in ``schema`` at a time."""
+    """Whether ``schema`` holds a value to only one of its schemas at a time."""
     if not _COMBINING.isdisjoint(schema):
         return False
     alternatives = [key for key in _ALTERNATIVES if key in schema]
@@ -100,10 +100,10 @@ def _is_plain(schema: Schema) -> bool:
 
 
 def _are_disjoint(schemas: Any) -> bool:
-    """Whether no value is of two of the schemas, which fewer properties could make one of one.
+    """Whether no value matches two of the schemas, even once they are closed.
 
-    Each two are of other types, or of objects that a required text tells apart.  No two are
-    compared, which would take as long as there are pairs: of each the others are noted as bits.
+    Any two must differ in type, or be objects that differ in the text of a required property.  They
+    are not compared pair by pair, which would take too long; conflicts are recorded as bits.
     """
     if not isinstance(schemas, (list, tuple)) or len(schemas) > _MAX_FORMS:
         return False
@@ -115,8 +115,8 @@ def _are_disjoint(schemas: Any) -> bool:
 
 
 def _distinctions(schemas: list[Any] | tuple[Any, ...]) -> Iterator[dict[int, set[str]]]:
-    """By the place of each schema that says them, its types, then the texts of each property that
-    an object has to have."""
+    """For each schema, by position, its types, and then the possible texts of each required
+    property."""
     kinds, by_name = dict[int, set[str]](), defaultdict[str, dict[int, set[str]]](dict)
     for index, schema in enumerate(schemas):
         if not isinstance(schema, Mapping):
@@ -129,7 +129,7 @@ def _distinctions(schemas: list[Any] | tuple[Any, ...]) -> Iterator[dict[int, se
 
 
 def _without_common_texts(texts: dict[int, set[str]]) -> Iterator[tuple[int, int]]:
-    """With each place the others, as bits, that have texts, but none of its."""
+    """For each position the others, as bits, that have texts, but none in common with it."""
     having, having_any = defaultdict[str, int](int), 0
     for index, items in texts.items():
         having_any |= bool(items) << index
@@ -143,13 +143,13 @@ def _without_common_texts(texts: dict[int, set[str]]) -> Iterator[tuple[int, int
 
 
 def _kinds(schema: Schema) -> set[str]:
-    """The types of a schema; empty where it is of any."""
+    """The types of a schema; empty if it allows any."""
     kinds = set(_names(schema.get("type")))
     return kinds - {"integer"} | {"number"} if "integer" in kinds else kinds
 
 
 def texts_of(schema: Schema, name: str) -> set[str]:
-    """Give the texts that a property can be, if it can be nothing else; else none."""
+    """Return the texts that a property can be, if it can be nothing else; otherwise none."""
     properties = schema.get("properties")
     item = properties.get(name) if isinstance(properties, Mapping) else None
     if not isinstance(item, Mapping):
@@ -164,13 +164,13 @@ def _required(schema: Schema) -> set[str]:
 
 
 def _names(value: Any) -> list[str]:
-    """The texts in a list of a schema, or the one that stands for such a list."""
+    """The texts in a list of a schema, or a single text used in place of a list."""
     items = value if isinstance(value, (list, tuple)) else [value]
     return [item for item in items if isinstance(item, str)]
 
 
 def _closed(schema: Any) -> Any:
-    """Give a schema, or a list of some, with its objects closed."""
+    """Return a schema, or a list of schemas, with its objects closed."""
     if isinstance(schema, (list, tuple)):
         return [_closed(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -185,7 +185,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _can_close(schema: Schema) -> bool:
-    """Whether an object can be of the properties that are listed alone."""
+    """Whether an object can consist of the listed properties only."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not _OPENING.isdisjoint(schema):
         return False

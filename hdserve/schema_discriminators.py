@@ -1,8 +1,8 @@
-"""Forms that a property tells apart, each with that property required.
+"""Making the property that distinguishes alternatives required.
 
-pydantic leaves what has a default out of ``required``, also the constant that the forms of a
-``oneOf`` are told apart by.  An object without it could then be of several forms, and llguidance
-refuses forms that it cannot tell apart, as it does those that refer to themselves.
+pydantic leaves properties with a default out of ``required``, even the constant that distinguishes
+the alternatives of a ``oneOf``.  An object without it could match several of them, and llguidance
+refuses alternatives that it cannot tell apart, or that refer to themselves.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hdserve.schema_references import referred
 Schema = Mapping[str, Any]
 
 _MAX_TEXTS = 64
-"""The most constants by which a form is told apart from others."""
+"""The most constants by which an alternative is distinguished from others."""
 
 _DEFINITION = re.compile(r"#(/properties/[^/]+)?/(\$defs|definitions)/[^/]+")
-"""References to definitions of a schema, or of the arguments in that of a call, none of which is in
-another one."""
+"""References to definitions of a schema, or of the arguments in the schema of a call, none of which
+is nested in another one."""
 
 
 def told_apart(schema: Schema) -> Schema:
-    """Give ``schema`` with the property that a ``discriminator`` names required in each form of its
-    ``oneOf``, where it is another text in each; no value being of two, that is ``anyOf`` of them.
+    """Return ``schema`` with the property that a ``discriminator`` names required in each
+    alternative of its ``oneOf``, if each has another text; the ``oneOf`` becomes ``anyOf``.
 
-    All that it allows is allowed by ``schema``.  A form that is referred to is so elsewhere, too,
-    perhaps: there is a new definition of it, one however often it is referred to.  A schema with an
-    ``$id`` in it stays as it is, as references there begin elsewhere.
+    The result allows only what ``schema`` allows.  An alternative given by reference may be used
+    elsewhere too, so it gets one new definition.  A schema that contains an ``$id`` is unchanged,
+    as references in it have another base.
 
     Raises:
         RecursionError: it is too deep.
@@ -54,10 +54,10 @@ def _has_id(schema: Schema) -> Iterator[bool]:
 
 
 class _Form(NamedTuple):
-    """What a schema says of a property that may tell it apart.
+    """What a schema says of a property that may distinguish it.
 
     Attributes:
-        texts: those that the property can be; none where it can be anything else.
+        texts: those that the property can be; none if it can be anything else.
     """
 
     schema: Schema
@@ -66,7 +66,7 @@ class _Form(NamedTuple):
 
 
 class _Forms:
-    """The forms in a schema, and the definitions that it needs of those it refers to."""
+    """The alternatives in a schema, and the new definitions of those given by reference."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -75,13 +75,13 @@ class _Forms:
         self._waiting: list[tuple[str, Schema, str]] = []
 
     def definitions(self) -> Iterator[tuple[str, Schema]]:
-        """Give those definitions by their names, in which there may be further forms."""
+        """Yield those definitions by name; they may contain further alternatives."""
         while self._waiting:
             name, schema, required = self._waiting.pop()
             yield name, _requiring(self.rewritten(schema), required)
 
     def rewritten(self, schema: Any) -> Any:
-        """Give a schema, or a list of some, with the forms in it told apart."""
+        """Return a schema, or a list of schemas, with its alternatives told apart."""
         if isinstance(schema, (list, tuple)):
             return [self.rewritten(item) for item in schema]
         if not isinstance(schema, Mapping):
@@ -100,7 +100,7 @@ class _Forms:
         return found
 
     def _discriminator(self, schema: Schema) -> str | None:
-        """Return the name of the property that tells the forms of a schema apart, if one does."""
+        """Return the property that distinguishes the alternatives of a schema, if one does."""
         discriminator, forms = schema.get("discriminator"), schema.get("oneOf")
         name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
         if not isinstance(name, str) or not isinstance(forms, (list, tuple)) or "anyOf" in schema:
@@ -112,7 +112,7 @@ class _Forms:
 
     def _form(self, schema: Any, name: str) -> _Form | None:
         """Read what a schema, or the definition it refers to, says of a property.  A definition is
-        read once, for the first property that is asked for."""
+        read only once, for the first property asked for."""
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return _read(schema, name)
         reference = schema["$ref"]
@@ -125,7 +125,7 @@ class _Forms:
         return form if first_name == name else None
 
     def _with_required(self, schema: Schema, name: str) -> Schema:
-        """Give a form whose parts are rewritten with a property required."""
+        """Return an alternative, its parts rewritten, with a property required."""
         form = self._form(schema, name)
         if form is None or form.is_required:
             return schema

@@ -1,4 +1,4 @@
-"""Where a JSON Schema has others in it."""
+"""Where a JSON Schema contains other schemas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-"""Keywords whose values are schemas by their names."""
+"""Keywords whose values map names to schemas."""
 
 SCHEMAS = (
     "additionalItems",
@@ -17,11 +17,11 @@ SCHEMAS = (
     "oneOf",
     "prefixItems",
 )
-"""Keywords whose values are schemas, or lists of some."""
+"""Keywords whose values are schemas, or lists of schemas."""
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schemas right below ``schema``."""
+    """The schemas directly below ``schema``."""
     for key, value in schema.items():
         if key in NAMED_SCHEMAS and isinstance(value, Mapping):
             found: list[Any] = [*value.values()]

@@ -1,7 +1,7 @@
-"""References of a JSON Schema, which may not lead in a circle.
+"""References of a JSON Schema, which must not lead in a circle.
 
-A schema may refer to itself for a part of a value, as that of a tree does.  One that refers to
-itself for the same value says nothing, and a text of it would never begin.
+A schema may refer to itself for a part of a value, as for a tree.  One that refers to itself for
+the same value says nothing, and no text could match it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hdserve.schema_parts import subschemas
 Schema = Mapping[str, Any]
 
 _MAX_CHARACTERS = 10_000
-"""The longest reference, a hundred levels of long names.  To follow millions of them takes
+"""The longest reference: a hundred levels of long names.  Following millions of them takes
 seconds."""
 
 
 class _Place(NamedTuple):
-    """A schema, and the one that pointers in it begin at."""
+    """A schema, and the schema that pointers in it are relative to."""
 
     schema: Schema
     base: Schema
@@ -41,14 +41,14 @@ def check_references(schema: Schema) -> None:
 
 
 def referred(schema: Schema, base: Schema) -> Schema | None:
-    """Give what the ``$ref`` of a schema in ``base`` leads to, if that is a schema of it."""
+    """Return the target of the ``$ref`` of a schema in ``base``, if it is a schema there."""
     place = _target(schema.get("$ref"), base)
     return place.schema if place is not None else None
 
 
 def _follow(place: _Place, is_checked: dict[int, bool]) -> None:
-    """Go on to all that a value of a schema has to be as well; what is on the way is not checked
-    yet."""
+    """Follow all schemas that the same value must match as well; those still on the way are not
+    marked as checked yet."""
     key = id(place.schema)
     if key in is_checked:
         if not is_checked[key]:
@@ -72,7 +72,7 @@ def _same_value(place: _Place) -> Iterator[_Place]:
 
 
 def _target(reference: Any, base: Schema) -> _Place | None:
-    """What a reference within the same document leads to, if that is a schema."""
+    """The target of a reference within the same document, if it is a schema."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     if len(reference) > _MAX_CHARACTERS:
@@ -96,6 +96,6 @@ def _member(value: Any, name: str) -> Any:
 
 
 def _place(schema: Schema, base: Schema) -> _Place:
-    """One with a name of its own begins anew."""
+    """A schema with an id of its own is a new base."""
     name = schema.get("$id")
     return _Place(schema, schema if isinstance(name, str) and not name.startswith("#") else base)

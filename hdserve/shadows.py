@@ -1,8 +1,8 @@
 """Directories that hide the packages of this project.
 
 Ray's processes look for packages in the directory in which an application was started before they
-look where packages are installed.  A directory there that is called like one of ours, such as the
-clone itself seen from beside it, is imported in its place.
+look where packages are installed.  A directory there with the name of one of ours, for example the
+clone itself seen from its parent directory, is imported instead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _IMPORT = "import importlib, sys; print(*importlib.import_module(sys.argv[1]).__
 
 
 def shadows(directory: Path) -> Iterator[Path]:
-    """Give what in ``directory`` hides one of our packages.
+    """Yield what in ``directory`` hides one of our packages.
 
-    It is imported in place of the package where Python looks in that directory first.
+    It is imported instead of the package if Python searches that directory first.
     """
     for name in PACKAGES:
         place, module = directory / name, directory / f"{name}.py"

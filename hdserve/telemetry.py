@@ -9,7 +9,7 @@ from hdserve.errors import ConfigError
 
 
 def check_tracing(config: TelemetryConfig) -> None:
-    """Refuse a configuration that wants traces which nothing here can send.
+    """Refuse a configuration that wants traces if they cannot be sent from here.
 
     Raises:
         ConfigError: traces are wanted, and the packages that send them are missing.

@@ -57,14 +57,14 @@ class DraftTree:
         self.scores = [1.0]
 
     def copy(self) -> DraftTree:
-        """A tree of the same nodes, for the same place and as large."""
+        """A tree with the same nodes, root and size."""
         copied = DraftTree(self.token_ids[0], self.capacity, self.max_depth, self.min_score)
         if len(self.token_ids) > 1:
             copied.take_nodes(self)
         return copied
 
     def take_nodes(self, other: DraftTree) -> None:
-        """Have all nodes of a tree for the same place that begins with those of this one."""
+        """Take over all nodes of a tree with the same root that begins with this tree's nodes."""
         begin = len(self.token_ids)
         token_ids, parents = other.token_ids[begin:], other.parents[begin:]
         depths, sources = other.depths[begin:], other.sources[begin:]
@@ -76,7 +76,7 @@ class DraftTree:
         self.scores.extend(scores)
 
     def begins_with(self, other: DraftTree) -> bool:
-        """Whether its first nodes are those of a tree for the same place."""
+        """Whether its first nodes are those of ``other``, which has the same root."""
         end = len(other.token_ids)
         token_ids, parents = [*self.token_ids[:end]], [*self.parents[:end]]
         return token_ids == other.token_ids and parents == other.parents
@@ -105,10 +105,10 @@ class DraftTree:
     def add_node(
         self, parent: int, token_id: int, source: Source, score: float = 1.0
     ) -> int | None:
-        """Add a child, or find the equal one.
+        """Add a child, or find an equal one.
 
         Returns:
-            The node, or ``None`` when the tree is full or ``parent`` at the greatest depth.
+            The node, or ``None`` if the tree is full or ``parent`` is at the greatest depth.
 
         Raises:
             IndexError: there is no node ``parent``.
@@ -129,7 +129,7 @@ class DraftTree:
         return len(self.token_ids) - 1
 
     def add_path(self, token_ids: Iterable[int], source: Source, score: float = 1.0) -> int:
-        """Add a chain from the root, merging what is there already; stops where the tree is full.
+        """Add a chain from the root, merged with existing nodes; stops when the tree is full.
 
         Returns:
             The last node of the path that is in the tree.
@@ -152,9 +152,9 @@ class DraftTree:
     ) -> None:
         """Add many nodes at once, in order; ``parents`` count from 0, the root.
 
-        Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  Where they do not all fit,
-        or the tree is not empty, they are merged one by one, without those whose parent found no
-        place.  Siblings among them must differ.  ``depths`` may be given where they are known.
+        Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  If not all fit, or the tree
+        is not empty, they are merged one by one, except those whose parent was not added.  Siblings
+        among them must differ.  ``depths`` may be passed if they are known.
         """
         if depths is None:
             depths = _depths(parents)
@@ -172,8 +172,8 @@ class DraftTree:
         scores: Sequence[float],
         depths: Sequence[int],
     ) -> None:
-        """Add many new nodes at once, in order, that fit and are siblings of none there are;
-        ``parents`` are nodes of the tree as it will be."""
+        """Add many new nodes at once, in order; they must fit and equal no existing sibling;
+        ``parents`` are node numbers of the resulting tree."""
         self.token_ids += token_ids
         self.parents += parents
         self.sources += sources

@@ -88,7 +88,7 @@ def test_unreadable_files_and_short_admin_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*/none: No such file or directory$"):
         read_access(AccessConfig(api_keys_file=tmp_path / "none"))
     (tmp_path / "keys").write_bytes(KEY.encode() + b"\xff")
-    with pytest.raises(ConfigError, match=r"cannot read .*/keys: no text in UTF-8$"):
+    with pytest.raises(ConfigError, match=r"cannot read .*/keys: not UTF-8 text$"):
         read_access(AccessConfig(api_keys_file=tmp_path / "keys"))
     for wrong in ("", "short", f"{ADMIN}é"):
         with pytest.raises(ConfigError, match=r"^access\.admin_key or HDSERVE_ADMIN_KEY: a key "):

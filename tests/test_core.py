@@ -91,7 +91,7 @@ def test_tokens_that_are_allowed_are_no_form() -> None:
     """A grammar says what is allowed itself."""
     assert SamplingParams(allowed_token_ids=(1,)).has_history_terms
     assert not SamplingParams(allowed_token_ids=()).has_history_terms
-    with pytest.raises(InvalidRequest, match="cannot go with a form") as caught:
+    with pytest.raises(InvalidRequest, match="cannot be combined with structured output") as caught:
         SamplingParams(allowed_token_ids=(1,), grammar="g")
     assert caught.value.param == "allowed_token_ids"
     for wrong in (5, True):

@@ -138,7 +138,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         command = [sys.executable, "-c", script, str(tmp_path / "out")]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    assert "another process is at this job" in run_beside().stderr
+    assert "another process is doing this job" in run_beside().stderr
     journal.once("b", lambda: 2)
     del journal
     assert run_beside().stdout == "2\n"

@@ -126,7 +126,7 @@ def test_wrong_rows(tmp_path: Path, line: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "No such file"), (b"\xff", "no text in UTF-8"), (b"\n\n", "there is no prompt in it")],
+    [(None, "No such file"), (b"\xff", "not UTF-8 text"), (b"\n\n", "it contains no prompts")],
 )
 def test_wrong_files(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "prompts.jsonl"

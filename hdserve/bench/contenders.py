@@ -32,28 +32,28 @@ from hdserve.engine.stats import StepTimes, add_counts
 State = Literal["cold", "online", "warm"]
 
 Run = Generator[float, None, "Measurement"]
-"""Decodes a slice at a time, gives the share of the tokens that it has, and in the end what was
-measured."""
+"""Decodes a slice at a time, yields the share of the tokens done so far, and finally returns the
+measurement."""
 
 SLICE_S = 0.2
-"""How long one contender decodes before another has its turn: what else the machine does lasts
-longer, and a turn begins with caches that hold another's data."""
+"""How long one contender decodes before the next one's turn: disturbances on the machine last
+longer, and a turn starts with caches that hold another contender's data."""
 
 _LOOKUP_TOKENS = 10
 
 _NO_TOKEN = 1 << 30
-"""The end-of-sequence id for ``generate``: of no vocabulary, so that no answer ends early.  With
-``None`` transformers would take the one of the model, and with a negative id it warns at every
+"""The end-of-sequence id for ``generate``: in no vocabulary, so that no answer ends early.  With
+``None`` transformers would take the model's, and a negative id makes it warn at every
 call."""
 
 
 @dataclass(slots=True)
 class Measurement:
-    """What was measured of one contender's run over one task.
+    """The measurement of one contender's run over one task.
 
     Attributes:
         num_steps: forwards that chose tokens, summed over the sequences.
-        peak_memory_bytes: of the device, else of the process, with what all contenders hold.
+        peak_memory_bytes: of the device, else of the process, including what all contenders hold.
     """
 
     seconds: float = 0.0
@@ -79,11 +79,11 @@ class Contender(ABC):
 
     @classmethod
     def is_able(cls, batch_size: int) -> bool:
-        """Return whether it can decode so many sequences together."""
+        """Return whether it can decode this many sequences together."""
         return cls.max_batch_size is None or batch_size <= cls.max_batch_size
 
     def begin_round(self) -> None:  # noqa: B027 - optional
-        """Bring the databases and what was learned to the state a round begins with."""
+        """Reset the databases and what was learned to the state in which a round starts."""
 
     @abstractmethod
     def run(self, task: Task, decoding: Decoding) -> Run:
@@ -94,7 +94,7 @@ class EngineContender(Contender):
     """hdserve's engine, with drafts or without.
 
     Args:
-        slice_s: how long a slice takes; a step at least.
+        slice_s: how long a slice takes; at least a step.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class EngineContender(Contender):
         self._state = state
         self._filled: list[list[int]] = []
         self._ready: set[str] = set()
-        """Namespaces that are in the state a round begins with, or went on from it."""
+        """Namespaces that are in the initial state of a round, or have continued from it."""
         self._emptying_s = 0.0
-        """How long it has taken to empty the model database, which is no part of decoding."""
+        """Time spent emptying the model database, which does not count as decoding."""
 
     @property
     def is_exact(self) -> bool:
@@ -143,7 +143,7 @@ class EngineContender(Contender):
         return [seq.output_token_ids for seq in sequences]
 
     def fill_with(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Take answers for what a warm round begins with."""
+        """Use these answers for the initial state of a warm round."""
         self._filled += [list(output) for output in outputs]
 
     def begin_round(self) -> None:
@@ -152,8 +152,8 @@ class EngineContender(Contender):
             self._host.own_database.clear()
 
     def run(self, task: Task, decoding: Decoding) -> Run:
-        """Decode as many tokens as the answers have, of a batch that is somewhere in its answers;
-        when all prompts have been, the first come again."""
+        """Decode as many tokens as the answers have, in a batch whose sequences are at different
+        points of their answers; after the last prompt, the first come again."""
         stats = self._engine.stats
         found = Measurement()
         num_wanted = task.total_tokens(decoding.max_tokens)
@@ -179,7 +179,7 @@ class EngineContender(Contender):
         return found
 
     def _make_ready(self, turn: int) -> None:
-        """Bring the namespace of a turn to the state that a round begins with, at most once a
+        """Bring the namespace of a turn to the initial state of a round, at most once per
         round."""
         namespace = _namespace(turn)
         if self.is_drafting and namespace not in self._ready:
@@ -190,8 +190,8 @@ class EngineContender(Contender):
     def _begin(
         self, task: Task, decoding: Decoding, number: int, share: float = 1.0
     ) -> core.Sequence:
-        """Add the next of the prompts in turns, to end after a share of its tokens; one that comes
-        again finds nothing of what it had."""
+        """Add the next prompt in turn, to end after a share of its tokens; when one comes again it
+        finds nothing from its earlier run."""
         turn, index = divmod(number, len(task.prompts))
         self._make_ready(turn)
         params = SamplingParams(
@@ -224,8 +224,8 @@ def _namespace(turn: int) -> str:
 
 
 def _turns(task: Task, decoding: Decoding, num_begun: int) -> range:
-    """Return the turns of the prompts that are likely to begin while as many tokens are decoded as
-    the answers have, after ``num_begun`` prompts: all, and those of a batch that does not end."""
+    """Return the turns in which prompts will probably start while as many tokens are decoded as the
+    answers have, after ``num_begun`` prompts: all, and those of a batch that does not end."""
     num_prompts = len(task.prompts)
     last = num_begun + num_prompts - 1 + 2 * (decoding.batch_size - 1)
     return range(num_begun // num_prompts, last // num_prompts + 1)
@@ -234,9 +234,9 @@ def _turns(task: Task, decoding: Decoding, num_begun: int) -> range:
 class GenerateContender(Contender):
     """Stock ``generate`` of transformers, plain or with prompt lookup.
 
-    What the model's own generation config asks for, such as a penalty, is left out as it is of
-    hdserve's contenders.  Layers that hdserve has turned are asked for their weights, by which they
-    multiply as PyTorch does then.
+    What the model's own generation config asks for, such as a penalty, is left out as for hdserve's
+    contenders.  Layers with turned weights return them in PyTorch's order, and then multiply as
+    PyTorch does.
     """
 
     max_batch_size = 1
@@ -249,7 +249,7 @@ class GenerateContender(Contender):
             _ = layer.weight
 
     def run(self, task: Task, decoding: Decoding) -> Run:
-        """Decode one prompt after the other, each in a slice of its own."""
+        """Decode one prompt after the other, each in its own slice."""
         found = Measurement()
         num_wanted = task.total_tokens(decoding.max_tokens)
         gc.collect()
@@ -263,7 +263,7 @@ class GenerateContender(Contender):
 
     @contextmanager
     def _stock(self, found: Measurement) -> Iterator[None]:
-        """Have transformers run the module as it is; its forwards are counted."""
+        """Let transformers run the module unchanged; its forwards are counted."""
         module: Any = self._host.model.module
 
         def count(_module: torch.nn.Module, _arguments: Any) -> None:
@@ -272,7 +272,7 @@ class GenerateContender(Contender):
         handle = module.register_forward_pre_hook(count)
         own_config = module.generation_config
         make_config: Any = GenerationConfig
-        module.generation_config = make_config()  # the source of what a call does not say
+        module.generation_config = make_config()  # the source of options a call does not set
         module.set_attn_implementation("sdpa")
         try:
             yield
@@ -312,7 +312,7 @@ def _measured(found: Measurement, device: torch.device) -> Iterator[None]:
 
 
 def _times_since(before: StepTimes, now: StepTimes) -> StepTimes:
-    """Return where the time went between two readings."""
+    """Return the times spent between two readings."""
     return StepTimes(
         draft_s=now.draft_s - before.draft_s,
         forward_s=now.forward_s - before.forward_s,
@@ -321,7 +321,7 @@ def _times_since(before: StepTimes, now: StepTimes) -> StepTimes:
 
 
 def reset_peak_memory() -> None:
-    """Begin a new peak, where the system can."""
+    """Restart the measurement of the peak, if the system can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     clear = Path("/proc/self/clear_refs")
@@ -331,7 +331,7 @@ def reset_peak_memory() -> None:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak of memory since the last reset: of the device's allocator, else of this
-    process, whatever in it needs the memory."""
+    process, whatever uses the memory in it."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")

@@ -33,9 +33,9 @@ class Result:
             the sign test); the extremes when there are fewer than six rounds.
         mean_acceptance_length: tokens per forward of a sequence, the bonus token included.
         mean_draft_tokens: drafted tokens per forward of a sequence.
-        step_ms: where the time of one step went.
-        peak_memory_bytes: of the device, else of the process, while the contender decoded; the
-            engines and databases of all contenders are in it.
+        step_ms: the time of one step by part.
+        peak_memory_bytes: of the device, else of the process, while the contender decoded; it
+            includes the engines and databases of all contenders.
     """
 
     contender: str
@@ -54,7 +54,7 @@ class Result:
     num_rounds: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON has it."""
+        """Return the row as JSON values."""
         return asdict(self)
 
 
@@ -68,8 +68,8 @@ _ROUND: TypeAdapter[_Round] = TypeAdapter(_Round)
 
 
 def filling(tasks: Sequence[Task], batch_size: int) -> list[Task]:
-    """Return ``tasks`` as they can fill a batch: as they are, or all of them together, in turns,
-    where one of several has fewer prompts than the batch has sequences."""
+    """Return ``tasks`` so that they can fill a batch: unchanged, or all of them together, in turn,
+    if one of several has fewer prompts than the batch has sequences."""
     if len(tasks) == 1 or min(len(task.prompts) for task in tasks) >= batch_size:
         return list(tasks)
     most = max(len(task.prompts) for task in tasks)
@@ -90,14 +90,14 @@ def run_rounds(
     """Decode every task with every contender, ``num_rounds`` times; at batch sizes that a task
     cannot fill, all tasks together.
 
-    Contenders take turns a fraction of a second at a time, so that what else happens on the machine
-    meets all of them, and in another order each round.
+    Contenders take turns of a fraction of a second, so that other work on the machine affects all
+    of them, and in another order each round.
 
     Args:
-        journal: where rounds are kept and restored from.  A round is kept whole, since its ratios
-            are of one process.  It begins with the calibration that ships, so that no round knows
-            the prompts from the round before.
-        progress: called after each run, restored ones included.
+        journal: where rounds are kept and restored from.  A round is kept as a whole, since its
+            ratios are from one process.  It starts with the shipped calibration, so that no round
+            knows the prompts from the round before.
+        progress: called after each run, including restored ones.
     """
     journal = journal or Journal(None, {})
     tasks = filling(tasks, decoding.batch_size)
@@ -143,8 +143,8 @@ def _run_round(
 
 
 def _take_turns(runs: Mapping[str, Run]) -> Iterator[tuple[str, Measurement]]:
-    """Let whoever has the least share of its tokens go on, so that all end at about the same time,
-    and yield what was measured of each that has ended."""
+    """Always continue the run with the least share of its tokens done, so that all end at about the
+    same time, and yield the measurement of each that has ended."""
     shares = dict.fromkeys(runs, 0.0)
     while shares:
         name = min(shares, key=shares.__getitem__)
@@ -156,7 +156,7 @@ def _take_turns(runs: Mapping[str, Run]) -> Iterator[tuple[str, Measurement]]:
 
 
 def summarise(runs: Runs, decoding: Decoding) -> Iterator[Result]:
-    """Yield the rows of runs that were decoded so: every task, then all of them together."""
+    """Yield the rows of such runs: every task, then all of them together."""
     names = list(dict.fromkeys(name for name, _ in runs))
     tasks = list(dict.fromkeys(task for _, task in runs))
     combined = dict(runs)
@@ -212,14 +212,14 @@ def _result(
 
 
 def has_interval(num_rounds: int) -> bool:
-    """Return whether the extremes of so many rounds are a 95 % interval of their median, or
-    wider."""
+    """Return whether the extremes of ``num_rounds`` rounds form a 95 % interval of their median, or
+    a wider one."""
     return 2 * 0.5**num_rounds <= 0.05
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % interval of the median from order statistics (the sign test); the extremes
-    where there are too few for one."""
+    """Return a 95 % interval of the median from order statistics (the sign test); the extremes if
+    there are too few values."""
     ordered = sorted(values)
     n = len(ordered)
     tail, rank, probability = 0.0, 0, 0.5**n

@@ -1,4 +1,4 @@
-"""What ``hdserve bench engine`` is made from: a model, contenders and tasks."""
+"""Building what ``hdserve bench engine`` needs: a model, contenders and tasks."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def make_host(
 
 
 def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -> None:
-    """Have engines that are made from now on draft from ``paths`` and no other statistics.
+    """Make engines that are built from now on draft from ``paths`` and no other statistics.
 
     Args:
-        is_replay: whether the choices are recorded ones, so that ids are of no tokenizer of ours.
+        is_replay: whether choices are recorded, so that ids belong to no tokenizer of ours.
 
     Raises:
         ConfigError: the statistics are of another tokenizer than the prompts will be.
@@ -63,8 +63,8 @@ def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -
 
 
 def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list[Contender]:
-    """Return the contenders of these names, in this order; what is named by no other way to decode
-    drafts as ``host`` is configured to."""
+    """Return the contenders of these names, in this order; a name that is no other way of decoding
+    drafts as configured for ``host``."""
     made: list[Contender] = []
     for name in names:
         if name.startswith("transformers"):
@@ -90,7 +90,7 @@ def replay_tasks(
     ``max_tokens``, and those that are empty.
 
     Raises:
-        ConfigError: there is no other.
+        ConfigError: nothing is left.
         InvalidRequest: a token id is not in the vocabulary; names its request, from 1 on.
     """
     vocab_size = host.model.vocab_size
@@ -111,15 +111,15 @@ def replay_tasks(
     if not prompts:
         raise ConfigError(
             f"{path}: none of its {num_left_out} requests can be decoded; prompt and --max-tokens "
-            f"{max_tokens} together are at most {host.model.max_model_len} tokens, and neither "
-            "prompt nor response is empty"
+            f"{max_tokens} together may have at most {host.model.max_model_len} tokens, and "
+            "neither prompt nor response may be empty"
         )
     tasks = [Task(name, found, recorded[name]) for name, found in prompts.items()]
     return _apart(tasks), num_left_out
 
 
 def _apart(tasks: Sequence[Task]) -> list[Task]:
-    """Keep what names no task apart from all tasks together, where others name one."""
+    """Keep rows that name no task separate from all tasks together, if others name one."""
     names = {task.name for task in tasks}
     return [replace(task, name=name_among(task.name, names)) for task in tasks]
 

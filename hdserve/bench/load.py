@@ -1,4 +1,4 @@
-"""Sends requests at a rate and a concurrency, and collects what came of them."""
+"""Sends requests at a rate and a concurrency, and collects the results."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LoadPlan:
             less is burstier, more is steadier.
         seed: of the gaps, of the order of the prompts and, plus the number of the request, of the
             sampling.
-        num_before: requests of earlier plans: this one goes on in the order of the prompts.
-        num_asked: its first ones, which were sent before it was interrupted.
+            num_before: requests of earlier plans: this one continues in the order of the prompts.
+            num_asked: how many, from the first, were sent before it was interrupted.
     """
 
     concurrency: int
@@ -43,21 +43,21 @@ class LoadPlan:
     num_asked: int = 0
 
     def num_repeated(self, num_rows: int) -> int:
-        """Return how many requests have a prompt, of ``num_rows``, that this plan or an earlier one
-        has asked before: a server may draft from the answer."""
+        """Return how many requests repeat a prompt, of ``num_rows``, that this plan or an earlier
+        one has already sent: a server may draft from the answer."""
         num_new = min(self.num_prompts, max(0, num_rows - self.num_before)) - self.num_asked
         return self.num_prompts - max(0, num_new)
 
 
 @dataclass(slots=True)
 class Load:
-    """What came of a plan.
+    """The results of a plan.
 
     Attributes:
         records: of the requests that ended, in the order in which they did.
         duration_s: from the first request to the end of the last.
-        is_interrupted: whether it was stopped before the end; requests that were under way then
-            are in no count.
+        is_interrupted: whether it was stopped before the end; requests that were running then are
+            not counted.
         num_repeated: see :meth:`LoadPlan.num_repeated`.
         num_asked: requests that were sent.
     """
@@ -71,7 +71,7 @@ class Load:
 
 
 def arrange(rows: Sequence[PromptRow], plan: LoadPlan) -> list[PromptRow]:
-    """Return the prompts in the order in which they are sent, again from the first where they run
+    """Return the prompts in the order in which they are sent, starting over when they run
     out."""
     order = np.random.default_rng(plan.seed).permutation(len(rows))
     asked = islice(cycle(order.tolist()), plan.num_before, plan.num_before + plan.num_prompts)
@@ -99,7 +99,7 @@ async def run_load(
     """Carry out ``plan`` until its end, or until ``stop`` is set.
 
     Args:
-        progress: told of every request that ended.
+        progress: called with every request that ended.
     """
     load = Load(plan, num_repeated=plan.num_repeated(len(rows)))
     places = asyncio.Semaphore(plan.concurrency)
@@ -127,8 +127,8 @@ async def run_load(
 
 
 async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return what ``work`` returns; it is cancelled when ``stop`` is set before, and that is
-    ``None``."""
+    """Return the result of ``work``; if ``stop`` is set first, ``work`` is cancelled and the result
+    is ``None``."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     both: set[asyncio.Task[Any]] = {working, stopping}
     try:

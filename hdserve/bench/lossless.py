@@ -28,8 +28,8 @@ class Difference:
 
     Attributes:
         position: index in the output.
-        gap: how far apart the two tokens are in log probability at that place, given the same
-            tokens before; a gap near 0 is a tie that rounding decided.
+        gap: the difference of the two tokens' log probabilities there, given the same tokens
+            before; a gap near 0 is a tie that rounding decided.
     """
 
     prompt: str
@@ -61,11 +61,11 @@ class SettingResult:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether all are equal, and something was really drafted and accepted."""
+        """Whether all are equal, and something was actually drafted and accepted."""
         return self.identical == self.total and self.accepted_tokens > 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line as JSON has it."""
+        """Return the line as JSON values."""
         return asdict(self)
 
 
@@ -74,14 +74,14 @@ _RESULT: TypeAdapter[SettingResult] = TypeAdapter(SettingResult)
 
 class LosslessCheck:
     """Decodes prompts plainly, drafted with cold databases, and drafted again with the databases
-    that pass filled.
+    that this pass has filled.
 
-    Plain and drafted output of a setting are a unit of the journal each: they begin with a new
+    Plain and drafted output of a setting are one unit of the journal each: they start with a new
     engine and empty databases, so a result does not depend on where the job was interrupted.
 
     Args:
         journal: where units are kept and restored from.
-        progress: told how many sequences have ended, those of restored units included.
+        progress: called with the number of sequences that have ended, including restored units.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class LosslessCheck:
         return self._host.make_engine()
 
     def _decode(self, engine: Engine, setting: str, *, is_drafted: bool) -> list[core.Sequence]:
-        """Return the sequences in the order of the prompts; plain output does not enter the
+        """Return the sequences in the order of the prompts; plain output is not added to the
         databases."""
         speculation = SpeculationParams(is_enabled=is_drafted, is_output_shared=is_drafted)
         sequences = [
@@ -203,8 +203,8 @@ def _difference(
 
 
 def _gap(engine: Engine, token_ids: list[int], choices: Sequence[int | None]) -> float | None:
-    """Return how far apart two tokens are in log probability after ``token_ids``; ``None`` where
-    one is not among the likeliest, or nothing can be chosen."""
+    """Return the difference of two tokens' log probabilities after ``token_ids``; ``None`` if one
+    is not among the likeliest, or nothing can be chosen."""
     seq = core.Sequence(
         "gap",
         list(token_ids),

@@ -1,4 +1,4 @@
-"""Drafters whose failures end a measurement, and say whose they are."""
+"""Drafters whose failures end a measurement with the name of the drafter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hdserve.tree import Acceptance, DraftTree
 
 
 class NamedDrafters:
-    """Calls several drafters as the engine does, but for failures: the engine decodes on without
-    the drafter, a measurement would be of something else.
+    """Calls several drafters as the engine does, except for failures: the engine would go on
+    without the drafter, so something else would be measured.
 
-    Every method raises :class:`~hdserve.errors.HdserveError` where a drafter fails.  It names the
+    Every method raises :class:`~hdserve.errors.HdserveError` if a drafter fails.  It names the
     drafter, the call, the request and the line.
     """
 
@@ -34,7 +34,7 @@ class NamedDrafters:
             _call(drafter, "start", drafter.start, seq)
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
-        """Fill ``tree``, from several drafters with the likeliest nodes of their own."""
+        """Fill ``tree``; with several drafters, with the likeliest nodes of their trees."""
         if len(self._drafters) == 1:
             drafter = self._drafters[0]
             _call(drafter, "propose", drafter.propose, seq, tree)
@@ -54,8 +54,8 @@ class NamedDrafters:
 
 
 def _call(drafter: Drafter, name: str, function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function of a drafter, whose first argument is the sequence, if it has any; its time
-    is measured, so words are made only where it fails."""
+    """Call a function of a drafter, whose first argument is the sequence, if it has arguments; its
+    time is measured, so messages are only composed when it fails."""
     try:
         function(*arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Streams answers from any server of the OpenAI API, and takes the time."""
+"""Streams answers from any server of the OpenAI API, and records the times."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ODD_ANSWERS = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class OpenAIClient:
-    """Asks for one streamed answer a call; use as a context manager.
+    """Asks for one streamed answer per call; use as a context manager.
 
     Args:
         base_url: of the server, with or without ``/v1``.
-        api: which route answers.
-        body: sent with every request beside the prompt, the model among it.
+        api: which route to call.
+        body: sent with every request in addition to the prompt; includes the model.
         timeout_s: most seconds a request may take.
     """
 
@@ -76,10 +76,10 @@ class OpenAIClient:
         return self._session
 
     async def get_text(self, path: str, timeout_s: float | None = None) -> str | None:
-        """Return the body of ``path``; ``None`` where the server does not offer it.
+        """Return the body of ``path``; ``None`` if the server does not offer it.
 
         Args:
-            timeout_s: most seconds it may take; default: as long as a request.
+            timeout_s: most seconds it may take; default: as for a request.
         """
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
@@ -89,8 +89,8 @@ class OpenAIClient:
             return None
 
     async def fault(self, path: str) -> str:
-        """Return why ``path`` is not read: what the server answers, or that it does not; empty
-        where it is."""
+        """Return why ``path`` cannot be read: what the server answers, or that it does not answer;
+        empty if it can."""
         try:
             async with self._open.get(self._base_url + path) as response:
                 is_read = response.status == 200
@@ -99,7 +99,7 @@ class OpenAIClient:
             return _named(error)
 
     async def first_model(self) -> str | None:
-        """Return the first of ``/v1/models``; ``None`` where the server does not say."""
+        """Return the first of ``/v1/models``; ``None`` if the server does not say."""
         text = await self.get_text("/v1/models")
         try:
             return None if text is None else str(json.loads(text)["data"][0]["id"])
@@ -107,13 +107,13 @@ class OpenAIClient:
             return None
 
     async def ask(self, name: str, prompt: str | Messages, **fields: Any) -> RequestRecord:
-        """Send a text, as a user's message or as a prompt, or a conversation, for which there is
-        no completion, and read the answer to its end.
+        """Send a text, as a user's message or as a prompt, or a conversation (only with the chat
+        API), and read the answer to its end.
 
-        Whatever goes wrong is in the record; only cancellation is raised.
+        Any failure is in the record; only cancellation is raised.
 
         Args:
-            fields: more of the body, for this request alone.
+            fields: added to the body, for this request only.
         """
         asked: dict[str, Any] = {"prompt": prompt}
         if self._api == "chat":
@@ -129,7 +129,7 @@ class OpenAIClient:
         return record
 
     async def _send(self, body: dict[str, Any], record: RequestRecord) -> None:
-        """Stream an answer; over a new connection, if one that was kept turns out to be closed."""
+        """Stream an answer; over a new connection if a kept one turns out to be closed."""
         try:
             await self._stream(self._open, body, record)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
@@ -171,7 +171,7 @@ async def _note_kept_connection(
     context: SimpleNamespace,
     _parameters: aiohttp.TraceConnectionReuseconnParams,
 ) -> None:
-    if context.trace_request_ctx is not None:  # the record of a request for an answer
+    if context.trace_request_ctx is not None:  # set for requests that are recorded
         context.trace_request_ctx.is_connection_kept = True
 
 
@@ -223,7 +223,7 @@ async def _note_refusal(response: aiohttp.ClientResponse, record: RequestRecord)
 
 
 async def _text_of(response: aiohttp.ClientResponse) -> str:
-    """What is no text of its encoding is replaced."""
+    """Bytes that are not text in its encoding are replaced."""
     return await response.text(errors="replace")
 
 

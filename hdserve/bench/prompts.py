@@ -1,4 +1,4 @@
-"""Prompts as a model reads them, cut to what it has room for."""
+"""Prompts as a model reads them, cut to the room it has."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def encode_prompts(
 
     Raises:
         ConfigError: not even empty texts fit.
-        InvalidRequest: a row cannot be asked; names it, from 1 on.
+        InvalidRequest: a row cannot be used; the message names it, counting from 1.
     """
     for number, row in enumerate(rows, 1):
         with naming(f"row {number}"):
@@ -58,12 +58,12 @@ def encode_prompts(
 
 
 def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> EncodedPrompt:
-    """Render ``row`` as a chat of at most ``max_tokens`` tokens, cut at the front: texts of its
-    first messages are left out before any of the next.
+    """Render ``row`` as a chat of at most ``max_tokens`` tokens, cut at the front: text of the
+    first messages is removed before any of later ones.
 
     Raises:
         ConfigError: not even empty texts fit.
-        InvalidRequest: a message has something else than text, or the template refuses it.
+        InvalidRequest: a message has content other than text, or the template refuses it.
     """
     messages: Messages = for_template(row.messages)
     is_cut = False
@@ -78,7 +78,7 @@ def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> Enco
 def _cut(
     messages: Messages, num_over: int, max_tokens: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Return ``messages`` without so many tokens of the first text, or without all it has."""
+    """Return ``messages`` with that many tokens of the first text removed, or all it has."""
     shorter = [dict(message) for message in messages]
     message = next(_with_text(shorter), None)
     if message is None:

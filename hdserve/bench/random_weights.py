@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: true step times where weights cannot be had."""
+"""Models of real shapes with random weights: true step times if the weights are not available."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device) -> torch.
     """Return a model of a published shape whose weights are noise.
 
     Raises:
-        ConfigError: an unknown shape; names the known ones.
+        ConfigError: an unknown shape; the message names the known ones.
     """
     config = SHAPES.get(shape)
     if config is None:
@@ -74,8 +74,8 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def random_host(config: ModelConfig, shape: str) -> ModelHost:
-    """Return a host of a random model, with the tokenizer of ``config`` to no purpose but being
-    there, and no statistics, which would be of that tokenizer.
+    """Return a host of a random model, with the tokenizer of ``config``, which only has to exist,
+    and no statistics, which would be of that tokenizer.
 
     Raises:
         ConfigError: an unknown shape.

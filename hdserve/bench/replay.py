@@ -24,8 +24,8 @@ from hdserve.tree import Acceptance, DraftTree
 
 
 class ReplayMode(StrEnum):
-    """What the cross-request databases hold: ``cold`` clears them before each request, ``online``
-    starts empty and keeps, ``warm`` starts from the fill files and keeps."""
+    """The content of the cross-request databases: ``cold`` clears them before each request,
+    ``online`` starts empty and keeps, ``warm`` starts from the fill files and keeps."""
 
     COLD = "cold"
     ONLINE = "online"
@@ -34,10 +34,10 @@ class ReplayMode(StrEnum):
 
 @dataclass(slots=True)
 class _Running:
-    """A request that is replayed.
+    """A request that is being replayed.
 
     Attributes:
-        kept_steps: of a request that an interrupted replay had ended; ``None`` for others.
+        kept_steps: of a request that an interrupted replay had finished; ``None`` for others.
     """
 
     seq: RequestSequence
@@ -53,13 +53,13 @@ class Replay:
 
     Args:
         drafters: fill one tree together.
-        model_database: cleared, kept or filled by the mode; outputs enter it when they end, and
-            as they are said while others run, as far as the drafters do so.
+        model_database: cleared, kept or filled by the mode; outputs are added when they end, and
+            while requests run, if the drafters do so.
         budget: most drafted tokens of a request and step.
         concurrency: requests that take their steps in turn.
 
     Raises:
-        HdserveError: a drafter fails; says which, and where.
+        HdserveError: a drafter fails; the message says which, and where.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Replay:
         """Replay ``rows`` and add to ``result``.
 
         Args:
-            on_row: called after each request, restored ones included.
-            journal: where requests that ended are kept and restored from.  What a restored one
-                decided is shown to the drafters again, step by step and in turn with the others, so
-                that they and the database are for the next request what they were; only its drafts
-                are not made again.  Of its trees drafters see the accepted part, and how much was
+            on_row: called after each request, including restored ones.
+            journal: where finished requests are kept and restored from.  The steps of a restored
+                one are shown to the drafters again, one by one and in turn with the others, so that
+                they and the database are in the same state for the next request; only its drafts
+                are not made again. Of its trees drafters see the accepted part, and how much was
                 expected of how many nodes.
         """
         journal = journal or Journal(None, {})
@@ -198,9 +198,9 @@ class Replay:
 
 
 def verify_recorded(tree: DraftTree, remaining: Sequence[int]) -> Acceptance:
-    """Return the acceptance of a tree by a model that will say ``remaining`` (not empty).
+    """Return the acceptance of a tree by a model that will generate ``remaining`` (not empty).
 
-    The bonus token is left out when the recording ends with an accepted token.
+    The bonus token is left out if the recording ends with an accepted token.
     """
     children: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for node in range(1, len(tree)):

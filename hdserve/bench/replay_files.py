@@ -14,7 +14,7 @@ from hdserve.bench.task_names import ALL_TASKS
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.errors import DatabaseError
 
-_WANTED = "no recorded request: an object with `prompt` and `response`, token ids, is expected"
+_WANTED = "not a recorded request: an object with `prompt` and `response`, token ids, is expected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ReplayRow:
     """One recorded request.
 
     Attributes:
-        task: the group for figures by task; ``all`` when the file names none.
+        task: the group for figures by task; ``all`` if the file names none.
         prompt, response: token ids; the response ends with the end-of-sequence token if there was
             one.
     """
@@ -61,6 +61,6 @@ def _row(line: str, where: str) -> ReplayRow:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatabaseError(f"{where}: {_WANTED}") from error
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in prompt + response):
-        raise DatabaseError(f"{where}: a token id is no number from 0 to {MAX_TOKEN_ID}")
+        raise DatabaseError(f"{where}: a token id is not a number from 0 to {MAX_TOKEN_ID}")
     name, task = str(data.get("id", "")), str(data.get("task") or ALL_TASKS)
     return ReplayRow(name, task, prompt, response)

@@ -1,4 +1,4 @@
-"""What a replay counts."""
+"""The counts of a replay."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from hdserve.core import Source
 
 SETTLING_STEPS = 2000
-"""Steps until the scores of a new model have settled."""
+"""After this many steps the scores of a new model have settled."""
 
 
 class ReplayStep(NamedTuple):
-    """What is kept of one step: enough to count it again, and to say again what was decided."""
+    """The record of one step: enough to count it again, and to repeat what was decided."""
 
     num_tokens: int
     """Tokens decided, the bonus token included."""
@@ -26,7 +26,7 @@ class ReplayStep(NamedTuple):
     """Sum of the scores of the drafted nodes."""
 
     sources: tuple[int, ...]
-    """Where the accepted nodes came from."""
+    """The sources of the accepted nodes."""
 
     draft_s: float
     observe_s: float
@@ -38,16 +38,16 @@ class ReplayResult:
 
     num_requests: int = 0
     num_tokens: int = 0
-    """Response tokens but the first of each, which prefill decides."""
+    """Response tokens except the first of each, which prefill decides."""
 
     num_steps: int = 0
     num_draft_tokens: int = 0
     expected_tokens: float = 0.0
-    """Sum of the node scores: how many drafted tokens the drafters thought would be accepted."""
+    """Sum of the node scores: how many drafted tokens the drafters expected to be accepted."""
 
     settled_expected_tokens: float = 0.0
     settled_accepted_tokens: int = 0
-    """The sum of the node scores and what was accepted, after the first ``SETTLING_STEPS``."""
+    """The sum of the node scores and the number accepted, after the first ``SETTLING_STEPS``."""
 
     database_bytes: int = 0
     tokens_by_task: Counter[str] = field(default_factory=Counter)
@@ -74,8 +74,8 @@ class ReplayResult:
 
     @property
     def settled_score_calibration(self) -> float | None:
-        """Expected over accepted draft tokens after ``SETTLING_STEPS`` steps; ``None`` when there
-        are not as many."""
+        """Expected over accepted draft tokens after ``SETTLING_STEPS`` steps; ``None`` if there are
+        fewer."""
         if self.num_steps <= SETTLING_STEPS:
             return None
         return self.settled_expected_tokens / max(1, self.settled_accepted_tokens)

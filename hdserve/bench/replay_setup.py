@@ -1,4 +1,4 @@
-"""What a replay is made from: files, databases and drafters."""
+"""Building what a replay needs: files, databases and drafters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_drafting(path: Path | None, drafter: str | None = None) -> DraftingConf
     """Return the drafting configuration of a YAML file: its ``drafting`` key, or the whole file.
 
     Args:
-        drafter: the only one that is to draft, with the options that the file has for it.
+        drafter: the only one that is to draft, with its options from the file.
 
     Raises:
         ConfigError: the file cannot be read or is wrong.
@@ -56,7 +56,7 @@ def _read_drafting(path: Path | None) -> DraftingConfig:
 
 
 def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
-    """Return ``config`` with a floor for the scores of every drafter that takes one."""
+    """Return ``config`` with a lower limit for the scores of every drafter that takes one."""
     drafters = tuple(
         DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
         for drafter in config.drafters
@@ -65,7 +65,7 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
 
 
 def read_tasks(path: Path, limit: int | None) -> list[ReplayRow]:
-    """Return the first ``limit`` rows of a file, those without a task apart from all together.
+    """Return the first ``limit`` rows of a file; those without a task get a name of their own.
 
     Raises:
         ConfigError: there is none.
@@ -79,13 +79,13 @@ def read_tasks(path: Path, limit: int | None) -> list[ReplayRow]:
 
 
 def largest_id(rows: Sequence[ReplayRow]) -> int:
-    """Return the largest token id of ``rows``; -1 without any."""
+    """Return the largest token id of ``rows``; -1 if there are none."""
     return max((max((*row.prompt, *row.response), default=-1) for row in rows), default=-1)
 
 
 def ending_token_ids(rows: Sequence[ReplayRow]) -> frozenset[int]:
-    """Return the token that ends at least half of the responses and stands nowhere else in them;
-    empty when there is none."""
+    """Return the token that ends at least half of the responses and occurs nowhere else in them;
+    empty if there is none."""
     last = Counter(row.response[-1] for row in rows if row.response)
     inside = {token for row in rows for token in row.response[:-1]}
     return frozenset(
@@ -98,7 +98,7 @@ def ending_token_ids(rows: Sequence[ReplayRow]) -> frozenset[int]:
 def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase | None:
     """Return one statistics database of replay files and built directories.
 
-    A single directory is mapped as it is; several sources are counted together in memory.
+    A single directory is mapped unchanged; several sources are counted together in memory.
 
     Raises:
         DatabaseError: a source cannot be read, or directories are of different tokenizers.
@@ -123,5 +123,5 @@ def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase
 
 
 def source_digest(path: Path) -> str | None:
-    """Return the checksum of a replay file, or that which a statistics database names."""
+    """Return the checksum of a replay file, or the one in a statistics database's description."""
     return file_digest(path / INFO_NAME if path.is_dir() else path)

@@ -25,14 +25,14 @@ class RequestRecord:
         name: of the prompt.
         outcome: ``None`` while it runs.
         chunk_times_s: arrivals of the chunks with text.
-        num_output_tokens: as the server says; without its word the number of chunks.
+        num_output_tokens: from the server; if it does not say, the number of chunks.
         has_usage: whether the server said.
-        engine_ttft_s: from the arrival at the engine to the first token, where the server says.
-        error: what went wrong, and for a rejected request what the server said.
+        engine_ttft_s: from the arrival at the engine to the first token, if the server says.
+        error: what went wrong; for a rejected request what the server said.
         retry_after_s: how long a rejected request was told to wait.
-        is_connection_kept: whether it went over a connection that an earlier one had used.
-        is_sent_again: whether that was closed before an answer began, so that it went over a new
-            one as well.
+        is_connection_kept: whether it reused a connection of an earlier request.
+        is_sent_again: whether that connection was closed before an answer began, so that it was
+            sent again over a new one.
     """
 
     name: str
@@ -54,7 +54,7 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first text; of an answer without text, to its end."""
+        """Time to the first text; for an answer without text, to its end."""
         first_s = self.chunk_times_s[0] if self.chunk_times_s else self.ended_s
         return first_s - self.started_s
 
@@ -65,7 +65,7 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; ``None`` when there is no second one."""
+        """Time per output token after the first; ``None`` if there is no second one."""
         if self.num_output_tokens < 2:
             return None
         return (self.e2el_s - self.ttft_s) / (self.num_output_tokens - 1)

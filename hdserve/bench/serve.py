@@ -1,4 +1,4 @@
-"""The figures of a load, by the keys of ``vllm bench serve``."""
+"""The figures of a load, with the keys of ``vllm bench serve``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATISTICS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 _NUM_REASONS = 5
-"""The most reasons that are told of requests that failed."""
+"""The most reasons for failed requests that are listed."""
 
 
 def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
 
     Times to the first token (``ttft``), per token after it (``tpot``), between chunks (``itl``) and
     to the end (``e2el``) are in milliseconds.  A chunk of a server that drafts holds several
-    tokens, so ``itl`` is no time per token; ``tpot`` is.  What no request has is ``None``.
+    tokens, so ``itl`` is not a time per token; ``tpot`` is.  Missing figures are ``None``.
 
     Args:
         goodput: most milliseconds of a good request, by ``ttft``, ``tpot`` and ``e2el``.
@@ -69,7 +69,7 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
 
 
 def details(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
-    """Return one entry a request, for figures of one's own."""
+    """Return one entry per request, for figures of your own."""
     rows = list(records)
     return {
         "names": [record.name for record in rows],
@@ -86,7 +86,7 @@ def details(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
 
 
 def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """Return how many failed for each of the commonest reasons, and for others."""
+    """Return how many requests failed for each of the commonest reasons, and for others."""
     errors = Counter(item.error for item in records if item.outcome is Outcome.FAILED)
     told = dict(errors.most_common(_NUM_REASONS))
     num_others = errors.total() - sum(told.values())
@@ -112,7 +112,7 @@ def _latencies(completed: Sequence[RequestRecord]) -> Iterator[tuple[str, float 
 def _goodput(
     completed: Sequence[RequestRecord], bounds: Mapping[str, float] | None, duration_s: float
 ) -> float | None:
-    """Good requests a second; ``None`` where nothing says which are good."""
+    """Good requests per second; ``None`` if nothing says which are good."""
     if not bounds:
         return None
 
@@ -124,7 +124,7 @@ def _goodput(
 
 
 def _peak_tokens_per_s(completed: Sequence[RequestRecord]) -> float:
-    """Return the most tokens of any second; those of a request count as even over its chunks."""
+    """Return the most tokens of any second; a request's tokens count as even over its chunks."""
     peak: dict[int, float] = {}
     for record in completed:
         seconds = Counter(int(time_s) for time_s in record.chunk_times_s)
@@ -135,7 +135,7 @@ def _peak_tokens_per_s(completed: Sequence[RequestRecord]) -> float:
 
 
 def _peak_concurrency(records: Sequence[RequestRecord]) -> int:
-    """Return how many requests were open at a time, at most."""
+    """Return the largest number of requests that were open at the same time."""
     changes = [(item.started_s, 1) for item in records] + [(item.ended_s, -1) for item in records]
     num_open = peak = 0
     for _, change in sorted(changes):

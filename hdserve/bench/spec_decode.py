@@ -25,7 +25,7 @@ class DraftTotals:
     accepted_by_position: dict[int, int]
 
     def since(self, before: DraftTotals) -> DraftTotals:
-        """Return what was counted after ``before``."""
+        """Return the counts since ``before``."""
         earlier = before.accepted_by_position
         return DraftTotals(
             self.num_drafts - before.num_drafts,
@@ -38,8 +38,8 @@ class DraftTotals:
         )
 
     def as_result(self) -> dict[str, Any]:
-        """Return the figures by the keys of ``vllm bench serve``: the rate in percent, the length
-        with the bonus token, and by position the share of drafts."""
+        """Return the figures with the keys of ``vllm bench serve``: the rate in percent, the length
+        including the bonus token, and the share of drafts by position."""
         if self.num_drafts <= 0 or self.num_draft_tokens <= 0:
             return {}
         by_position = self.accepted_by_position.values()
@@ -56,7 +56,7 @@ class DraftTotals:
 
 
 def read_draft_totals(text: str, model: str) -> DraftTotals | None:
-    """Return the counters of ``model`` in Prometheus text; ``None`` where the server has none of
+    """Return the counters of ``model`` in Prometheus text; ``None`` if the server has none of
     them."""
     counts: Counter[str] = Counter()
     by_position: Counter[int] = Counter()

@@ -11,20 +11,20 @@ from hdserve.engine.engine import Engine
 
 class SteadyBatch:
     """Decodes ``size`` sequences at a time from the first token to the last: as some end, others
-    begin.
+    start.
 
-    Without that the last sequences would decode with fewer and fewer beside them, drafted ones
-    longer than plain ones, which all end together.
+    Otherwise the last sequences would run in ever smaller batches, and for longer with drafts than
+    plain sequences, which all end together.
 
     Args:
-        engine: has nothing else to do.
+        engine: must be otherwise idle.
         begin: adds sequence number 0, 1, ... to the engine, to end after a share of its tokens,
             above 0 and at most 1.
 
     Attributes:
-        sequences: those that were begun, or ran after :meth:`lead_in`.
-        num_tokens: how many were decoded since.
-        num_begun: how many sequences were begun, all told.
+        sequences: those that were started, or ran after :meth:`lead_in`.
+        num_tokens: how many were decoded since then.
+        num_begun: how many sequences were started in total.
     """
 
     def __init__(self, engine: Engine, size: int, begin: Callable[[int, float], Sequence]) -> None:
@@ -37,7 +37,7 @@ class SteadyBatch:
         self._num_open = 0
 
     def lead_in(self) -> None:
-        """Let slots come to different parts of their answers, and count from there.
+        """Bring slots to different points of their answers, and start counting there.
 
         ::
 
@@ -46,9 +46,9 @@ class SteadyBatch:
             slot 2  ===============|:====                  of prompts that went through before
             slot 3  ================:====|                 as will be in the end
 
-        All beginning together would also end together where each step is a token for each, so that
-        a batch of plain sequences that ends just then had fewer prompts to begin for its tokens
-        than one whose sequences are somewhere in their answers.
+        Sequences that start together would also end together if each step gives each one token.  A
+        batch of plain sequences that ends just then would have started fewer prompts for its tokens
+        than one whose sequences are at different points.
         """
         starting = [self._open((number + 1) / self._size) for number in range(self._size - 1)]
         while any(seq.finish_reason is None for seq in starting):
@@ -59,7 +59,7 @@ class SteadyBatch:
         self.num_tokens = 0
 
     def decode(self, num_tokens: int, seconds: float) -> None:
-        """Take steps until there are ``num_tokens`` tokens, or for so long; one at least."""
+        """Take steps until there are ``num_tokens`` tokens, or for that long; at least one."""
         ends_s = time.perf_counter() + seconds
         while self.num_tokens < num_tokens:
             self._step()
@@ -67,7 +67,7 @@ class SteadyBatch:
                 break
 
     def close(self) -> None:
-        """End what has not ended."""
+        """End the sequences that still run."""
         for seq in self.sequences:
             if seq.finish_reason is None:
                 self._engine.abort(seq.request_id)

@@ -13,7 +13,7 @@ class Task:
     """Prompts that are decoded together, each to the same number of tokens.
 
     Attributes:
-        recorded: per prompt the tokens that count as the model's choices; ``None`` lets it choose.
+        recorded: per prompt the tokens that count as the model's choices; ``None``: it chooses.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Decoding:
 
     Attributes:
         batch_size: sequences that are decoded together.
-        max_tokens: tokens of an answer, where no record is shorter.
+        max_tokens: tokens of an answer, unless its record is shorter.
         temperature: 0 is greedy.
     """
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 BUNDLED_PREFIX = "hdserve-"
-"""The names of the models that ship with the package begin with it, and no others do."""
+"""The prefix of the names of models that ship with the package, and of no others."""
 
 
 def bundled_models() -> tuple[str, ...]:
@@ -23,19 +23,19 @@ def bundled_model_path(name: str) -> Path | None:
 
 
 def resolve_model(model: str) -> str:
-    """Return the directory of a bundled model's name; a directory or Hugging Face id as it is."""
+    """Return the directory of a bundled model's name; other values unchanged."""
     bundled = bundled_model_path(model)
     return str(bundled) if bundled is not None else model
 
 
 def is_path(model: str) -> bool:
-    """Return whether ``model`` is written as a directory, there or not."""
+    """Return whether ``model`` is written as a directory, existing or not."""
     return model.startswith(("/", "./", "../", "~"))
 
 
 def context_length(model: str) -> int | None:
-    """Return how many tokens ``config.json`` says that a model was made for; none where it does not
-    say, or is not on this machine."""
+    """Return the context length in ``config.json``; ``None`` if it does not say, or is not on this
+    machine."""
     try:
         data = json.loads((Path(resolve_model(model)) / "config.json").read_text(encoding="utf-8"))
         found = data.get("text_config", data)["max_position_embeddings"]

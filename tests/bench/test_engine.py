@@ -97,7 +97,7 @@ def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts:
     [
         (("--prompts", "{prompts}", "--temperature", "100.5"), "temperature must be at least 0"),
         (("--prompts", "{prompts}", "--max-tokens", f"{1 << 63}"), "max_tokens must be at least 1"),
-        (("--prompts", "{wrong}"), "wrong.jsonl, line 1: no valid JSON"),
+        (("--prompts", "{wrong}"), "wrong.jsonl, line 1: not valid JSON"),
         (("--prompts", "{prompts}", "--statistics", "none"), "cannot read none"),
         (("--prompts", "{prompts}", "--state", "warm", "--fill", "none"), "cannot read none"),
         (("--replay", "none"), "cannot read none"),

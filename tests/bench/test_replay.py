@@ -183,7 +183,7 @@ def test_ids_of_no_vocabulary_are_named(tmp_path: Path) -> None:
     path.write_text(
         '{"prompt": [1048575], "response": [2]}\n{"prompt": [1048576], "response": [2]}'
     )
-    with pytest.raises(DatabaseError, match="line 2: a token id is no number from 0 to 1048575"):
+    with pytest.raises(DatabaseError, match="line 2: a token id is not a number from 0 to 1048575"):
         list(read_replay(path))
 
 
@@ -392,5 +392,5 @@ def test_a_file_without_requests_is_an_error(tmp_path: Path) -> None:
     """Not a table of zeros."""
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    with pytest.raises(ConfigError, match="no recorded request"):
+    with pytest.raises(ConfigError, match="not a recorded request"):
         CliRunner().invoke(app, ["bench", "replay", "--eval", str(empty)], catch_exceptions=False)
