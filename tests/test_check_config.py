@@ -271,7 +271,7 @@ def test_gateways_that_are_full_before_the_replicas(
     told = check(path)
     assert told.exit_code == 0
     start = (
-        "warning: line 2, gateway.max_ongoing_requests: all gateways together take 160 requests "
+        "warning: line 2, gateway.max_ongoing_requests: all gateways together take 160 "
     )
     assert told.stderr.startswith(start if is_told else "")
     assert bool(told.stderr) == is_told

@@ -32,7 +32,7 @@ class Slot:
     """A running sequence and its place in the cache.
 
     Attributes:
-        is_offered: whether all of its prompt in the cache was offered for reuse, or never will be.
+        is_offered: whether its whole prompt was offered for reuse, or never will be.
         num_offered_tokens: of its prompt, offered for reuse before all of it is cached.
         awaited: how many tokens of its prompt other sequences wait for; 0 for those that do not.
         leaves_nothing: whether nobody may reuse its rows, as they may hold NaN or infinity.
