@@ -270,9 +270,7 @@ def test_gateways_that_are_full_before_the_replicas(
     path.write_text(f"{models}gateway: {{num_replicas: 2, max_ongoing_requests: {num_ongoing}}}")
     told = check(path)
     assert told.exit_code == 0
-    start = (
-        "warning: line 2, gateway.max_ongoing_requests: all gateways together take 160 "
-    )
+    start = "warning: line 2, gateway.max_ongoing_requests: all gateways together take 160 "
     assert told.stderr.startswith(start if is_told else "")
     assert bool(told.stderr) == is_told
     assert ("the replicas decode and queue 160: " in told.stderr) == is_told
