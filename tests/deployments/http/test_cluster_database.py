@@ -270,7 +270,7 @@ def test_what_is_forgotten_is_by_actors_of_the_former_number_of_shards(
     found = ClusterDatabase(KEY, config, {WHOLE: Handle(actors[WHOLE])}, former)
     elsewhere = next(shard for shard in shards(2) if shard != shard_of("a", 2))
     if has_disk:
-        with pytest.raises(DatabaseInUse, match=f"not in .*{elsewhere.label}.* another process"):
+        with pytest.raises(DatabaseInUse, match=f"but .*{elsewhere.label}.* another process"):
             asyncio.run(found.flush("a"))
         actors[elsewhere].close()
     assert asyncio.run(found.flush("a")) == (0 if has_disk else 2)
