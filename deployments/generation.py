@@ -38,6 +38,8 @@ class GenerationRequest:
         chat_end: where the text of the conversation ends.
         sampling: fields of ``SamplingParams`` the client set.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
+        reasons_first: whether that grammar has room for reasoning before what was asked for; a
+            replica says so.
         prompt_logprobs_param: the parameter that asked for the log probabilities of prompts, which
             deltas carry then.
         num_choices: answers per prompt.
@@ -61,6 +63,7 @@ class GenerationRequest:
     chat_end: ChatEnd = ChatEnd.BEFORE_ANSWER
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
+    reasons_first: bool = False
     prompt_logprobs_param: str | None = None
     num_choices: int = 1
     is_streamed: bool = False

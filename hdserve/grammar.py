@@ -6,7 +6,7 @@ Nothing here knows a tokenizer; :mod:`hdserve.engine.grammar` compiles them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import isfinite, lcm
 from typing import Any
@@ -42,7 +42,7 @@ HELD_FORMATS = frozenset(
 """The text formats that are enforced.  Others are annotations for readers of a schema, as in JSON
 Schema."""
 
-_MARKS = "hdserve_marks"
+_MARKS, _THOUGHTS = "hdserve_marks", "hdserve_thoughts"
 _MAX_DIVISOR_STATES = 40_000
 """The most states of ``multipleOf``, which compile in at most about 0.2 s and 20 MB."""
 
@@ -108,11 +108,33 @@ def lark(grammar: str, marks: Mapping[str, str] | None = None) -> str:
     return json.dumps({"grammars": [{**form, _MARKS: marks} if marks else form]})
 
 
-def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> str:
+def behind(
+    rules: str, answer: str, marks: Mapping[str, str], thoughts: Mapping[str, Sequence[str]]
+) -> str:
+    """Return a grammar of texts that end in one of another grammar.
+
+    Args:
+        rules: those of ``start``, as for :func:`lark`, in which ``@answer`` is the other grammar.
+        answer: the other grammar, made by a function of this module.
+        marks: as for :func:`lark`.
+        thoughts: further rules by their names.  Each is any tokens up to and with the first mark of
+            its list; none of them is another mark of the list, or ends the output.
+    """
+    form = {"lark_grammar": rules, _MARKS: marks, _THOUGHTS: thoughts}
+    first, *others = json.loads(answer)["grammars"]
+    return json.dumps({"grammars": [form, {**first, "name": "answer"}, *others]})
+
+
+def with_marks(
+    grammar: str,
+    special_token_id: Callable[[str], int | None],
+    ending_token_ids: Iterable[int] = (),
+) -> str:
     """Return ``grammar`` as llguidance takes it, with marks as special tokens of a vocabulary.
 
     Args:
         special_token_id: the id of a text that is a special token.
+        ending_token_ids: those that end the output.
     """
     if f'"{_MARKS}"' not in grammar:
         return grammar
@@ -124,6 +146,9 @@ def with_marks(grammar: str, special_token_id: Callable[[str], int | None]) -> s
             token_id = special_token_id(text)
             mark = quoted(text) if token_id is None else f"<[{token_id}]>"
             form["lark_grammar"] += f"\n{name}: {mark}"
+        for name, texts in form.pop(_THOUGHTS, {}).items():
+            token_ids = [special_token_id(text) for text in texts]
+            form["lark_grammar"] += _thought(name, texts[0], [*token_ids, *ending_token_ids])
     return json.dumps({**json.loads(grammar), "grammars": forms}) if forms else grammar
 
 
@@ -139,13 +164,33 @@ def _forms(grammar: str) -> list[dict[str, Any]]:
     return forms
 
 
+def _thought(name: str, mark: str, barred: Sequence[int | None]) -> str:
+    """Write the rule of tokens up to ``mark``, which is the first of those that are barred before
+    it, or, where it is no token, of text up to it."""
+    if barred[0] is None:
+        return f"\n{name}[suffix={quoted(mark)}]: /(?s:.*)/"
+    others = ",".join(str(token_id) for token_id in barred if token_id is not None)
+    return f"\n{name}: {name}_token* <[{barred[0]}]>\n{name}_token: <[^{others}]>"
+
+
 def _has_right_marks(form: Mapping[str, Any]) -> bool:
-    if _MARKS not in form:
+    if _MARKS not in form and _THOUGHTS not in form:
         return True
-    marks = form[_MARKS]
-    if not isinstance(marks, dict) or not isinstance(form.get("lark_grammar"), str):
+    marks, thoughts = form.get(_MARKS), form.get(_THOUGHTS, {})
+    if not isinstance(form.get("lark_grammar"), str):
         return False
-    return all(isinstance(text, str) for text in marks.values())
+    return _are_texts(marks) and _are_lists_of_texts(thoughts)
+
+
+def _are_texts(named: Any) -> bool:
+    return isinstance(named, dict) and all(isinstance(text, str) for text in named.values())
+
+
+def _are_lists_of_texts(named: Any) -> bool:
+    return isinstance(named, dict) and all(
+        isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
+        for texts in named.values()
+    )
 
 
 def either(*grammars: str) -> str:

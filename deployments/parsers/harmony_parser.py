@@ -8,12 +8,15 @@ from enum import Enum, auto
 
 from deployments.parsers.marks import without_part
 from deployments.parsers.reasoning_parser import ReasoningParser, Split
+from hdserve import grammar
 
 _START, _CHANNEL, _MESSAGE, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+_CONSTRAIN = "<|constrain|>"
 _CLOSING = ("<|end|>", "<|return|>", _CALL)
 _OPENING = (_START, _CHANNEL)
 _END = re.compile("|".join(map(re.escape, (*_CLOSING, *_OPENING))))
 _HEADER_BEGINNINGS = (*_OPENING, "to=")
+_BARE_TEXT = re.compile(rf"{re.escape(_START)}assistant(?=[^\s<])")
 _MAX_HEADER = 256
 _NAME = re.compile(r"\bto=functions\.([\w.-]{1,128})")
 
@@ -48,6 +51,21 @@ class HarmonyParser(ReasoningParser):
         self._has_begun = is_open
         if is_open:
             self._kind, self.has_reasoned = _Kind.REASONING, True
+
+    @classmethod
+    def grammar(cls, answer: str, *, is_open: bool) -> str:
+        """Return the grammar of messages of the channel ``analysis``, and an answer in the channel
+        ``final``, or in that which it names itself, as calls do."""
+        begun = "thought next" if is_open else ""
+        header = "header?" if _CHANNEL in answer else "header"
+        rules = [
+            f'start: {begun} (channel "analysis" message thought next)* {header} @answer',
+            'next: begin "assistant"',
+            'header: channel "final" (" " constrain "json")? message',
+        ]
+        marks = {"begin": _START, "channel": _CHANNEL, "message": _MESSAGE, "constrain": _CONSTRAIN}
+        thoughts = {"thought": [cls.CLOSE, *_OPENING, _MESSAGE]}
+        return grammar.behind("\n".join(rules), answer, marks, thoughts)
 
     @property
     def is_over(self) -> bool:
@@ -88,6 +106,9 @@ class HarmonyParser(ReasoningParser):
     def _begin(self) -> Split:
         """Read a header, if it is complete; what cannot be one is text."""
         begun = self._held.lstrip()
+        if bare := _BARE_TEXT.match(begun):
+            self._held, self._kind, self._has_begun = begun[bare.end() :], _Kind.TEXT, True
+            return Split("", "")
         at = begun.find(_MESSAGE, 0, _MAX_HEADER + len(_MESSAGE))
         is_too_long = at < 0 and len(begun) >= _MAX_HEADER + len(_MESSAGE)
         if is_too_long or not _may_begin_header(begun):

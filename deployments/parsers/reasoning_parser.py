@@ -31,6 +31,16 @@ class ReasoningParser(ABC):
         self._is_open = is_open
         self.has_reasoned = False
 
+    @classmethod
+    @abstractmethod
+    def grammar(cls, answer: str, *, is_open: bool) -> str:
+        """Return the grammar of reasoning and, behind it, an answer of another grammar.
+
+        Args:
+            answer: the other grammar (:mod:`hdserve.grammar`).
+            is_open: as of a parser; without it there may be the answer alone.
+        """
+
     @property
     @abstractmethod
     def is_over(self) -> bool:

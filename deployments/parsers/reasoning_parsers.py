@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
+from typing import ClassVar
 
 from deployments.parsers.harmony_parser import HarmonyParser
 from deployments.parsers.marks import num_held
 from deployments.parsers.reasoning_parser import ReasoningParser, Split
+from hdserve import grammar
 
 
 class _Stage(Enum):
@@ -26,12 +28,22 @@ class ThinkParser(ReasoningParser):
     """
 
     OPEN, CLOSE = "<think>", "</think>"
+    _NAME: ClassVar[str] = ""
+    """The end of the opening mark that is no part of a special token."""
 
     def __init__(self, *, is_open: bool) -> None:
         super().__init__(is_open=is_open)
         self._stage = _Stage.BEFORE
         self._held = ""
         self._is_blank = True
+
+    @classmethod
+    def grammar(cls, answer: str, *, is_open: bool) -> str:
+        name = grammar.quoted(cls._NAME) if cls._NAME else ""
+        reasoning = "thought blank" if is_open else f"(opening {name} thought blank)?"
+        rules = [f"start: {reasoning} @answer", r"blank: /\n{0,2}/"]
+        marks = {"opening": cls.OPEN.removesuffix(cls._NAME)}
+        return grammar.behind("\n".join(rules), answer, marks, {"thought": [cls.CLOSE]})
 
     @property
     def is_over(self) -> bool:
@@ -99,6 +111,7 @@ class GemmaThinkParser(ThinkParser):
     nothing."""
 
     OPEN, CLOSE = "<|channel>thought", "<channel|>"
+    _NAME = "thought"
 
 
 REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {

@@ -178,13 +178,18 @@ class ModelServer:
     async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
         with self._tracing.generation(request, self._config.name) as trace:
             with self._engine.room(request.num_prompts, request.num_choices):
-                request = self._reasoning.prepared(request)
+                request = await self._prepared(request)
                 sequences = await self._sequence_builder.build_off_loop(request)
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
             async with aclosing(self._records.stream(request, sequences, trace)) as found:
                 async for records in found:
                     yield records
+
+    async def _prepared(self, request: GenerationRequest) -> GenerationRequest:
+        size = request.num_body_bytes if self._reasoning.may_wait(request) else 0
+        chat_text = self._sequence_builder.chat_text
+        return await self._off_loop(size, self._reasoning.prepared, request, chat_text)
 
     @tells_faults
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,23 +58,52 @@ class ReasoningReaders:
             self._is_special(mark) for mark in (parser.OPEN, parser.CLOSE)
         )
 
-    def prepared(self, request: GenerationRequest) -> GenerationRequest:
-        """Return ``request`` with special tokens included in its text, if the marks are such tokens
-        and the request does not say otherwise."""
+    def may_wait(self, request: GenerationRequest) -> bool:
+        """Whether the grammar of ``request``, if it has one, may apply to what follows reasoning:
+        it is a chat, and the marks can be read in its text."""
+        is_held = bool(request.messages) and "grammar" in request.sampling
+        is_without = self._has_special_marks and request.sampling.get("skip_special_tokens")
+        return self._parser is not None and is_held and not is_without
+
+    def prepared(
+        self, request: GenerationRequest, chat_text: Callable[[GenerationRequest], str]
+    ) -> GenerationRequest:
+        """Return ``request`` with room for reasoning before what a grammar holds, if the prompt
+        leaves some, and with special tokens included in its text, if the marks are such tokens and
+        the request does not say otherwise.
+
+        Args:
+            chat_text: makes the prompt of a chat; called if the request :meth:`may_wait`.
+
+        Raises:
+            InvalidRequest: the template is wrong.
+        """
+        if self.may_wait(request):
+            request = self._reasoning_first(request, chat_text(request))
         if not self._has_special_marks or not _may_reason(request):
             return request
         return replace(request, sampling={"skip_special_tokens": False, **request.sampling})
+
+    def _reasoning_first(self, request: GenerationRequest, prompt: str) -> GenerationRequest:
+        assert self._parser is not None
+        is_open = _is_open(request, self._parser, prompt)
+        if not is_open and _is_over(request, self._parser, prompt):
+            return request
+        grammar = self._parser.grammar(request.sampling["grammar"], is_open=is_open)
+        return replace(
+            request, sampling={**request.sampling, "grammar": grammar}, reasons_first=True
+        )
 
     def of(
         self, request: GenerationRequest, sequences: Sequence[core.Sequence]
     ) -> Mapping[str, ReasoningReader]:
         """Return the readers of ``sequences``, which have no output yet, by their ids; none if
-        nothing is separated: with a grammar, the answer begins with the first token."""
+        nothing is separated, as when a grammar holds the answer from its first token on."""
         parser = self._parser
         if parser is None or not _may_reason(request):
             return {}
         end = self._tokenizer.decode(sequences[0].token_ids[-_MAX_OPENING_TOKENS:])
-        is_open = end.rstrip().endswith(parser.OPEN) or _goes_on_reasoning(request, parser)
+        is_open = _is_open(request, parser, end)
         return {seq.request_id: ReasoningReader(parser(is_open=is_open)) for seq in sequences}
 
     def _is_special(self, mark: str) -> bool:
@@ -92,6 +121,17 @@ def _add(pieces: list[Split], piece: Split) -> None:
         pieces[-1] = Split(last.reasoning + piece.reasoning, last.text + piece.text)
 
 
+def _is_open(request: GenerationRequest, parser: type[ReasoningParser], prompt: str) -> bool:
+    """Whether the answer begins within reasoning; of ``prompt`` the end will do."""
+    return prompt.rstrip().endswith(parser.OPEN) or _goes_on_reasoning(request, parser)
+
+
+def _is_over(request: GenerationRequest, parser: type[ReasoningParser], prompt: str) -> bool:
+    """Whether an answer that does not begin within reasoning has no place for some."""
+    goes_on = request.chat_end is ChatEnd.IN_LAST_MESSAGE
+    return goes_on or prompt.rstrip().endswith(parser.CLOSE)
+
+
 def _goes_on_reasoning(request: GenerationRequest, parser: type[ReasoningParser]) -> bool:
     """Whether the answer continues a message that breaks off within the reasoning at its
     beginning."""
@@ -102,4 +142,5 @@ def _goes_on_reasoning(request: GenerationRequest, parser: type[ReasoningParser]
 
 
 def _may_reason(request: GenerationRequest) -> bool:
-    return bool(request.messages) and "grammar" not in request.sampling
+    is_held = "grammar" in request.sampling and not request.reasons_first
+    return bool(request.messages) and not is_held

@@ -148,7 +148,7 @@ class SequenceBuilder:
     def _beginnings(self, request: GenerationRequest, num_tokens: int) -> Iterator[TextBeginning]:
         """Yield whole prompts, but for those that have far more than ``num_tokens``."""
         if request.messages:
-            text = self._chat(request)
+            text = self.chat_text(request)
             yield encode_beginning(self._tokenizer, text, num_tokens, adds_special_tokens=False)
         for prompt in request.prompts:
             if isinstance(prompt, str):
@@ -162,9 +162,14 @@ class SequenceBuilder:
         Raises:
             InvalidRequest: the template is wrong.
         """
-        return self._tokenizer.encode(self._chat(request), adds_special_tokens=False)
+        return self._tokenizer.encode(self.chat_text(request), adds_special_tokens=False)
 
-    def _chat(self, request: GenerationRequest) -> str:
+    def chat_text(self, request: GenerationRequest) -> str:
+        """Return the text of a conversation, as the chat template makes it.
+
+        Raises:
+            InvalidRequest: the template is wrong.
+        """
         options = {**self._effort(request), **request.template_options}
         return self._tokenizer.render_chat(
             request.messages, options, request.tools, request.chat_end

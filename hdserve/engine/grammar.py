@@ -80,8 +80,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._step_fuel = step_fuel
         self._backend = tokenizer.backend
-        self._special_tokens = _special_tokens(tokenizer)
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
+        self._special_tokens = _special_tokens(tokenizer, self._tokenizer)
         self._limits = parser_limits(step_fuel)
         self._found: OrderedDict[str, _Compiled | InvalidRequest] = OrderedDict()
         self._lock = threading.Lock()
@@ -146,7 +146,8 @@ class Grammars:
             raise Unsupported("structured output is not supported for this tokenizer", "grammar")
         found: _Compiled | InvalidRequest
         if compiles_in_time(with_marks(grammar, lambda _: None), self._step_fuel):
-            form = with_marks(grammar, self._special_token_id)
+            ending = self._tokenizer.eos_tokens
+            form = with_marks(grammar, self._special_token_id, ending)
             if any(spells(form, text) for text in self._special_tokens):
                 form = unforced(form)
             found = self._guided(self._begun(form))
@@ -282,9 +283,14 @@ class GrammarState:
             self._matcher.consume_tokens(self._token_ids[begin : begin + _NUM_TOKENS_OF_A_MASK])
 
 
-def _special_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
-    added = tokenizer.backend.get_added_tokens_decoder().values()
-    return tuple(token.content for token in added if token.special)
+def _special_tokens(tokenizer: Tokenizer, known: LLTokenizer | None) -> tuple[str, ...]:
+    """The texts of tokens that llguidance takes for no text, some of which are in a text."""
+    added = tokenizer.backend.get_added_tokens_decoder().items()
+    return tuple(
+        token.content
+        for token_id, token in added
+        if token.special or (known is not None and known.is_special_token(token_id))
+    )
 
 
 def _make_tokenizer(

@@ -141,17 +141,26 @@ def test_streams(client: openai.OpenAI, options: dict[str, Any]) -> None:
     assert last.usage.to_dict() == (whole.usage and whole.usage.to_dict())
 
 
-def test_a_form_leaves_no_room_for_it(client: openai.OpenAI) -> None:
-    """The grammar holds the answer from its first token on."""
-    answer = client.chat.completions.create(
-        model=THINKER,
-        messages=QUESTION,
-        seed=3,
-        extra_body={"guided_choice": ["yes", "no </think> no"]},
-    )
-    message = answer.choices[0].message
-    assert message.content in ("yes", "no </think> no")
-    assert "reasoning_content" not in (message.model_extra or {})
+def test_a_form_is_that_of_the_answer(client: openai.OpenAI, options: dict[str, Any]) -> None:
+    """It holds behind the mark, for a call that is required, too; reasoning may take all tokens."""
+    tool: Any = {"type": "function", "function": {"name": "f"}}
+    ends = set()
+    for seed in SEEDS:
+        held = {"guided_choice": ["yes", "no </think> no"]}
+        chosen = {**options, "seed": seed, "model": THINKER, "max_tokens": 80}
+        answer = client.chat.completions.create(**{**chosen, "extra_body": held})
+        (choice,) = answer.choices
+        assert "reasoning_content" in (choice.message.model_extra or {})
+        is_whole = choice.finish_reason == "stop"
+        assert choice.message.content in (("yes", "no </think> no") if is_whole else (None,))
+        called = client.chat.completions.create(**chosen, tools=[tool], tool_choice="required")
+        (choice,) = called.choices
+        assert "reasoning_content" in (choice.message.model_extra or {})
+        if choice.finish_reason != "length":
+            assert choice.message.tool_calls
+            assert choice.message.content is None
+        ends |= {(is_whole, choice.finish_reason)}
+    assert (True, "tool_calls") in ends
 
 
 def test_responses(client: openai.OpenAI) -> None:
@@ -177,6 +186,9 @@ def test_responses(client: openai.OpenAI) -> None:
     )
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.output_text == ""
+    tool = {"type": "function", "name": "f"}
+    called = client.responses.create(**chosen, tools=[tool], tool_choice="required")
+    assert [item.type for item in called.output] == ["reasoning"]
     again = [{"role": "user", "content": "hi"}, thought.to_dict(), QUESTION[0]]
     assert client.responses.create(**{**chosen, "input": again}).output
 
@@ -200,6 +212,9 @@ def test_messages(application: ServedApplication) -> None:
         pieces = [event.thinking for event in stream if event.type == "thinking"]
         assert stream.get_final_message().content == whole.content
     assert "".join(pieces) == thought.thinking
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    called = client.messages.create(**chosen, tools=[tool], tool_choice={"type": "any"})
+    assert [block.type for block in called.content] == ["thinking"]
     answered = [thought.to_dict(), {"type": "text", "text": "When?"}]
     again = [*QUESTION, {"role": "assistant", "content": answered}, *QUESTION]
     counts = [

@@ -220,6 +220,10 @@ def test_what_cannot_be_held_is_refused(schema: dict[str, Any]) -> None:
         '{"grammars": [{"lark_grammar": 5, "hdserve_marks": {"A": "a"}}]}',
         '{"grammars": [{"lark_grammar": "start: A", "hdserve_marks": {"A": 5}}]}',
         '{"grammars": [{"hdserve_marks": {"A": "a"}}]}',
+        '{"grammars": [{"lark_grammar": "start: A", "hdserve_marks": {}, "hdserve_thoughts": 5}]}',
+        '{"grammars": [{"lark_grammar": "", "hdserve_marks": {}, "hdserve_thoughts": {"A": []}}]}',
+        '{"grammars": [{"lark_grammar": "", "hdserve_marks": {}, "hdserve_thoughts": {"A": [5]}}]}',
+        '{"grammars": [{"hdserve_thoughts": {"A": ["a"]}}, {"hdserve_marks": {}}]}',
         '{"grammars": ["hdserve_marks"]}',
         '["hdserve_marks"]',
         '["<end>"]',
@@ -227,7 +231,7 @@ def test_what_cannot_be_held_is_refused(schema: dict[str, Any]) -> None:
         '"hdserve_marks"' + "[" * 100_000,
         "[" * 100_000 + '"hdserve_marks"',
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_grammars_that_nothing_here_makes_are_refused(text: str) -> None:
     """Whoever wrote them; with no error of what reads them."""

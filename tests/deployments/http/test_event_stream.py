@@ -253,6 +253,11 @@ def test_error_events_have_the_form_of_their_api(tmp_path: Path) -> None:
     assert kinds == {
         "/v1/chat/completions": [None],
         "/v1/completions": [None],
-        "/v1/responses": ["response.created", "response.in_progress", "error"],
+        "/v1/responses": [
+            "response.created",
+            "response.in_progress",
+            "error",
+            "response.failed",
+        ],
         "/v1/messages": ["error"],
     }

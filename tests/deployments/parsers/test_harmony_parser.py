@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from deployments.parsers.harmony_parser import HarmonyParser
 from deployments.parsers.reasoning_parser import Split
+from deployments.parsers.tool_parser import Function
 from deployments.parsers.tool_parsers import HarmonyToolParser
+from hdserve import grammar
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from tests.deployments.parsers.calls import ToolCall, joined
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|>"
@@ -35,6 +40,7 @@ CASES: list[tuple[bool, str, str, str]] = [
     (False, '{"a": 1}', "", '{"a": 1}'),
     (False, "", "", ""),
     (False, f"<|channel|>{'x' * 300}", "", "x" * 300),
+    (False, f'{ANALYSIS}<|start|>assistant{{"a": 1}}', "Two and two.", '{"a": 1}'),
     # Calls, of which there are two ways to write.
     (False, f"{ANALYSIS}<|start|>assistant{CALL}", "Two and two.", CALL),
     (
@@ -126,3 +132,58 @@ def test_calls_reach_their_parser(size: int) -> None:
         parts += calls.push(reasoning.push(text[start : start + size]).text)
     parts += [*calls.push(reasoning.finish().text), *calls.finish()]
     assert joined(parts) == ("Wait.", [ToolCall("f", '{"a":1}')])
+
+
+MARKS = ("start", "channel", "message", "constrain", "end", "return", "call")
+ANSWER = grammar.json_schema({"properties": {"a": {"type": "integer"}}, "required": ["a"]})
+HELD_CALLS = HarmonyToolParser.grammar([Function("f", {"type": "object"})], is_one=True)
+HELD_CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+FORMS: dict[str, tuple[str, list[str]]] = {
+    "schema": (ANSWER, ["<|channel|>final<|message|>"]),
+    "typed": (ANSWER, ["<|channel|>final <|constrain|>json<|message|>"]),
+    "call": (HELD_CALLS, [""]),
+    "schema or call": (grammar.either(HELD_CALLS, ANSWER), ["", "<|channel|>final<|message|>"]),
+}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tokens", "texts"])
+def known(request: pytest.FixtureRequest) -> tuple[Tokenizer, Grammars]:
+    """A tokenizer that has the marks as tokens, and one that has not."""
+    backend = load_tokenizer("hdserve-mini").backend
+    if request.param:
+        backend.add_special_tokens([f"<|{name}|>" for name in MARKS])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size, {2})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_what_a_grammar_holds_is_what_is_read(
+    form: str, number: int, is_open: bool, known: tuple[Tokenizer, Grammars]
+) -> None:
+    """Messages of reasoning, if there are some, then an answer with the header of its channel, or
+    a call with its own."""
+    tokenizer, grammars = known
+    answer, headers = FORMS[form]
+    text = HarmonyParser.grammar(answer, is_open=is_open)
+    next_message = "<|end|><|start|>assistant"
+    thoughts = f"{ANALYSIS}<|start|>assistant" * number
+    before = f"So {{}}{next_message}{thoughts}" if is_open else thoughts
+
+    def allows(written: str) -> bool:
+        state = grammars.state(text)
+        for token_id in [*tokenizer.encode(written, adds_special_tokens=False), 2]:
+            state.push(token_id)
+        return state.error is None and state.is_complete
+
+    said, wrong = (HELD_CALL, "{}") if form == "call" else ('{"a": 1}', '{"b": 1}')
+    for header in headers:
+        assert allows(f"{before}{header}{said}")
+        assert not allows(f"{before}{header}{wrong}")
+        assert allows(f"{header}{said}") is not is_open
+        wanted = CALL.removesuffix("<|call|>") if form == "call" else said
+        reasoning = ["So {}"] * is_open + ["Two and two."] * number
+        assert read(is_open, [f"{before}{header}{said}"]) == ("\n".join(reasoning), wanted)
+    assert not allows(f"{before}<|channel|>analysis<|message|>Hm.")
+    assert not allows(f"{before}<|channel|>commentary<|message|>Hm.{next_message}{said}")

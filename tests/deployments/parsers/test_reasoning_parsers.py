@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from deployments.parsers.reasoning_parser import Split
 from deployments.parsers.reasoning_parsers import (
@@ -14,6 +15,9 @@ from deployments.parsers.reasoning_parsers import (
     MistralThinkParser,
     ThinkParser,
 )
+from hdserve import grammar
+from hdserve.engine.grammar import Grammars
+from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 
 CLOSED: list[tuple[str, str, str]] = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", "Two and two.", "Four."),
@@ -138,3 +142,58 @@ def test_marks_of_gemma() -> None:
     assert parser.push("|>Four.") == ("", "Four.")
     parser = GemmaThinkParser(is_open=False)
     assert parser.push("<|channel>thought\n<channel|>Four.") == ("", "Four.")
+
+
+MARKS = ("[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<think>", "</think>")
+ANSWER = grammar.json_schema({"properties": {"a": {"type": "integer"}}, "required": ["a"]})
+PARSERS: list[type[ThinkParser]] = [ThinkParser, MistralThinkParser, GemmaThinkParser]
+
+
+@pytest.fixture(scope="module")
+def marked() -> tuple[Tokenizer, Grammars]:
+    """A tokenizer that has the marks as tokens."""
+    backend = load_tokenizer("hdserve-mini").backend
+    backend.add_special_tokens([*MARKS])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return tokenizer, Grammars(tokenizer, tokenizer.vocab_size, {2})
+
+
+def allows(tokenizer: Tokenizer, grammars: Grammars, form: str, written: str) -> bool:
+    """Whether ``written`` is a whole text of a grammar."""
+    state = grammars.state(form)
+    for token_id in [*tokenizer.encode(written, adds_special_tokens=False), 2]:
+        if state.is_complete and token_id != 2:
+            return False
+        state.push(token_id)
+    return state.error is None and state.is_complete
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("has_tokens", [True, False])
+@settings(max_examples=10)
+@given(is_open=st.booleans(), thought=st.text(max_size=30), blank=st.sampled_from(["", "\n\n"]))
+def test_what_a_grammar_holds_is_what_is_read(
+    parser: type[ThinkParser],
+    has_tokens: bool,
+    marked: tuple[Tokenizer, Grammars],
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+    is_open: bool,
+    thought: str,
+    blank: str,
+) -> None:
+    """Behind any reasoning, whether or not the marks are tokens; without an open one, the answer
+    may be there alone."""
+    if parser.CLOSE in thought or thought.lstrip().startswith(parser.OPEN):
+        return
+    of = marked if has_tokens else (tokenizer, grammars)
+    form = parser.grammar(ANSWER, is_open=is_open)
+    opening = "" if is_open else f"{parser.OPEN}\n"
+    before = f"{opening}{thought}{parser.CLOSE}{blank}"
+    assert allows(*of, form, f'{before}{{"a": 5}}')
+    assert not allows(*of, form, f'{before}{{"b": 5}}')
+    assert not allows(*of, form, before)
+    assert allows(*of, form, '{"a": 5}') is not is_open
+    reader = parser(is_open=is_open)
+    splits = [*map(reader.push, f'{before}{{"a": 5}}'), reader.finish()]
+    assert joined(splits) == (thought.strip(), '{"a": 5}')

@@ -15,6 +15,7 @@ from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.reasoning_parsers import HarmonyParser, ThinkParser
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
+from hdserve import grammar
 from hdserve.conversation import ChatEnd
 from hdserve.core import DraftCounts, FinishReason, SamplingParams, Sequence, Source, StepOutput
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
@@ -194,8 +195,81 @@ def test_marks_that_are_special_tokens(tmp_path: Path, is_special: bool) -> None
 
     def sampling(**chosen: Any) -> dict[str, Any]:
         request = GenerationRequest("id", messages=CHAT.messages, sampling=chosen)
-        return dict(readers.prepared(request).sampling)
+        return dict(readers.prepared(request, lambda _: "<think></think>").sampling)
 
     assert sampling() == ({"skip_special_tokens": False} if is_special else {})
     assert sampling(skip_special_tokens=True) == {"skip_special_tokens": True}
     assert sampling(grammar="g") == {"grammar": "g"}
+
+
+ANSWER = grammar.json_object()
+HELD = replace(CHAT, sampling={"grammar": ANSWER, "temperature": 0.5})
+
+
+@pytest.mark.parametrize("end", ["", " ", "\n\n"])
+@pytest.mark.parametrize(
+    ("prompt", "has_room", "is_open"),
+    [
+        ("assistant\n<think>", True, True),
+        ("assistant\n", True, False),
+        ("assistant\n<think>\n\n</think>", False, False),
+        ("<think>a</think>\nuser\n<think>\nassistant\n", True, False),
+    ],
+)
+def test_a_grammar_leaves_room_for_reasoning(
+    tokenizer: Tokenizer, prompt: str, has_room: bool, is_open: bool, end: str
+) -> None:
+    """Unless the prompt has closed it: what is told apart then is what the grammar does not
+    hold."""
+    readers = ReasoningReaders(ThinkParser, tokenizer)
+    prepared = readers.prepared(HELD, lambda request: f"{prompt}{end}" * (request is HELD))
+    assert prepared.reasons_first is has_room
+    wanted = ThinkParser.grammar(ANSWER, is_open=is_open) if has_room else ANSWER
+    assert prepared.sampling == {"grammar": wanted, "temperature": 0.5}
+    seq = sequence(tokenizer, prompt + end)
+    assert bool(readers.of(prepared, [seq])) is has_room
+    for reader in readers.of(prepared, [seq]).values():
+        begun = "Hm" if is_open else "<think>Hm"
+        assert reader.read(output(seq, begun, "</think>", "{}", is_last=True)) == [("Hm", "{}")]
+
+
+@pytest.mark.parametrize(("begun", "is_open"), [("<think>\nLet me", True), ("So", False)])
+def test_a_held_message_may_go_on_in_thought(
+    tokenizer: Tokenizer, begun: str, is_open: bool
+) -> None:
+    """One that says something already does not begin to think."""
+    said = (*CHAT.messages, {"role": "assistant", "content": begun})
+    goes_on = replace(HELD, messages=said, chat_end=ChatEnd.IN_LAST_MESSAGE)
+    prepared = ReasoningReaders(ThinkParser, tokenizer).prepared(goes_on, lambda _: begun)
+    assert prepared.reasons_first is is_open
+    wanted = ThinkParser.grammar(ANSWER, is_open=True) if is_open else ANSWER
+    assert prepared.sampling["grammar"] == wanted
+
+
+def test_whose_grammar_holds_from_the_first_token_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """That of a model without a parser, of a plain completion, and of an answer whose marks are
+    not in its text; none of them has its prompt made twice."""
+
+    def prompt(_: GenerationRequest) -> str:
+        raise AssertionError
+
+    source = bundled_model_path("hdserve-tiny")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "m")
+    with_think_marks(tmp_path / "m", is_special=True)
+    marked = ReasoningReaders(ThinkParser, load_tokenizer(str(tmp_path / "m")))
+    without = replace(HELD, sampling={"grammar": ANSWER, "skip_special_tokens": True})
+    plain = ReasoningReaders(ThinkParser, tokenizer)
+    completion = GenerationRequest("id", prompts=("a",), sampling={"grammar": ANSWER})
+    for readers, request in (
+        (ReasoningReaders(None, tokenizer), HELD),
+        (plain, completion),
+        (marked, without),
+    ):
+        assert not readers.may_wait(request)
+        assert readers.prepared(request, prompt) == request
+    shown = plain.prepared(without, lambda _: "<think>")
+    assert shown.reasons_first
+    kept = marked.prepared(HELD, lambda _: "<think>")
+    assert kept.reasons_first
+    assert kept.sampling["skip_special_tokens"] is False
