@@ -27,19 +27,19 @@ from hdserve.engine.attention import packed_attention
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compilation import compile_model
-from hdserve.engine.devices import multiplies_bfloat16, multiplies_tiles
-from hdserve.engine.kernels.registers import HAS_PAIRS
-from hdserve.engine.kernels.turned_tiles import MOST_STREAMS
+from hdserve.engine.devices import has_amx_bf16, multiplies_bfloat16
+from hdserve.engine.kernels.prepacked_tiles import MAX_STREAMS
+from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache import KVCache, KVShape, align
 from hdserve.engine.loader import load_model
 from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.row_linear import multiply_rows
+from hdserve.engine.prepacked_linear import multiply_prepacked
+from hdserve.engine.prepacked_weights import prepack
 from hdserve.engine.sampler import choose_one
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.skinny_linear import multiply_rows
 from hdserve.engine.step_context import running
-from hdserve.engine.tree_attention import TreeAttention
-from hdserve.engine.turned_linear import multiply_turned
-from hdserve.engine.turned_weights import turn
+from hdserve.engine.tree_attention import CpuTreeAttention
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
@@ -103,7 +103,7 @@ def attention(
     query, key, value = (torch.randn(size).to(dtype) for _ in range(3))
     layer = SimpleNamespace(layer_idx=0)
 
-    def attend(used: TreeAttention | None) -> Work:
+    def attend(used: CpuTreeAttention | None) -> Work:
         plan = build_batch(chunks, cache, CPU, Shapes(is_exact=used is not None), used, workers)
 
         def work() -> None:
@@ -112,13 +112,13 @@ def attention(
 
         return work
 
-    vectors = TreeAttention(cache, workers, uses_tiles=False, uses_pairs=False)
+    vectors = CpuTreeAttention(cache, workers, uses_amx=False, uses_bf16_dot=False)
     contenders = {"PyTorch": attend(None), "kernel": attend(vectors)}
-    if HAS_PAIRS and dtype == torch.bfloat16:
-        contenders["kernel, pairs"] = attend(TreeAttention(cache, workers, uses_tiles=False))
-    tiles = TreeAttention(cache, workers)
-    if tiles.uses_tiles:
-        contenders["kernel, tiles"] = attend(tiles)
+    if HAS_AVX512_BF16 and dtype == torch.bfloat16:
+        contenders["kernel, bf16 dot"] = attend(CpuTreeAttention(cache, workers, uses_amx=False))
+    amx = CpuTreeAttention(cache, workers)
+    if amx.uses_amx:
+        contenders["kernel, AMX"] = attend(amx)
     return best_ms(contenders, num_rounds)
 
 
@@ -144,21 +144,21 @@ def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) 
     if multiplies_bfloat16(CPU):
         contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
         contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
-    if HAS_PAIRS:
+    if HAS_AVX512_BF16:
         inputs = rows.bfloat16()
-        for num_streams in range(1, MOST_STREAMS + 1):
-            turned = [turn(weight, num_streams) for weight in halves]
-            contenders[f"kernel, turned, streams: {num_streams}"] = partial(
-                multiply_all, turned, inputs, num_outputs, workers
+        for num_streams in range(1, MAX_STREAMS + 1):
+            prepacked = [prepack(weight, num_streams) for weight in halves]
+            contenders[f"kernel, prepacked, streams: {num_streams}"] = partial(
+                multiply_all, prepacked, inputs, num_outputs, workers
             )
     return best_ms(contenders, num_rounds)
 
 
 def multiply_all(
-    turned: list[torch.Tensor], rows: torch.Tensor, num_outputs: int, workers: Workers
+    prepacked: list[torch.Tensor], rows: torch.Tensor, num_outputs: int, workers: Workers
 ) -> None:
-    for weight in turned:
-        multiply_turned(rows, weight, None, num_outputs, workers)
+    for weight in prepacked:
+        multiply_prepacked(rows, weight, None, num_outputs, workers)
 
 
 def choices(vocab_size: int, params: SamplingParams, num_rounds: int) -> dict[str, float]:
@@ -179,9 +179,9 @@ def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float
         "float32": EngineConfig(exact=False, dtype="float32"),
         "float32, exact": EngineConfig(exact=True, dtype="float32"),
     }
-    if multiplies_tiles(CPU, torch.bfloat16):
-        tiled = EngineConfig(exact=True, compile=True, dtype="bfloat16")
-        engines |= {"bfloat16 in tiles, exact, Python": tiled, "bfloat16 in tiles, exact": tiled}
+    if has_amx_bf16(CPU, torch.bfloat16):
+        exact = EngineConfig(exact=True, compile=True, dtype="bfloat16")
+        engines |= {"bfloat16, AMX, exact, Python": exact, "bfloat16, AMX, exact": exact}
     runners = {}
     for name, engine in engines.items():
         loaded = load_model(ModelConfig(name=model, model=model, engine=engine))

@@ -99,7 +99,7 @@ def make_runner(model: LoadedModel) -> ModelRunner:
     runner = ModelRunner(model, cache, max_draft_tokens=MAX_DRAFT_TOKENS)
     runner.compile_with(compile_model(model))
     runner.warm_up(256)
-    assert runner.attends_by_blocks, "the log says why"
+    assert runner.attends_in_one_call, "the log says why"
     return runner
 
 

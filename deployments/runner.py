@@ -40,8 +40,8 @@ from hdserve.config.deployed import (
     OWN_CLUSTER,
     read_deployed_config,
 )
+from hdserve.doctor.capacity import compare_resources
 from hdserve.doctor.finding import Verdict
-from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
 from hdserve.process_session import kill_session
 

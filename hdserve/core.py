@@ -174,8 +174,9 @@ class SamplingParams(_Parameters):
         return self.temperature == 0.0
 
     @property
-    def has_history_terms(self) -> bool:
-        """Whether a choice depends on the tokens before it other than through the logits."""
+    def needs_logits_processor(self) -> bool:
+        """Whether a choice depends on more than the model's logits: penalties, biases, allowed
+        tokens or ``min_tokens``."""
         return bool(self.has_lasting_terms or self.min_tokens)
 
     @property

@@ -13,7 +13,7 @@ from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.build import build_engine
-from hdserve.engine.compilation import Faster
+from hdserve.engine.compilation import CompilationResult
 from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import prepare_model
@@ -29,8 +29,8 @@ def make_engine(
     max_draft_tokens: int = 12,
     adapts_budget: bool = False,
     grammars: Grammars | None = None,
-    faster: Future[Faster] | None = None,
-    uses_blocks: bool | None = None,
+    compilation: Future[CompilationResult] | None = None,
+    attends_in_one_call: bool | None = None,
     **engine_options: Any,
 ) -> Engine:
     """An engine in float64 around a tiny Llama, or around ``model``."""
@@ -50,8 +50,8 @@ def make_engine(
         tuple(drafters),
         tokenizer,
         grammars=grammars,
-        begin_to_compile=None if faster is None else lambda *_: faster,
-        uses_blocks=uses_blocks,
+        start_compilation=None if compilation is None else lambda *_: compilation,
+        attends_in_one_call=attends_in_one_call,
     )
 
 

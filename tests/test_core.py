@@ -76,7 +76,7 @@ def test_what_is_true_or_false_of_drafts(name: str) -> None:
 
 
 def test_more_tokens_than_any_vocabulary_has_cannot_be_allowed() -> None:
-    assert SamplingParams(allowed_token_ids=(1,) * MAX_ALLOWED_TOKEN_IDS).has_history_terms
+    assert SamplingParams(allowed_token_ids=(1,) * MAX_ALLOWED_TOKEN_IDS).needs_logits_processor
     with pytest.raises(InvalidRequest, match="at most 300000 tokens") as caught:
         SamplingParams(allowed_token_ids=(1,) * (MAX_ALLOWED_TOKEN_IDS + 1))
     assert caught.value.param == "allowed_token_ids"
@@ -89,8 +89,8 @@ def test_too_many_stop_strings_are_not_read() -> None:
 
 def test_tokens_that_are_allowed_are_no_form() -> None:
     """A grammar says what is allowed itself."""
-    assert SamplingParams(allowed_token_ids=(1,)).has_history_terms
-    assert not SamplingParams(allowed_token_ids=()).has_history_terms
+    assert SamplingParams(allowed_token_ids=(1,)).needs_logits_processor
+    assert not SamplingParams(allowed_token_ids=()).needs_logits_processor
     with pytest.raises(InvalidRequest, match="cannot be combined with structured output") as caught:
         SamplingParams(allowed_token_ids=(1,), grammar="g")
     assert caught.value.param == "allowed_token_ids"
@@ -192,7 +192,7 @@ def test_params_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "has_terms"),
+    ("options", "needs_processor"),
     [
         ({}, False),
         ({"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, False),
@@ -203,9 +203,11 @@ def test_params_are_frozen() -> None:
         ({"min_tokens": 1}, True),
     ],
 )
-def test_history_terms_are_recognised(options: dict[str, Any], has_terms: bool) -> None:
+def test_who_needs_a_logits_processor_is_recognised(
+    options: dict[str, Any], needs_processor: bool
+) -> None:
     """The fast path for choices by the logits alone is taken exactly where it is right."""
-    assert SamplingParams(**options).has_history_terms is has_terms
+    assert SamplingParams(**options).needs_logits_processor is needs_processor
 
 
 def test_greedy_is_temperature_zero() -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from actors.mirror import Mirror, MirrorStats
 from actors.sharded_mirror import ShardedMirror
-from deployments.replica.turns import Turns
+from deployments.replica.rate_limiter import RateLimiter
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.messages import Standing
@@ -47,7 +47,7 @@ class ClusterSharing:
     ) -> None:
         self._host = host
         self._engine = engine
-        self._turns = Turns(_STATES_INTERVAL_S)
+        self._rate_limiter = RateLimiter(_STATES_INTERVAL_S)
         self._mirror = ShardedMirror(
             config.num_shards,
             lambda shard: Mirror(
@@ -75,7 +75,7 @@ class ClusterSharing:
     def publish(self, namespace: str, token_ids: list[int]) -> None:
         """Share a finished output; called in the engine's thread."""
         self._mirror.publish(namespace, token_ids)
-        if self._turns.take(namespace, time.monotonic()):
+        if self._rate_limiter.take(namespace, time.monotonic()):
             standing = self._mirror.standing(namespace)  # earlier flushes are already queued
             self._engine.call(lambda engine: self._publish_states(engine, namespace, standing))
 

@@ -11,7 +11,7 @@ from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.task_names import name_among
 from hdserve.config import DrafterConfig, DraftingConfig, checked
 from hdserve.config.strict_yaml import read_yaml
-from hdserve.databases.halvings import find_halvings
+from hdserve.databases.count_shifts import find_count_shifts
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
@@ -110,9 +110,9 @@ def open_statistics(paths: Sequence[Path], max_bytes: int) -> StatisticsDatabase
     tokenizer = directories[0].info.tokenizer if directories else UNKNOWN_TOKENIZER
     vocab_size = max((d.info.vocab_size for d in directories), default=MAX_TOKEN_ID + 1)
     builder = StatisticsBuilder(tokenizer, vocab_size, max_bytes=max_bytes)
-    halvings = find_halvings(directories)
+    count_shifts = find_count_shifts(directories)
     for directory in directories:
-        builder.merge(directory, halvings)
+        builder.merge(directory, count_shifts)
     for path in files:
         for row in read_replay(path):
             builder.add(path.name, row.prompt)

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from hdserve.core import Sequence as RequestSequence
 from hdserve.databases.answer_places import prompt_hash
+from hdserve.databases.byte_budget import ByteBudget
 from hdserve.databases.namespace_tables import MODEL_ORDERS, NamespaceTables
 from hdserve.databases.ngram import MAX_TOKEN_ID, START, Tokens, num_valid
 from hdserve.databases.recycled import RecycledDatabase
-from hdserve.databases.room import Room
 
 TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 
@@ -78,7 +78,7 @@ class ModelDatabase:
     Args:
         max_bytes: limit of all namespaces together; the least valuable contexts and the oldest
             text are forgotten first, those of the largest namespace, see
-            :class:`~hdserve.databases.room.Room`.
+            :class:`~hdserve.databases.byte_budget.ByteBudget`.
         share_prompts: whether :meth:`record` takes prompts as well as outputs.
     """
 
@@ -90,8 +90,10 @@ class ModelDatabase:
         self._put_off: deque[_PutOff] = deque()
         self._num_put_off_tokens = 0
         recycled_bytes = max_bytes // RECYCLED_SHARE
-        self._room: Room[NamespaceTables] = Room(max_bytes - recycled_bytes, self._note_change)
-        self._recycled: Room[RecycledDatabase] = Room(recycled_bytes, self._note_change)
+        self._byte_budget: ByteBudget[NamespaceTables] = ByteBudget(
+            max_bytes - recycled_bytes, self._note_change
+        )
+        self._recycled: ByteBudget[RecycledDatabase] = ByteBudget(recycled_bytes, self._note_change)
 
     def _note_change(self) -> None:
         self._version += 1
@@ -103,10 +105,10 @@ class ModelDatabase:
         return self._version
 
     @property
-    def _partitions(self) -> Room[NamespaceTables]:
+    def _partitions(self) -> ByteBudget[NamespaceTables]:
         """The partitions with all deferred outputs inserted, as readers must see them."""
         self._insert_put_off()
-        return self._room
+        return self._byte_budget
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -280,7 +282,7 @@ class ModelDatabase:
     def _num_still_counted(self, namespace: str, counted: tuple[int, int]) -> int:
         """How many tokens of a sequence were counted in the current partition of the namespace."""
         number, num_tokens = counted
-        partition = self._room.get(namespace)
+        partition = self._byte_budget.get(namespace)
         return num_tokens if partition is not None and partition.number == number else 0
 
     def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
@@ -289,12 +291,12 @@ class ModelDatabase:
         Prompts are compared in blocks of ``PROMPT_BLOCK_TOKENS`` tokens, so that the history of a
         conversation is counted once and not once per turn.
         """
-        partition = self._room.get(namespace)
+        partition = self._byte_budget.get(namespace)
         known = partition.prompt_blocks if partition else set()
         blocks = _prompt_blocks(token_ids)
         num_known = next((n for n, block in enumerate(blocks) if block not in known), len(blocks))
         self.insert(namespace, token_ids[num_known * PROMPT_BLOCK_TOKENS :])
-        if blocks and self._room.get(namespace) is not None:
+        if blocks and self._byte_budget.get(namespace) is not None:
             with self._fed(namespace) as partition:
                 partition.remember_prompt(blocks)
 
@@ -304,22 +306,22 @@ class ModelDatabase:
         self._put_off = deque(kept)
         self._num_put_off_tokens = sum(each.num_tokens for each in kept)
         if namespace is None:
-            self._room.clear()
+            self._byte_budget.clear()
             self._recycled.clear()
         else:
-            self._room.drop(namespace)
+            self._byte_budget.drop(namespace)
             self._recycled.drop(namespace)
 
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, created if there is none, to add to."""
-        partition = self._room.use(namespace, self._new_partition)
+        partition = self._byte_budget.use(namespace, self._new_partition)
         version = partition.version
         try:
             yield partition
         finally:
             self._version += partition.version - version
-            self._room.note(namespace)
+            self._byte_budget.note(namespace)
 
     def _new_partition(self, max_bytes: int) -> NamespaceTables:
         self._num_partitions += 1

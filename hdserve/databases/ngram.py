@@ -450,7 +450,7 @@ def _times_of(context_hash: np.uint64, hashes: npt.NDArray[np.uint64], times: In
 
 
 @fast_inlined
-def _halvings_to_fit(total: int, count: int, target: Rows, row: int) -> int:
+def _shifts_to_fit(total: int, count: int, target: Rows, row: int) -> int:
     """How often a row, and counts of its context to be added, must be halved to fit; ``count`` is
     the largest of these."""
     total += total_of(target, row)
@@ -476,7 +476,7 @@ def merge_tables(
 
     Args:
         hashes, times: contexts whose counts are halved in any case, and how often; see
-            :mod:`hdserve.databases.halvings`.
+            :mod:`hdserve.databases.count_shifts`.
     """
     for index in range(num_buckets * BUCKET_ROWS):
         if source[index, 0] == _ZERO:
@@ -486,7 +486,7 @@ def merge_tables(
         shift = _times_of(context_hash, hashes, times)
         total = total_of(source, index) >> shift
         likeliest = np.int64(source[index, FIRST_SLOT] >> COUNT_SHIFT) >> shift
-        more = _halvings_to_fit(total, likeliest, target, row)
+        more = _shifts_to_fit(total, likeliest, target, row)
         total >>= more
         if more > 0:
             set_total(target, row, halve(target, row, more), stamp)

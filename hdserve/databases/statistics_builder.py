@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hdserve.databases.halvings import NO_HALVINGS, Halvings
+from hdserve.databases.count_shifts import NO_COUNT_SHIFTS, CountShifts
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -112,11 +112,13 @@ class StatisticsBuilder:
             before.plus(corpus) if before else corpus.model_copy(update={"name": name})
         )
 
-    def merge(self, database: StatisticsDatabase, halvings: Halvings = NO_HALVINGS) -> None:
+    def merge(
+        self, database: StatisticsDatabase, count_shifts: CountShifts = NO_COUNT_SHIFTS
+    ) -> None:
         """Add all counts of another database.
 
         Args:
-            halvings: of all databases that are merged, if there are several.
+            count_shifts: of all databases that are merged, if there are several.
 
         Raises:
             DatabaseError: it is of another tokenizer.
@@ -127,7 +129,7 @@ class StatisticsBuilder:
         merge_tables(
             database.rows,
             database.info.num_buckets,
-            *halvings,
+            *count_shifts,
             self.table.rows,
             self.table.size,
             self._stamp,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hdserve.config import StrictModel
-from hdserve.databases.halvings import find_halvings
+from hdserve.databases.count_shifts import find_count_shifts
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_job import StatisticsJob
@@ -70,12 +70,12 @@ class StatisticsMerge(StatisticsJob[MergeProgress]):
         super().__init__(directory, builder, begun)
 
     def _count_all(self) -> None:
-        halvings = find_halvings(self._databases)
+        count_shifts = find_count_shifts(self._databases)
         saved_s = time.monotonic()
         for number, database in enumerate(self._databases, 1):
             if number > self.num_resumed:
                 database.verify()
-                self._builder.merge(database, halvings)
+                self._builder.merge(database, count_shifts)
                 is_last = number == len(self._databases)
                 if not is_last and time.monotonic() - saved_s >= self._checkpoint_s:
                     self._save(number)

@@ -18,10 +18,10 @@ from hdserve.config import AccessConfig, ServeConfig
 from hdserve.config.deployed import OWN_CLUSTER
 from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
 from hdserve.databases.output_files import databases_root, left_by_other_versions
+from hdserve.doctor.capacity import compare_resources, compare_with_cluster
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
 from hdserve.doctor.permissions import reading_remedy
-from hdserve.doctor.room import compare_resources, compare_with_cluster
 from hdserve.doctor.weights import weight_bytes
 from hdserve.engine.hardware import describe_hardware, node_resources
 from hdserve.errors import ConfigError

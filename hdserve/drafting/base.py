@@ -41,7 +41,7 @@ class Forward(Protocol):
         ...
 
 
-class Held(NamedTuple):
+class MemoryUsage(NamedTuple):
     """What a drafter holds for running sequences: contexts, and bytes."""
 
     num_entries: int = 0
@@ -149,10 +149,10 @@ class Drafter(ABC):
         """
         return {}
 
-    def held(self) -> Held:
+    def held(self) -> MemoryUsage:
         """What is held for running sequences now; for metrics, called now and then between two
         steps."""
-        return Held()
+        return MemoryUsage()
 
     def state(self, namespace: str) -> bytes | None:
         """What was learned from the requests of ``namespace``, to share with other replicas; no

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
 from hdserve.drafting.cutting import KEPT, NUM_TREE_FIELDS, SIZE, find_cut
+from hdserve.drafting.draft_backoff import DraftBackoff
 from hdserve.drafting.draft_price import DraftPrice
-from hdserve.drafting.patience import Patience
 from hdserve.tree import Acceptance, DraftTree
 
 PRIOR_WEIGHT = 20.0
@@ -38,7 +38,7 @@ class _Experience:
     their forwards."""
 
     cost: BatchCost
-    patience: Patience
+    backoff: DraftBackoff
     price: DraftPrice = field(default_factory=DraftPrice)
     num_forwards: int = 0
     forward_share: float = 0.0
@@ -136,22 +136,22 @@ class DraftBudget:
         """
         self._last = None
         experience = self._experiences.get(num_sequences.bit_length())
-        return experience is not None and experience.patience.skip_step()
+        return experience is not None and experience.backoff.skip_step()
 
     def begin_step(self, num_sequences: int) -> bool:
         """Begin a step; returns whether to look for drafts in it."""
         self._last = None
-        return num_sequences > 0 and self._experience_with(num_sequences).patience.begin_step()
+        return num_sequences > 0 and self._experience_with(num_sequences).backoff.begin_step()
 
     def wants_times(self, num_sequences: int) -> bool:
         """Whether to call :meth:`trim` in this step even if no tree has drafts, to learn how long
         such a step takes."""
-        return num_sequences > 0 and self._experience_with(num_sequences).patience.is_timed
+        return num_sequences > 0 and self._experience_with(num_sequences).backoff.is_timed
 
-    def is_trying(self, num_sequences: int) -> bool:
+    def is_probe(self, num_sequences: int) -> bool:
         """Whether drafts are looked for only to see whether they pay again.  A part of the
         sequences is enough for that."""
-        return num_sequences > 0 and self._experience_with(num_sequences).patience.is_cautious
+        return num_sequences > 0 and self._experience_with(num_sequences).backoff.is_probing
 
     def least_score(
         self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
@@ -171,7 +171,7 @@ class DraftBudget:
             max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
         )
         plain_s = experience.cost.of_plain(num_sequences, num_columns)
-        looking_s = max(0.0, experience.patience.looking_s * num_sequences)
+        looking_s = max(0.0, experience.backoff.looking_s * num_sequences)
         least_more_s += experience.price.seconds(has_prompts=num_other_rows > 0)
         least_worth = num_sequences / (plain_s + looking_s) * least_more_s
         return min(1.0, least_worth / max(self.corrections()))
@@ -191,18 +191,18 @@ class DraftBudget:
             return
         number, expected_s = self._last.num_sequences, self._last.forward_s
         experience = self._last.experience
-        patience, price = experience.patience, experience.price
+        backoff, price = experience.backoff, experience.price
         num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
         more_s = None if expected_s is None else (forward_s - expected_s) / number
-        if patience.was_cautious and patience.was_looking:
-            price.fade(1 + patience.num_steps_since)
-        elif patience.was_looking:
+        if backoff.was_probing and backoff.was_drafting:
+            price.fade(1 + backoff.num_steps_since)
+        elif backoff.was_drafting:
             price.add(num_drafts, beside_s, more_s)
         if more_s is None:
             own_s, price_s = beside_s, price.beside_forward_s(has_prompts=True)
         else:
             own_s, price_s = beside_s + more_s, price.seconds(has_prompts=False)
-        patience.took(
+        backoff.took(
             max(own_s - num_drafts * price_s, min(0.0, own_s)),
             catching_up_s=catching_up_s / number,
             beside_prompts=more_s is None,
@@ -226,13 +226,13 @@ class DraftBudget:
             return
         number = len(trees)
         experience = self._experience_with(number)
-        patience = experience.patience
+        backoff = experience.backoff
         num_proposed = sum(tree.num_draft_tokens for tree in trees)
-        if not (num_proposed or patience.was_looking):
+        if not (num_proposed or backoff.was_drafting):
             plain_s = experience.cost.of_plain(number, num_columns)
             self._last = _Step(experience, number, 0, None if num_other_rows else plain_s)
             return
-        beside_plain_s, looking_s = patience.plain_s * number, patience.looking_s * number
+        beside_plain_s, looking_s = backoff.plain_s * number, backoff.looking_s * number
         seconds = experience.cost.of_drafts(
             num_proposed, number, num_columns=num_columns, num_other_rows=num_other_rows
         )
@@ -245,7 +245,7 @@ class DraftBudget:
         as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
         forward_s = float(seconds[num_kept])
         drafting_s = forward_s + looking_s + price_s * num_kept
-        patience.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
+        backoff.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
         self.num_proposed_tokens += num_proposed
         self.num_kept_tokens += num_kept
         self._last = _Step(experience, number, num_kept, None if num_other_rows else forward_s)
@@ -297,7 +297,7 @@ class DraftBudget:
     def _begin(self, num_sequences: int, cost: BatchCost) -> None:
         """Start to learn from steps of about this many sequences."""
         step_s = cost.of_plain(num_sequences) / num_sequences
-        experience = _Experience(cost, Patience(step_s, num_sequences))
+        experience = _Experience(cost, DraftBackoff(step_s, num_sequences))
         self._experiences[num_sequences.bit_length()] = experience
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:

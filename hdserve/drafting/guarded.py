@@ -10,7 +10,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
-from hdserve.drafting.base import BatchDrafter, Drafter, Held, Verified
+from hdserve.drafting.base import BatchDrafter, Drafter, MemoryUsage, Verified
 from hdserve.drafting.merging import UNCORRECTED, merge_trees
 from hdserve.drafting.states import fit_states, pack_states, unpack_states
 from hdserve.tree import DraftTree
@@ -141,11 +141,13 @@ class GuardedDrafters:
             found.update(times_s or {})
         return dict(found)
 
-    def held(self) -> Held:
+    def held(self) -> MemoryUsage:
         """What all drafters hold for running sequences."""
         calls = [self.run(drafter.name, "held", _held, drafter) for drafter in self._drafters]
         found = [one for one in calls if one is not None]
-        return Held(sum(one.num_entries for one in found), sum(one.num_bytes for one in found))
+        return MemoryUsage(
+            sum(one.num_entries for one in found), sum(one.num_bytes for one in found)
+        )
 
     def states(self, namespace: str) -> bytes | None:
         """What the drafters have learned of a namespace, if there is anything new."""
@@ -195,9 +197,9 @@ def _lookup_times_s(drafter: Drafter, seq: core.Sequence) -> dict[core.Source, f
     return {core.Source(source): float(value) for source, value in times_s.items()}
 
 
-def _held(drafter: Drafter) -> Held:
+def _held(drafter: Drafter) -> MemoryUsage:
     found = drafter.held()
-    return Held(int(found.num_entries), int(found.num_bytes))
+    return MemoryUsage(int(found.num_entries), int(found.num_bytes))
 
 
 def _state(drafter: Drafter, namespace: str) -> bytes | None:

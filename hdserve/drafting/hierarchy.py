@@ -37,7 +37,7 @@ from hdserve.drafting.arrays import (
     STATISTICS,
     new_scratch,
 )
-from hdserve.drafting.base import BatchDrafter, DraftResources, Held, Verified
+from hdserve.drafting.base import BatchDrafter, DraftResources, MemoryUsage, Verified
 from hdserve.drafting.calibration import Calibration, merge_states
 from hdserve.drafting.calibrations import Calibrations
 from hdserve.drafting.growth import grow_tree
@@ -308,9 +308,9 @@ class Hierarchy(BatchDrafter):
                 found[source] = found.get(source, 0.0) + time.perf_counter() - started
         return found
 
-    def held(self) -> Held:
+    def held(self) -> MemoryUsage:
         """The contexts of running sequences; the bytes include pooled tables for later ones."""
-        return Held(
+        return MemoryUsage(
             sum(context.num_entries for context in self._contexts),
             sum(context.num_bytes for context in self._contexts) + self._pool.num_bytes,
         )

@@ -87,12 +87,12 @@ def attend_by_plan(
     """
     plan = current_plan()
     assert plan is not None, "attention is called within a step"
-    by_blocks = plan.by_blocks
+    attend_all = plan.attend_all
     plan.cache.write(layer, plan.kv_rows, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if by_blocks is not None:
+    if attend_all is not None:
         whole = plan.cache.read_all(layer)
-        return by_blocks(query, *whole, scale, sliding_window, softcap, sinks)
+        return attend_all(query, *whole, scale, sliding_window, softcap, sinks)
     if plan.listed is None:
         attended = value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     else:

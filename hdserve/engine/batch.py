@@ -14,7 +14,7 @@ from hdserve.engine.packed_rows import PackedRows, pack_rows
 from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_plan import Listed, Span, StepPlan
-from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.tree_attention import CpuTreeAttention
 from hdserve.engine.visible_columns import list_columns
 from hdserve.engine.workers import Workers
 
@@ -23,13 +23,13 @@ def _is_there() -> None:
     """Do nothing: the batch was made on the device."""
 
 
-class BatchKind(NamedTuple):
+class BatchDescriptor(NamedTuple):
     """Batches of one kind share their shape: the number of rows, the number of rows with logits,
     and the attention kernel."""
 
     num_rows: int
     num_logits: int
-    has_parts: bool
+    by_splits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ForwardBatch:
     scored_slices: dict[int, slice]
     plan: StepPlan
     send: Callable[[], None] = _is_there
-    kind: BatchKind | None = None
+    kind: BatchDescriptor | None = None
 
 
 def build_batch(
@@ -64,7 +64,7 @@ def build_batch(
     cache: KVCache,
     device: torch.device,
     shapes: Shapes,
-    kernel: TreeAttention | None,
+    kernel: CpuTreeAttention | None,
     workers: Workers,
 ) -> ForwardBatch:
     """Pack ``chunks`` into one forward of an allowed shape.
@@ -91,7 +91,7 @@ def _plan(
     cache: KVCache,
     kv_rows: torch.Tensor,
     shapes: Shapes,
-    kernel: TreeAttention | None,
+    kernel: CpuTreeAttention | None,
     workers: Workers,
 ) -> StepPlan:
     most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows

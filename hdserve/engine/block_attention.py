@@ -14,8 +14,12 @@ from typing import Any, Final, cast
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from hdserve.engine.flex_attention_metadata import (
+    KEYS_PER_BLOCK,
+    ROWS_PER_BLOCK,
+    FlexAttentionMetadata,
+)
 from hdserve.engine.kernels.rows import WORD_BITS
-from hdserve.engine.seen_blocks import KEYS_PER_BLOCK, ROWS_PER_BLOCK, SeenBlocks
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ScoreFunction = Callable[..., torch.Tensor]
@@ -32,7 +36,7 @@ class BlockAttention:
         is_compiled: ``False`` computes FlexAttention's reference definition, which a CPU can run.
     """
 
-    def __init__(self, seen: SeenBlocks, num_keys: int, *, is_compiled: bool) -> None:
+    def __init__(self, seen: FlexAttentionMetadata, num_keys: int, *, is_compiled: bool) -> None:
         self._seen = seen
         self._num_keys = num_keys
         self._attend: Any = flex_attention
@@ -122,7 +126,7 @@ def _kernel_options(num_rows: int, num_groups: int) -> Any:
     return {"BLOCK_M": tile, "num_warps": 4 if tile < ROWS_PER_BLOCK // 2 else 8}
 
 
-def visible_in(seen: SeenBlocks, window: int | None) -> MaskFunction:
+def visible_in(seen: FlexAttentionMetadata, window: int | None) -> MaskFunction:
     """Whether a row sees a row of the cache: the committed tokens of its sequence, and those drafts
     under verification that are its ancestors, itself included; within a window of positions.
     """

@@ -14,7 +14,7 @@ from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.cache_size import make_cache
-from hdserve.engine.compilation import BeginToCompile
+from hdserve.engine.compilation import StartCompilation
 from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.engine import Engine
 from hdserve.engine.exactness import choose_shapes
@@ -46,17 +46,17 @@ def build_engine(
     grammars: Grammars | None = None,
     on_finish: Callable[[core.Sequence], None] | None = None,
     compiled: CompiledForward | None = None,
-    begin_to_compile: BeginToCompile | None = None,
-    uses_blocks: bool | None = None,
+    start_compilation: StartCompilation | None = None,
+    attends_in_one_call: bool | None = None,
     is_exact: bool | None = None,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
 
     Args:
         compiled: the model, if it has been compiled.
-        begin_to_compile: compiles the model in the background while first requests are answered;
+        start_compilation: compiles the model in the background while first requests are answered;
             not used where exact answers are required and hold: compiled ones could differ.
-        uses_blocks: see :class:`~hdserve.engine.model_runner.ModelRunner`.
+        attends_in_one_call: see :class:`~hdserve.engine.model_runner.ModelRunner`.
         is_exact: whether answers are exact, if another engine for the same model has already
             measured what that costs; ``None`` follows the configuration.
 
@@ -75,7 +75,7 @@ def build_engine(
         cache,
         needs_hidden=guarded.needs_hidden,
         max_draft_tokens=max_draft_tokens,
-        uses_blocks=uses_blocks,
+        attends_in_one_call=attends_in_one_call,
     )
     exact = config.engine.exact if is_exact is None else is_exact
     chunk_tokens = config.engine.most_prefill_tokens(model.weight_bytes, model.device.type)
@@ -83,10 +83,10 @@ def build_engine(
     _prepare(runner, compiled, max_rows, exact)
     budget = _make_budget(config, runner, max_draft_tokens)
     _log_engine(config, model, cache)
-    faster = None
-    if begin_to_compile is not None and _may_change_over(runner, config.engine):
+    compilation = None
+    if start_compilation is not None and _may_switch_to_compiled(runner, config.engine):
         rows = 1 + max_draft_tokens, max_rows
-        faster = begin_to_compile(model, config.engine, *rows, budget is not None)
+        compilation = start_compilation(model, config.engine, *rows, budget is not None)
     return Engine(
         runner,
         _make_scheduler(config.engine, cache, max_draft_tokens, chunk_tokens, model.vocab_size),
@@ -97,7 +97,7 @@ def build_engine(
         max_depth=min(drafting.most_depth(max_draft_tokens), runner.max_depth),
         budget=budget,
         on_finish=on_finish,
-        faster=faster,
+        compilation=compilation,
     )
 
 
@@ -158,14 +158,14 @@ def _check(runner: ModelRunner) -> None:
     try:
         check_packed_forward(runner)
     except UnsupportedModel as error:
-        if not runner.attends_by_blocks:
+        if not runner.attends_in_one_call:
             raise
-        if not runner.leave_trees_to_blocks(str(error)):
+        if not runner.disable_tree_kernel(str(error)):
             runner.attend_one_by_one(str(error))
         _check(runner)
 
 
-def _may_change_over(runner: ModelRunner, config: EngineConfig) -> bool:
+def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:
     """Whether the model may be compiled while it answers: not where exact answers are required and
     hold, unless compiling keeps them the same."""
     stays_as_it_is = config.exact is True and runner.shapes.is_exact

@@ -6,13 +6,13 @@ import logging
 
 from hdserve.config import ModelConfig
 from hdserve.engine.batched_choices import MAX_LOGITS
-from hdserve.engine.fixed_batches import FIXED_SHAPES
 from hdserve.engine.forward_graphs import MAX_GRAPH_LOGITS
-from hdserve.engine.history_terms import HistoryTerms
-from hdserve.engine.kernels.parts import MAX_PARTS, QUERIES
+from hdserve.engine.kernels.splits import MAX_SPLITS, QUERIES
 from hdserve.engine.kv_cache import KVCache, align
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.logits_processor import LogitsProcessor
 from hdserve.engine.memory import free_bytes
+from hdserve.engine.static_batches import CAPTURE_SHAPES
 from hdserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -66,12 +66,12 @@ def forward_bytes(model: LoadedModel, max_num_sequences: int, max_draft_tokens: 
     """What a GPU needs besides weights and KV cache.  Mostly logits: those of the largest forward,
     in the model's dtype and once more in float32 or scaled; those of all CUDA graphs; and copies
     while tokens are sampled.  Then the penalties of all sequences, and attention's scratch."""
-    num_rows = FIXED_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
+    num_rows = CAPTURE_SHAPES.pad_rows(max_num_sequences * (1 + max_draft_tokens))
     of_forward = num_rows * model.vocab_size * (model.dtype.itemsize + 4)
     of_graphs = 2 * MAX_GRAPH_LOGITS * model.vocab_size * 4
     of_choices = _NUM_CHOICE_TENSORS * MAX_LOGITS * 8
-    of_history = max_num_sequences * model.vocab_size * HistoryTerms.BYTES_PER_TOKEN
-    of_all = of_forward + of_graphs + of_choices + of_history + _attention_bytes(model)
+    of_logits_processors = max_num_sequences * model.vocab_size * LogitsProcessor.BYTES_PER_TOKEN
+    of_all = of_forward + of_graphs + of_choices + of_logits_processors + _attention_bytes(model)
     return of_all + _GPU_WORKSPACE_BYTES
 
 
@@ -79,7 +79,7 @@ def _attention_bytes(model: LoadedModel) -> int:
     """The bytes of the partial results of attention in a forward, in float32."""
     longest = max(layer.value_size for layer in model.kv_shape.layers)
     width = (1 << (longest - 1).bit_length()) + 2
-    return MAX_PARTS * QUERIES * model.num_heads * width * 4
+    return MAX_SPLITS * QUERIES * model.num_heads * width * 4
 
 
 def _bytes_for_cache(config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> float:

@@ -38,7 +38,7 @@ _NUM_CACHED_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Faster:
+class CompilationResult:
     """What an engine can switch to between two steps.
 
     Attributes:
@@ -51,8 +51,8 @@ class Faster:
     cost: BatchCost | None
 
 
-BeginToCompile = Callable[[LoadedModel, EngineConfig, int, int, bool], Future[Faster]]
-"""See :func:`compile_beside`."""
+StartCompilation = Callable[[LoadedModel, EngineConfig, int, int, bool], Future[CompilationResult]]
+"""See :func:`compile_in_background`."""
 
 
 def compile_model(
@@ -101,13 +101,13 @@ def _compile(model: LoadedModel, **options: bool) -> CompiledForward:
     return compiled
 
 
-def compile_beside(
+def compile_in_background(
     model: LoadedModel,
     config: EngineConfig,
     num_tree_rows: int,
     max_rows: int,
     measures_cost: bool,
-) -> Future[Faster]:
+) -> Future[CompilationResult]:
     """Compile in a separate thread, find out whether forwards are then exact, and measure what
     they cost.
 
@@ -118,7 +118,7 @@ def compile_beside(
         max_rows: of the largest forward.
     """
     _trace_beforehand()
-    found: Future[Faster] = Future()
+    found: Future[CompilationResult] = Future()
     num_threads = torch.get_num_threads()
 
     def run() -> None:
@@ -134,7 +134,7 @@ def compile_beside(
             cost = None
             if measures_cost:
                 cost = measure_forward_cost(runner, num_tree_rows, number)
-            found.set_result(Faster(compiled, runner.shapes, cost))
+            found.set_result(CompilationResult(compiled, runner.shapes, cost))
         except Exception as error:
             found.set_exception(error)
 
@@ -154,7 +154,7 @@ def _trace_beforehand() -> None:
 def _runner(model: LoadedModel, num_rows: int) -> ModelRunner:
     """A runner with a small cache of its own, whose attention is not compiled."""
     cache = KVCache(model.kv_shape, num_rows, model.dtype, model.device)
-    return ModelRunner(model, cache, uses_blocks=False)
+    return ModelRunner(model, cache, attends_in_one_call=False)
 
 
 def _difference(model: LoadedModel, compiled: CompiledForward) -> float:

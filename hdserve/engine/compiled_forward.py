@@ -12,7 +12,7 @@ import torch._inductor.config
 import torch.fx.experimental._config
 
 from hdserve.engine.batch import ForwardBatch
-from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.devices import has_amx_bf16
 from hdserve.engine.linear_layers import call_natively
 from hdserve.engine.multiply_together import MultiplyTogether
 from hdserve.engine.native.compiler import find_compiler
@@ -75,7 +75,7 @@ def can_pack(module: torch.nn.Module) -> bool:
     """Whether the model's weights can be multiplied by the processor's tiles (AMX)."""
     layers = [*linear_layers_of(module)]
     can_be = all(
-        is_plain(layer) and multiplies_tiles(layer.weight.device, layer.weight.dtype)
+        is_plain(layer) and has_amx_bf16(layer.weight.device, layer.weight.dtype)
         for layer in layers
     )
     return can_be and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES

@@ -15,8 +15,8 @@ from hdserve.engine.batched_choices import Nodes
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
 from hdserve.engine.grammar import GrammarState
-from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.kernels.draw import NO_TOKEN
+from hdserve.engine.logits_processor import LogitsProcessor
 from hdserve.engine.logprobs import chosen_logprobs
 from hdserve.engine.node_outputs import NodeOutputs
 from hdserve.engine.prompt_scorer import PromptScorer
@@ -34,7 +34,7 @@ class SequenceDecoder:
         ending_token_ids: tokens that end it.
         stop_token_ids: those of them that end it because the request says so.
         detokenizer: ``None`` if only token ids are wanted.
-        history: ``None`` when a choice depends on the logits alone.
+        logits_processor: ``None`` when a choice depends on the logits alone.
         grammar: what the output must match; ``None`` allows everything.
         scorer: of the prompt; ``None`` when its log probabilities are not wanted, or known already.
     """
@@ -43,7 +43,7 @@ class SequenceDecoder:
     ending_token_ids: frozenset[int]
     stop_token_ids: frozenset[int] = frozenset()
     detokenizer: Detokenizer | None = None
-    history: HistoryTerms | None = None
+    logits_processor: LogitsProcessor | None = None
     grammar: GrammarState | None = None
     scorer: PromptScorer | None = None
     _grammar_ends: list[FinishReason | None] = field(default_factory=list)
@@ -55,8 +55,8 @@ class SequenceDecoder:
 
     def set_aside(self) -> None:
         """Hold no memory of the device until the next choice."""
-        if self.history is not None:
-            self.history.set_aside()
+        if self.logits_processor is not None:
+            self.logits_processor.set_aside()
 
     def score(self, prompt_logits: torch.Tensor) -> None:
         """Score the next tokens of the prompt, one for each row of ``[rows, vocab_size]``.
@@ -123,7 +123,7 @@ class SequenceDecoder:
     @property
     def _is_free(self) -> bool:
         """Whether a choice does not depend on earlier choices."""
-        return self.history is None and self.grammar is None
+        return self.logits_processor is None and self.grammar is None
 
     def _choose(self, logits: torch.Tensor, position: int) -> int:
         try:
@@ -140,8 +140,8 @@ class SequenceDecoder:
             token_id, may_be_chosen = choose_checked(logits, shaped, params, key)
             if not may_be_chosen and not self._has_failed_grammar:
                 raise NoToken
-        if self.history is not None:
-            self.history.push(token_id)
+        if self.logits_processor is not None:
+            self.logits_processor.push(token_id)
         if self.grammar is not None:
             self.grammar.push(token_id)
             self._grammar_ends.append(_end_of(self.grammar))
@@ -153,8 +153,8 @@ class SequenceDecoder:
         Args:
             may_end: allow ending tokens whatever ``min_tokens`` says.
         """
-        if self.history is not None:
-            logits = self.history.apply(logits, may_end=may_end)
+        if self.logits_processor is not None:
+            logits = self.logits_processor.apply(logits, may_end=may_end)
         return logits if self.grammar is None else self.grammar.apply(logits)
 
     @property
@@ -186,7 +186,7 @@ class SequenceDecoder:
                 texts[-1] += self._finish_text()
                 break
         if self._may_stop and not seq.params.has_lasting_terms:
-            self.history = None
+            self.logits_processor = None
         used = acceptance
         if num_used < len(acceptance.token_ids):
             used = Acceptance(acceptance.path[:num_used], acceptance.token_ids[:num_used])

@@ -9,8 +9,8 @@ from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.grammar import Grammars
-from hdserve.engine.history_terms import HistoryTerms
 from hdserve.engine.loader import LoadedModel
+from hdserve.engine.logits_processor import LogitsProcessor
 from hdserve.engine.prompt_scorer import PromptScorer
 from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
 from hdserve.errors import InvalidRequest
@@ -62,10 +62,10 @@ class DecoderFactory:
         """The decoder of a sequence that was checked before; starts its grammar if it has one."""
         params, model = seq.params, self._model
         eos, ending = self._eos_token_ids(params), self._ending_token_ids(params)
-        history = None
-        if params.has_history_terms:
+        logits_processor = None
+        if params.needs_logits_processor:
             allowed = self._allowed(seq)
-            history = HistoryTerms(
+            logits_processor = LogitsProcessor(
                 params, seq.token_ids, ending, model.vocab_size, model.device, allowed
             )
         detokenizer = None
@@ -76,7 +76,7 @@ class DecoderFactory:
             seq.grammar_state = self._grammars.state(params.grammar)
         scorer = None if params.prompt_logprobs is None else PromptScorer(seq)
         return SequenceDecoder(
-            seq, ending, ending - eos, detokenizer, history, seq.grammar_state, scorer
+            seq, ending, ending - eos, detokenizer, logits_processor, seq.grammar_state, scorer
         )
 
     def _allowed(self, seq: Sequence) -> AllowedTokens | None:

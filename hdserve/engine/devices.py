@@ -38,7 +38,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
-def multiplies_tiles(device: torch.device, dtype: torch.dtype) -> bool:
+def has_amx_bf16(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the processor multiplies 16 rows of ``dtype`` at a time (AMX)."""
     is_known = device.type == "cpu" and dtype == torch.bfloat16
     return is_known and bool(torch.cpu.get_capabilities().get("amx_bf16"))

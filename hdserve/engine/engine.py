@@ -18,7 +18,7 @@ from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batched_choices import Nodes, choose_together
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.compilation import Faster
+from hdserve.engine.compilation import CompilationResult
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.decoder_factory import DecoderFactory
 from hdserve.engine.faults import NoToken, SequenceFault
@@ -47,8 +47,8 @@ class Engine:
         budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
         on_finish: called with every sequence that ended, whatever the reason; used for later
             drafts only, so decoding goes on when it fails.
-        faster: the compiled model, available some time later; the engine switches to it when it is
-            there, and stays as it is if it never is.
+        compilation: the compiled model, available some time later; the engine switches to it when
+            it is there, and stays as it is if it never is.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Engine:
         max_depth: int,
         budget: DraftBudget | None = None,
         on_finish: Callable[[core.Sequence], None] | None = None,
-        faster: Future[Faster] | None = None,
+        compilation: Future[CompilationResult] | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -77,7 +77,7 @@ class Engine:
             may_follow_prompts=runner.rounds_alike,
         )
         self._on_finish = on_finish
-        self._faster = faster
+        self._compilation = compilation
         self._max_total_tokens = min(runner.model.max_model_len, scheduler.max_total_tokens)
         self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
@@ -258,8 +258,8 @@ class Engine:
     def _step(self) -> None:
         """Append the outputs to ``_outputs``."""
         started = time.perf_counter()
-        if self._faster is not None and self._faster.done():
-            self._change_over(self._faster)
+        if self._compilation is not None and self._compilation.done():
+            self._switch_to_compiled(self._compilation)
         for seq in self._scheduler.make_room():
             self._decoders[seq.request_id].set_aside()
             self._stats.num_preemptions += 1
@@ -283,13 +283,13 @@ class Engine:
             self._release(slot)
         self._count_step(started, drafted, verifying, num_tokens)
 
-    def _change_over(self, faster: Future[Faster]) -> None:
-        self._faster = None
-        error = faster.exception()
+    def _switch_to_compiled(self, compilation: Future[CompilationResult]) -> None:
+        self._compilation = None
+        error = compilation.exception()
         if error is not None:
             logger.warning("the model stays uncompiled: %s", error)
             return
-        found = faster.result()
+        found = compilation.result()
         if self.is_exact and not found.shapes.is_exact:
             logger.warning("the model stays uncompiled: compiled forwards would not be exact")
             return

@@ -73,7 +73,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
 
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     """The shapes to try, cheapest first."""
-    if runner.attends_by_tiles and can_pack(runner.model.module):
+    if runner.attends_with_amx and can_pack(runner.model.module):
         yield replace(runner.shapes, is_exact=True)
     if _calls_kernels(runner):
         yield Shapes(is_exact=True)
@@ -224,7 +224,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     """Whether forwards at ``shapes`` take about as long as the current ones, for one row after some
     context and for chunks of a prompt."""
     are_same_rows = replace(runner.shapes, is_exact=True) == shapes
-    if are_same_rows and runner.attends_by_tiles:
+    if are_same_rows and runner.attends_with_amx:
         return True  # the forwards are the same
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
     longest = min(runner.cache.num_rows, runner.model.max_model_len)

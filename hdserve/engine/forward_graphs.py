@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from hdserve.engine.batch import BatchKind, ForwardBatch
+from hdserve.engine.batch import BatchDescriptor, ForwardBatch
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ForwardGraphs:
     """
 
     def __init__(self) -> None:
-        self._graphs: dict[BatchKind, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._logits: torch.Tensor | None = None
         self._pool: Any = None
         self._stream: Any = None
@@ -61,7 +61,7 @@ class ForwardGraphs:
         assert self._logits is not None, "a graph writes them"
         return self._logits[: kind.num_logits]
 
-    def _capture(self, forward: Forward, batch: ForwardBatch, kind: BatchKind) -> bool:
+    def _capture(self, forward: Forward, batch: ForwardBatch, kind: BatchDescriptor) -> bool:
         """Capture the graph of ``kind``; whether that was possible."""
         beside = self._stream = self._stream or cast("Any", torch.cuda).Stream()
         beside.wait_stream(torch.cuda.current_stream())

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from hdserve.config import Device
+from hdserve.engine.cpu_count import available_cpus
 from hdserve.engine.devices import pick_device, pick_dtype
 from hdserve.engine.memory import free_bytes
-from hdserve.engine.processors import available_cpus
 
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 

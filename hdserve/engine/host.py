@@ -23,12 +23,12 @@ from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.build import build_engine
-from hdserve.engine.compilation import compile_beside, compile_model
+from hdserve.engine.compilation import compile_in_background, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
+from hdserve.engine.cpu_count import available_cpus
 from hdserve.engine.engine import Engine
 from hdserve.engine.grammar import Grammars
 from hdserve.engine.loader import LoadedModel, load_model, read_architecture
-from hdserve.engine.processors import available_cpus
 from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
 from hdserve.engine.workers import end_own_threads
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
@@ -140,7 +140,9 @@ class ModelHost:
             grammars=self.grammars,
             on_finish=self._record,
             compiled=self._compiled,
-            begin_to_compile=compile_beside if self._may_compile and self._is_on_cpu else None,
+            start_compilation=compile_in_background
+            if self._may_compile and self._is_on_cpu
+            else None,
             is_exact=self._is_exact,
         )
         self._is_exact = engine.is_exact

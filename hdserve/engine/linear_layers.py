@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 
-from hdserve.engine.devices import multiplies_tiles
-from hdserve.engine.few_rows_linear import use_few_rows_linear
+from hdserve.engine.devices import has_amx_bf16
+from hdserve.engine.gpu_skinny_linear import use_gpu_skinny_linear
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.row_linear import ALL_ROWS, RowLinear, can_multiply, multiply_rows
+from hdserve.engine.prepacked_layers import prepack_layers
+from hdserve.engine.prepacked_linear import PrepackedLinear
 from hdserve.engine.shared_linear import is_plain, linear_layers_of, replace_modules
-from hdserve.engine.turned_layers import turn_layers
-from hdserve.engine.turned_linear import TurnedLinear
+from hdserve.engine.skinny_linear import ALL_ROWS, SkinnyLinear, can_multiply, multiply_rows
 from hdserve.engine.workers import Workers
 
 _MIN_MEAN_WEIGHTS = 1 << 19
@@ -31,21 +31,21 @@ _TRIED_WEIGHTS = 1 << 24
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     """Choose how the layers are multiplied, in place.
 
-    On a GPU see :class:`~hdserve.engine.few_rows_linear.FewRowsLinear`.  On a CPU our kernel for
-    few rows is used for all numbers of rows if results must be exact, else up to the number at
+    On a GPU see :class:`~hdserve.engine.gpu_skinny_linear.GpuSkinnyLinear`.  On a CPU our kernel
+    for few rows is used for all numbers of rows if results must be exact, else up to the number at
     which a trial finds PyTorch faster.  PyTorch multiplies float32 weights faster by column: if
     layers are small, they are copied in that order, and PyTorch computes one row and many; layers
     the kernel cannot speed up are stored by column only.  On processors with AMX tiles, PyTorch
     does everything unless results must be exact; on those with bfloat16 pairs, a kernel for any
-    number of rows, with turned weights.
+    number of rows, with prepacked weights.
     """
     layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
         return
     if layers[0].weight.device.type != "cpu":
-        use_few_rows_linear(module)
+        use_gpu_skinny_linear(module)
         return
-    if multiplies_tiles(layers[0].weight.device, layers[0].weight.dtype) and not is_exact:
+    if has_amx_bf16(layers[0].weight.device, layers[0].weight.dtype) and not is_exact:
         return
     own = _not_embedded(module, layers) if layers[0].weight.dtype == torch.float32 else []
     by_column = {}
@@ -55,13 +55,13 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    turn_layers(module)
+    prepack_layers(module)
     found = [layer for layer in linear_layers_of(module) if can_multiply(layer)]
     max_rows = _max_rows(found, by_column)
     replaced = dict[torch.nn.Module, torch.nn.Module]()
     if is_exact or max_rows:
         limit = torch.tensor(max_rows)
-        replaced = {layer: RowLinear(layer, limit, by_column.get(layer)) for layer in found}
+        replaced = {layer: SkinnyLinear(layer, limit, by_column.get(layer)) for layer in found}
     replace_modules(module, replaced)
     _store_by_column(layer for layer in own if layer not in replaced)
 
@@ -71,17 +71,17 @@ def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
     use our kernels, called without Python."""
     layers = [*linear_layers_of(module)]
     for layer in layers:
-        if isinstance(layer, RowLinear):
+        if isinstance(layer, SkinnyLinear):
             layer.is_native = is_native
-    return is_native and all(isinstance(layer, RowLinear | TurnedLinear) for layer in layers)
+    return is_native and all(isinstance(layer, SkinnyLinear | PrepackedLinear) for layer in layers)
 
 
 def multiply_row_by_row(module: torch.nn.Module) -> bool:
     """Whether rows of a linear layer never depend on each other if shapes are exact: our kernels
     multiply all of them."""
     return all(
-        isinstance(layer, TurnedLinear)
-        or (isinstance(layer, RowLinear) and layer.by_column is None)
+        isinstance(layer, PrepackedLinear)
+        or (isinstance(layer, SkinnyLinear) and layer.by_column is None)
         for layer in linear_layers_of(module)
     )
 

@@ -21,7 +21,7 @@ from transformers import (
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.engine.attention import ATTENTION_NAME, number_layers, register_attention
-from hdserve.engine.devices import multiplies_tiles, pick_device, pick_dtype
+from hdserve.engine.devices import has_amx_bf16, pick_device, pick_dtype
 from hdserve.engine.hub import check_hub
 from hdserve.engine.kv_cache import KVShape
 from hdserve.engine.kv_probe import OF_ITS_OWN, probe_kv_shape
@@ -201,7 +201,7 @@ def prepare_model(
     first = next(module.parameters())
     dtype, device = first.dtype, first.device
     vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
-    is_packed = config.compile is True and multiplies_tiles(device, dtype)
+    is_packed = config.compile is True and has_amx_bf16(device, dtype)
     prepare_linear_layers(module, config.exact is True and not is_packed)
     generation = generation or getattr(module, "generation_config", None)
     cast("Any", module).set_attn_implementation(ATTENTION_NAME)

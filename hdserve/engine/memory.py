@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hdserve.engine.control_groups import GROUPS, OWN_GROUP, directories, read
+from hdserve.engine.cgroups import GROUPS, OWN_GROUP, directories, read
 
 MEMORY_INFO = Path("/proc/meminfo")
 

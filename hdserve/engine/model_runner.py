@@ -14,19 +14,19 @@ from hdserve.engine import gpu_kernels
 from hdserve.engine.batch import ForwardBatch, build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import CompiledForward
-from hdserve.engine.fixed_batches import FIXED_SHAPES, FixedBatches
 from hdserve.engine.forward_graphs import ForwardGraphs
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import LoadedModel
 from hdserve.engine.node_outputs import Found, NodeOutputs, TopTokens
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.step_context import running
-from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
+from hdserve.engine.tree_attention import UNLIMITED, CpuTreeAttention
 from hdserve.engine.workers import Workers
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hdserve.engine.gpu_top import TopOfForward
+    from hdserve.engine.gpu_topk import GpuTopK
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,13 @@ class ModelRunner:
     Args:
         cache: holds the keys and values of all sequences.
         needs_hidden: whether forwards return hidden states too.
-        max_draft_tokens: see :class:`~hdserve.engine.fixed_batches.FixedBatches`.
-        uses_blocks: whether all rows attend in one call; ``None``: if compiled, so on a GPU.
+        max_draft_tokens: see :class:`~hdserve.engine.static_batches.StaticBatches`.
+        attends_in_one_call: whether all rows attend in one call; ``None``: if compiled, so on a
+            GPU.
 
     Attributes:
         compiled: runs the model instead of its own modules, once there is one.
-        shapes: of the next forwards, except fixed batches, which have their own.
+        shapes: of the next forwards, except static batches, which have their own.
         max_depth: of drafts, up to which a row's attention does not depend on where they lie.
         chooses_together: whether to sample at all nodes of a forward at once; on a GPU, waiting for
             one choice after the other takes longer.
@@ -55,16 +56,16 @@ class ModelRunner:
         *,
         needs_hidden: bool = False,
         max_draft_tokens: int = 0,
-        uses_blocks: bool | None = None,
+        attends_in_one_call: bool | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self.needs_hidden = needs_hidden
         self._workers = Workers()
         is_gpu = cache.device.type == "cuda"
-        self._fixed: FixedBatches | None = None
-        if is_gpu if uses_blocks is None else uses_blocks:
-            self._fixed = FixedBatches(
+        self._static: StaticBatches | None = None
+        if is_gpu if attends_in_one_call is None else attends_in_one_call:
+            self._static = StaticBatches(
                 cache,
                 max_draft_tokens,
                 self._workers,
@@ -72,20 +73,20 @@ class ModelRunner:
                 is_compiled=is_gpu,
             )
             cache.is_read_whole = True
-        self.chooses_together = is_gpu or self._fixed is not None
-        self._graphs = ForwardGraphs() if self._fixed and is_gpu else None
-        self._top: TopOfForward | None = None
+        self.chooses_together = is_gpu or self._static is not None
+        self._graphs = ForwardGraphs() if self._static and is_gpu else None
+        self._top: GpuTopK | None = None
         if gpu_kernels.are_available(cache.device):
-            from hdserve.engine.gpu_top import TopOfForward
+            from hdserve.engine.gpu_topk import GpuTopK
 
-            self._top = TopOfForward()
+            self._top = GpuTopK()
         self.shapes = Shapes()
-        self._attention: TreeAttention | None = None
-        if TreeAttention.can_read(cache):
-            self._attention = TreeAttention(cache, self._workers, model.max_attended_rows)
+        self._attention: CpuTreeAttention | None = None
+        if CpuTreeAttention.can_read(cache):
+            self._attention = CpuTreeAttention(cache, self._workers, model.max_attended_rows)
         self.max_depth = UNLIMITED if self._attention is None else self._attention.max_depth
-        if self._fixed is not None:
-            self.max_depth = min(self.max_depth, self._fixed.max_depth)
+        if self._static is not None:
+            self.max_depth = min(self.max_depth, self._static.max_depth)
         self.compiled: CompiledForward | None = None
 
     def compile_with(self, compiled: CompiledForward | None) -> None:
@@ -103,11 +104,11 @@ class ModelRunner:
         Raises:
             ConfigError: there is no memory for the largest forward.
         """
-        if self._fixed is None:
+        if self._static is None:
             return
         try:
-            for num_rows in FIXED_SHAPES.row_counts:
-                for batch in self._fixed.empty(num_rows):
+            for num_rows in CAPTURE_SHAPES.row_counts:
+                for batch in self._static.empty(num_rows):
                     self._run(batch)
                 if num_rows >= max_rows:
                     break
@@ -119,20 +120,20 @@ class ModelRunner:
                 + str(error).partition("\n")[0]
             ) from error
         except Exception as error:  # compilers raise anything
-            if self.leave_trees_to_blocks(str(error)):
+            if self.disable_tree_kernel(str(error)):
                 self.warm_up(max_rows)
             else:
                 self.attend_one_by_one(str(error))
 
-    def leave_trees_to_blocks(self, reason: str) -> bool:
+    def disable_tree_kernel(self, reason: str) -> bool:
         """Stop using our tree kernel and the graphs that call it; whether it was in use."""
-        if self._fixed is None or not self._fixed.has_parts:
+        if self._static is None or not self._static.has_tree_kernel:
             return False
         logger.warning(
             "the tree attention kernel is disabled, FlexAttention is used: %s",
             reason.partition("\n")[0],
         )
-        self._fixed.do_without_parts()
+        self._static.disable_tree_kernel()
         if self._graphs is not None:
             self._graphs = ForwardGraphs()
         return True
@@ -143,14 +144,14 @@ class ModelRunner:
             "FlexAttention is disabled, one SDPA call per sequence is used (slower): %s",
             reason.partition("\n")[0],
         )
-        self._fixed = self._graphs = None
+        self._static = self._graphs = None
 
     @property
     def rounds_alike(self) -> bool:
         """Whether prompt tokens and decoded tokens go through the same kernels.  On a GPU they do
         not: drafts verified together with a prompt would differ by rounding from decoding alone
         (docs/adr/0035)."""
-        return self._fixed is None
+        return self._static is None
 
     @property
     def finds_top(self) -> bool:
@@ -159,14 +160,14 @@ class ModelRunner:
         return self._top is not None and (not self.needs_hidden or self.compiled is not None)
 
     @property
-    def attends_by_blocks(self) -> bool:
+    def attends_in_one_call(self) -> bool:
         """Whether the rows of all sequences attend in one call, unless they must be exact."""
-        return self._fixed is not None
+        return self._static is not None
 
     @property
-    def attends_by_tiles(self) -> bool:
+    def attends_with_amx(self) -> bool:
         """Whether all rows, at any shapes, attend in the processor's tiles (AMX)."""
-        return self._attention is not None and self._attention.uses_tiles
+        return self._attention is not None and self._attention.uses_amx
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], num_top: int = 1) -> list[NodeOutputs | None]:
@@ -210,9 +211,9 @@ class ModelRunner:
             torch.cuda.synchronize()
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
-        fixed, shapes = self._fixed, self.shapes
-        if fixed is not None and not shapes.is_exact and fixed.fits(chunks):
-            return fixed.build(chunks)
+        static, shapes = self._static, self.shapes
+        if static is not None and not shapes.is_exact and static.fits(chunks):
+            return static.build(chunks)
         return build_batch(
             chunks, self.cache, self.model.device, shapes, self._attention, self._workers
         )

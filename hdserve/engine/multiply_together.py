@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from hdserve.engine import few_rows_linear, turned_linear  # noqa: F401 - with operators
+from hdserve.engine import gpu_skinny_linear, prepacked_linear  # noqa: F401 - with operators
 
 _MAX_TOGETHER = 3
 """The most layers of the same input that are combined."""
@@ -27,8 +27,8 @@ class MultiplyTogether(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         together = {
-            torch.ops.hdserve.few_rows_linear.default: _few_rows,
-            torch.ops.hdserve.turned_linear.default: _turned,
+            torch.ops.hdserve.gpu_skinny_linear.default: _gpu_skinny,
+            torch.ops.hdserve.prepacked_linear.default: _prepacked,
         }
         groups: dict[tuple[Any, ...], list[torch.fx.Node]] = defaultdict(list)
         for node in graph.nodes:
@@ -50,15 +50,15 @@ def _is_given(node: Any) -> bool:
     return bool(node.op in ("placeholder", "get_attr"))
 
 
-def _few_rows(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
+def _gpu_skinny(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
     """The operator that replaces ``nodes``, and its arguments."""
     rows, weights, biases = nodes[0].args[0], *_columns(nodes)
-    return torch.ops.hdserve.few_rows_linears.default, (rows, weights, biases)
+    return torch.ops.hdserve.gpu_skinny_linears.default, (rows, weights, biases)
 
 
-def _turned(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
+def _prepacked(nodes: _Nodes) -> tuple[Any, tuple[Any, ...]]:
     found = torch.ops.hdserve
-    of_several = {2: found.two_turned_linears.default, 3: found.three_turned_linears.default}
+    of_several = {2: found.two_prepacked_linears.default, 3: found.three_prepacked_linears.default}
     arguments = [each for column in _columns(nodes) for each in column]
     return of_several[len(nodes)], (nodes[0].args[0], *arguments)
 

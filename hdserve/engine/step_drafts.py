@@ -80,8 +80,8 @@ class StepDrafts:
         num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
         num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
         if is_drafting:
-            is_trying = budget.is_trying(len(choosing))
-            self._max_started_tokens = _MAX_TRIED_TOKENS if is_trying else _MAX_STARTED_TOKENS
+            is_probe = budget.is_probe(len(choosing))
+            self._max_started_tokens = _MAX_TRIED_TOKENS if is_probe else _MAX_STARTED_TOKENS
             self._corrections = budget.corrections()
             max_drafts = self._max_draft_tokens * len(choosing)
             self._min_score = budget.least_score(

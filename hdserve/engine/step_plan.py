@@ -11,13 +11,13 @@ import torch
 
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.kv_cache import KVCache, Segment, align
-from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.tree_attention import CpuTreeAttention
 from hdserve.engine.visible_columns import VisibleColumns
 from hdserve.engine.workers import Workers
 
 BoolArray = npt.NDArray[np.bool_]
 
-AttendByBlocks = Callable[
+AttendAll = Callable[
     [
         torch.Tensor,
         torch.Tensor,
@@ -30,7 +30,7 @@ AttendByBlocks = Callable[
     torch.Tensor,
 ]
 """See :class:`~hdserve.engine.block_attention.BlockAttention`, and for trees
-:class:`~hdserve.engine.gpu_kernels.attend.TreeAttention`."""
+:class:`~hdserve.engine.gpu_kernels.attend.GpuTreeAttention`."""
 
 MultiplyRows = Callable[
     [torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]
@@ -77,7 +77,7 @@ class Span:
 class Listed:
     """Sequences whose rows attend by the compiled kernel, with the columns listed for each row."""
 
-    kernel: TreeAttention
+    kernel: CpuTreeAttention
     columns: VisibleColumns
 
 
@@ -91,7 +91,7 @@ class StepPlan:
         spans: of the other sequences.
         is_exact: see :class:`~hdserve.engine.shapes.Shapes`.
         workers: share the work of compiled kernels.
-        by_blocks: attends for all sequences in one call; ``None`` if unused.
+        attend_all: attends for all sequences in one call; ``None`` if unused.
         multiply_rows: multiplies few rows, on a GPU; ``None`` leaves that to PyTorch.
     """
 
@@ -101,7 +101,7 @@ class StepPlan:
     spans: list[Span]
     is_exact: bool
     workers: Workers
-    by_blocks: AttendByBlocks | None = None
+    attend_all: AttendAll | None = None
     multiply_rows: MultiplyRows | None = None
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)
 

@@ -14,19 +14,19 @@ import torch.nn.functional as F
 
 from hdserve.databases.cache_lines import LINE_WORDS, address_of, new_lines
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.devices import has_amx_bf16
 from hdserve.engine.kernel_choice import max_rows_faster
-from hdserve.engine.kernels.attention import attend
-from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
-from hdserve.engine.kernels.pair_attention import attend_in_pairs
-from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.registers import HAS_PAIRS, HAS_TILES, NUM_LANES
-from hdserve.engine.kernels.tile_attention import (
+from hdserve.engine.kernels.amx_attention import (
     NUMBERS_AT_ONCE,
     TAIL,
-    attend_by_tiles,
-    room_floats,
+    attend_with_amx,
+    scratch_floats,
 )
+from hdserve.engine.kernels.attention import attend
+from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
+from hdserve.engine.kernels.bf16_dot_attention import attend_by_bf16_dot
+from hdserve.engine.kernels.pairs import NUM_PAIRED
+from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16, NUM_LANES
 from hdserve.engine.kernels.tiles import PAIRED
 from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment, align
 from hdserve.engine.placed_chunks import PlacedChunks
@@ -51,7 +51,7 @@ _TRIED_ROWS = 256
 about as long as PyTorch, with 256 and heads of 64 numbers half as long, and less with more."""
 
 
-class TreeAttention:
+class CpuTreeAttention:
     """Attends for all sequences of a step in one call.
 
     A row's result does not depend on the other rows, bit for bit.  On processors with AMX tiles, it
@@ -62,13 +62,13 @@ class TreeAttention:
         workers: share the work.
         max_rows: of one sequence, up to which it is as fast as PyTorch's; see
             :func:`max_attended_rows`.
-        uses_tiles: ``False`` does not use the processor's tiles, if it has any.
-        uses_pairs: ``False`` does not use its products of pairs; native operators ignore this.
+        uses_amx: ``False`` does not use the processor's tiles, if it has any.
+        uses_bf16_dot: ``False`` does not use its products of pairs; native operators ignore this.
 
     Attributes:
         layers: int64 ``[num_layers, 6]``: addresses of keys and values, and their four sizes.
-        uses_tiles: whether it does.
-        room_floats: float32 of scratch that a thread needs in addition to its scores.
+        uses_amx: whether it does.
+        scratch_floats: float32 of scratch that a thread needs in addition to its scores.
         max_depth: of drafts, up to which a row's result does not depend on where they lie.
     """
 
@@ -78,8 +78,8 @@ class TreeAttention:
         workers: Workers,
         max_rows: int = _MIN_ROWS,
         *,
-        uses_tiles: bool = True,
-        uses_pairs: bool = True,
+        uses_amx: bool = True,
+        uses_bf16_dot: bool = True,
     ) -> None:
         self._cache = cache
         self._shape = cache.shape
@@ -88,13 +88,13 @@ class TreeAttention:
         )
         self._layers_at = address_of(self.layers)
         self._workers = workers
-        self.uses_tiles = uses_tiles and self._fits_tiles()
-        self.max_depth = TAIL if self.uses_tiles else UNLIMITED
+        self.uses_amx = uses_amx and self._fits_amx()
+        self.max_depth = TAIL if self.uses_amx else UNLIMITED
         largest = max(layer.key_size for layer in cache.shape.layers)
-        self.room_floats = room_floats(largest) if self.uses_tiles else 0
+        self.scratch_floats = scratch_floats(largest) if self.uses_amx else 0
         self.max_rows = max_rows
-        self._takes_pairs = [
-            uses_pairs and not self.uses_tiles and _fits_pairs(layer, cache.dtype)
+        self._takes_bf16_dot = [
+            uses_bf16_dot and not self.uses_amx and _fits_bf16_dot(layer, cache.dtype)
             for layer in cache.shape.layers
         ]
         self._lines: list[npt.NDArray[np.uint32]] = []
@@ -160,10 +160,10 @@ class TreeAttention:
 
     def _kernel(self, layer: int) -> tuple[Callable[..., None], bool, tuple[int, ...]]:
         """The kernel of a layer, whether it takes queries in float32, and its further arguments."""
-        if self.uses_tiles:
-            return attend_by_tiles, False, ()
-        if self._takes_pairs[layer]:
-            return attend_in_pairs, False, ()
+        if self.uses_amx:
+            return attend_with_amx, False, ()
+        if self._takes_bf16_dot[layer]:
+            return attend_by_bf16_dot, False, ()
         return attend, True, (int(self._cache.dtype == torch.bfloat16),)
 
     def _scratch(self, num_parts: int, num_columns: int) -> list[tuple[int, int]]:
@@ -171,29 +171,29 @@ class TreeAttention:
         wanted = num_columns + SPARE_COLUMNS
         if len(self._rooms) < num_parts or self._rooms[0][1] < wanted:
             wanted = align(2 * wanted, LINE_WORDS)
-            num_lines = -(-(QUERIES_PER_TILE * wanted + self.room_floats) // LINE_WORDS)
+            num_lines = -(-(QUERIES_PER_TILE * wanted + self.scratch_floats) // LINE_WORDS)
             self._lines = [new_lines(num_lines) for _ in range(num_parts)]
             self._rooms = [(address_of(lines), wanted) for lines in self._lines]
         return self._rooms
 
-    def _fits_tiles(self) -> bool:
-        """Whether the sizes of keys and values are multiples of what the tiles take."""
+    def _fits_amx(self) -> bool:
+        """Whether the sizes of keys and values are multiples of what the tiles of AMX take."""
         sizes_fit = all(
             layer.key_size % PAIRED == layer.value_size % NUMBERS_AT_ONCE == 0
             for layer in self._shape.layers
         )
-        return sizes_fit and self._cache.dtype == torch.bfloat16 and can_attend_by_tiles()
+        return sizes_fit and self._cache.dtype == torch.bfloat16 and can_attend_with_amx()
 
 
-def can_attend_by_tiles() -> bool:
-    """Whether the processor has tiles (AMX), and the system lets this process use them."""
-    has_tiles = HAS_TILES and multiplies_tiles(torch.device("cpu"), torch.bfloat16)
-    return has_tiles and bool(torch.cpu._init_amx())
+def can_attend_with_amx() -> bool:
+    """Whether the processor has AMX, and the system lets this process use it."""
+    has_amx = HAS_AMX and has_amx_bf16(torch.device("cpu"), torch.bfloat16)
+    return has_amx and bool(torch.cpu._init_amx())
 
 
-def _fits_pairs(layer: LayerShape, dtype: torch.dtype) -> bool:
+def _fits_bf16_dot(layer: LayerShape, dtype: torch.dtype) -> bool:
     """Whether the processor's bfloat16 pair products support a layer's keys."""
-    return HAS_PAIRS and dtype == torch.bfloat16 and layer.key_size % NUM_PAIRED == 0
+    return HAS_AVX512_BF16 and dtype == torch.bfloat16 and layer.key_size % NUM_PAIRED == 0
 
 
 @torch.inference_mode()
@@ -204,10 +204,10 @@ def max_attended_rows(shape: KVShape, dtype: torch.dtype) -> int:
     kinds = KVShape(tuple(dict.fromkeys(shape.layers)))  # they decide whether tiles are used
     num_keys = 2 * _TRIED_ROWS
     cache = KVCache(kinds, num_keys, dtype, torch.device("cpu"))
-    if not TreeAttention.can_read(cache):
+    if not CpuTreeAttention.can_read(cache):
         return _MIN_ROWS
-    kernel = TreeAttention(cache, Workers())
-    if kernel.uses_tiles:
+    kernel = CpuTreeAttention(cache, Workers())
+    if kernel.uses_amx:
         return UNLIMITED
     keys, values = cache.read(0, 0, num_keys)
     query = keys.new_zeros((1, tried.num_heads, _TRIED_ROWS, tried.key_size))

@@ -265,7 +265,7 @@ def test_what_ended_is_put_off_until_somebody_reads() -> None:
     for output in outputs:
         database.record(_sequence([7], output))
         at_once.insert("default", output)
-    assert not [*database._room]
+    assert not [*database._byte_budget]
     version = database.version
     found, wanted = database.partition("default"), at_once.partition("default")
     assert found is not None
@@ -280,7 +280,7 @@ def test_no_more_is_put_off_than_pays() -> None:
     num_tokens = MAX_PUT_OFF_TOKENS // 4
     for number in range(6):
         database.record(_sequence([number] * (num_tokens // 2), [number] * (num_tokens // 2)))
-    assert sum(partition.num_tokens for partition in database._room) == 4 * num_tokens
+    assert sum(partition.num_tokens for partition in database._byte_budget) == 4 * num_tokens
     assert database.num_tokens == 6 * num_tokens
 
 
@@ -303,11 +303,11 @@ def test_a_long_output_is_inserted_in_parts() -> None:
     for text in (output, [3, 4]):
         database.record(_sequence([7], text))
         at_once.insert("default", text)
-    counted = [sum(partition.num_tokens for partition in database._room)]
+    counted = [sum(partition.num_tokens for partition in database._byte_budget)]
     assert counted[0] <= 2 * MAX_COUNTED_TOKENS
     while counted[-1] < len(output) + 2:
         assert database.version
-        counted.append(sum(partition.num_tokens for partition in database._room))
+        counted.append(sum(partition.num_tokens for partition in database._byte_budget))
         assert 0 < counted[-1] - counted[-2] <= MAX_COUNTED_TOKENS + 12
     found, wanted = database.partition("default"), at_once.partition("default")
     assert found is not None

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 
 from hdserve.config import ServeConfig, parse_config
 from hdserve.config.deployed import GATEWAY_DEPLOYMENT
-from hdserve.doctor.room import compare_with_cluster
+from hdserve.doctor.capacity import compare_with_cluster
 from tests.clusters import connected_cluster, patiently
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

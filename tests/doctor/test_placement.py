@@ -8,9 +8,9 @@ import pytest
 
 from actors import statistics_database
 from hdserve.config import ServeConfig, parse_config
+from hdserve.doctor.capacity import compare_resources
 from hdserve.doctor.finding import Finding
 from hdserve.doctor.placement import STATISTICS_CPUS, Process, processes, total, unplaced
-from hdserve.doctor.room import compare_resources
 from hdserve.errors import ConfigError
 
 

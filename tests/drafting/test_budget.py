@@ -345,10 +345,10 @@ def look_in_vain(budget: DraftBudget, num_steps: int) -> int:
     a row.  Returns how many looked."""
     num_looks = 0
     for _ in range(num_steps):
-        is_looking = budget.begin_step(1)
-        budget.trim([make_tree([0.01] if is_looking else [])])
-        budget.took(1.0 + 0.1 * is_looking, 1.0)
-        num_looks += is_looking
+        is_drafting = budget.begin_step(1)
+        budget.trim([make_tree([0.01] if is_drafting else [])])
+        budget.took(1.0 + 0.1 * is_drafting, 1.0)
+        num_looks += is_drafting
     return num_looks
 
 

@@ -16,7 +16,7 @@ from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.shapes import Shapes
 from hdserve.engine.step_context import running
 from hdserve.engine.step_plan import Span
-from hdserve.engine.tree_attention import TreeAttention
+from hdserve.engine.tree_attention import CpuTreeAttention
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
@@ -102,8 +102,8 @@ def test_packed_attention_is_attention(
     cached_values = random(generator, dtype, 160, num_kv_heads, value_size)
     by_head = [cached.transpose(0, 1).unsqueeze(0) for cached in (cached_keys, cached_values)]
     cache.write(1, torch.arange(160), *by_head)
-    assert TreeAttention.can_read(cache) is is_readable
-    kernel = TreeAttention(cache, Workers()) if is_readable else None
+    assert CpuTreeAttention.can_read(cache) is is_readable
+    kernel = CpuTreeAttention(cache, Workers()) if is_readable else None
     batch = build_batch(make_chunks(), cache, CPU, shapes, kernel, Workers())
     num_rows = batch.token_ids.shape[1]
     query = random(generator, dtype, 1, NUM_HEADS, num_rows, key_size)

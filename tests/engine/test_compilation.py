@@ -1,4 +1,4 @@
-"""A compiled model gives what the model gives, and an engine changes over to it in mid-sequence."""
+"""A compiled model gives what the model gives, and an engine switches to it in mid-sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine import repeated_layers
 from hdserve.engine.build import build_engine
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.compilation import Faster, compile_beside, compile_model
+from hdserve.engine.compilation import CompilationResult, compile_in_background, compile_model
 from hdserve.engine.compiled_forward import CompiledForward, can_compile
 from hdserve.engine.exactness import choose_shapes
 from hdserve.engine.kv_cache import KVCache
@@ -52,30 +52,30 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def faster(model: torch.nn.Module) -> Future[Faster]:
+def compilation(model: torch.nn.Module) -> Future[CompilationResult]:
     """Compiled in a thread beside this one, with the cost of its forwards."""
     if not can_compile():
         pytest.skip("there is no C++ compiler")
     loaded = prepare_model(model, EngineConfig())
-    found = compile_beside(loaded, EngineConfig(max_num_sequences=2), 4, 64, True)
+    found = compile_in_background(loaded, EngineConfig(max_num_sequences=2), 4, 64, True)
     found.result(240)
     return found
 
 
 @pytest.fixture
-def compiled(faster: Future[Faster]) -> CompiledForward:
-    return faster.result().compiled
+def compiled(compilation: Future[CompilationResult]) -> CompiledForward:
+    return compilation.result().compiled
 
 
 PROBE = """
 import os
 from torch._inductor.loop_body import InterpreterShim
 from hdserve.config import EngineConfig
-from hdserve.engine.compilation import compile_beside
+from hdserve.engine.compilation import compile_in_background
 from hdserve.engine.loader import prepare_model
 from tests.models import make_model
 
-compile_beside(prepare_model(make_model(), EngineConfig()), EngineConfig(), 4, 64, False)
+compile_in_background(prepare_model(make_model(), EngineConfig()), EngineConfig(), 4, 64, False)
 print(InterpreterShim._dummy_gm.cache_info().currsize, flush=True)
 os._exit(0)
 """
@@ -203,7 +203,7 @@ def test_graphs_are_made_of_it(model: torch.nn.Module, compiled: CompiledForward
     loaded, runner = make_runner(model)
     chunks = list(make_work(runner, 3, 2))
     wanted = runner.forward(chunks)
-    runner = ModelRunner(loaded, runner.cache, uses_blocks=True)
+    runner = ModelRunner(loaded, runner.cache, attends_in_one_call=True)
     runner.compile_with(compiled)
     calls: list[torch.nn.Module] = []
     handle = model.register_forward_pre_hook(lambda module, _: calls.append(module))
@@ -218,18 +218,20 @@ def test_graphs_are_made_of_it(model: torch.nn.Module, compiled: CompiledForward
         torch.testing.assert_close(found[part], outputs.logits, atol=1e-5, rtol=1e-5)
 
 
-def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:
+def test_switch_to_compiled(model: torch.nn.Module, compilation: Future[CompilationResult]) -> None:
     """Between two steps, with drafts in flight; what comes out is what plain decoding gives."""
     sequences = [make_sequence(name, make_prompt(9, seed)) for seed, name in enumerate("ab")]
     wanted = plain_tokens(model, sequences)
-    later: Future[Faster] = Future()
-    engine = make_engine([OracleDrafter(wanted, length=3)], model=model, exact=False, faster=later)
+    later: Future[CompilationResult] = Future()
+    engine = make_engine(
+        [OracleDrafter(wanted, length=3)], model=model, exact=False, compilation=later
+    )
     for seq in sequences:
         engine.add(seq)
     for _ in range(3):
         engine.step()
     assert not engine.is_compiled
-    later.set_result(faster.result())
+    later.set_result(compilation.result())
     engine.step()
     assert engine.is_compiled
     while engine.has_work:
@@ -237,36 +239,38 @@ def test_change_over(model: torch.nn.Module, faster: Future[Faster]) -> None:
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
 
 
-def test_decoding_is_timed_anew_after_the_change_over(
-    model: torch.nn.Module, faster: Future[Faster]
+def test_decoding_is_timed_anew_after_the_switch(
+    model: torch.nn.Module, compilation: Future[CompilationResult]
 ) -> None:
     """Three steps leave the prompt out, as at first."""
-    later: Future[Faster] = Future()
-    engine = make_engine(model=model, exact=False, faster=later)
+    later: Future[CompilationResult] = Future()
+    engine = make_engine(model=model, exact=False, compilation=later)
     prompt = make_sequence("b", make_prompt(200))
     for seq in (make_sequence("a", make_prompt(1), max_tokens=100), prompt):
         engine.add(seq)
     num_cached = []
     for step in range(13):
         if step == 6:
-            later.set_result(faster.result())
+            later.set_result(compilation.result())
         engine.step()
         num_cached.append(prompt.num_cached_tokens)
     grown = [after > before for before, after in itertools.pairwise([0, *num_cached])]
     assert grown == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 4
 
 
-def test_exact_from_the_change_over_on(model: torch.nn.Module, faster: Future[Faster]) -> None:
+def test_exact_from_the_switch_on(
+    model: torch.nn.Module, compilation: Future[CompilationResult]
+) -> None:
     """What was computed before is not reused."""
-    later: Future[Faster] = Future()
-    engine = make_engine(model=model, exact=False, faster=later)
+    later: Future[CompilationResult] = Future()
+    engine = make_engine(model=model, exact=False, compilation=later)
     prompt = make_prompt(50)
     first, during = make_sequence("a", prompt), make_sequence("b", prompt)
     run(engine, [first])
     engine.add(during)
     engine.step()
     assert during.num_reused_tokens == 49
-    later.set_result(replace(faster.result(), shapes=Shapes(is_exact=True)))
+    later.set_result(replace(compilation.result(), shapes=Shapes(is_exact=True)))
     while engine.has_work:
         engine.step()
     assert engine.is_exact
@@ -278,12 +282,12 @@ def test_exact_from_the_change_over_on(model: torch.nn.Module, faster: Future[Fa
     assert again.token_ids == wanted["d"]
 
 
-def test_an_exact_engine_changes_over_to_nothing_else(
-    model: torch.nn.Module, faster: Future[Faster], caplog: pytest.LogCaptureFixture
+def test_an_exact_engine_switches_to_nothing_else(
+    model: torch.nn.Module, compilation: Future[CompilationResult], caplog: pytest.LogCaptureFixture
 ) -> None:
-    later: Future[Faster] = Future()
-    later.set_result(replace(faster.result(), shapes=Shapes()))
-    engine = make_engine(model=model, exact="auto", faster=later)
+    later: Future[CompilationResult] = Future()
+    later.set_result(replace(compilation.result(), shapes=Shapes()))
+    engine = make_engine(model=model, exact="auto", compilation=later)
     engine._runner.shapes = Shapes(is_exact=True)
     run(engine, [make_sequence("a", make_prompt(5))])
     assert engine.is_exact
@@ -293,11 +297,11 @@ def test_an_exact_engine_changes_over_to_nothing_else(
 
 def test_what_cannot_be_compiled_runs_as_it_is(model: torch.nn.Module) -> None:
     """The engine goes on when the compiler fails."""
-    broken: Future[Faster] = Future()
+    broken: Future[CompilationResult] = Future()
     broken.set_exception(UnsupportedModel("no"))
     seq = make_sequence("a", make_prompt(5))
     wanted = plain_tokens(model, [seq])
-    engine = make_engine(model=model, exact=False, faster=broken)
+    engine = make_engine(model=model, exact=False, compilation=broken)
     run(engine, [seq])
     assert not engine.is_compiled
     assert seq.token_ids == wanted["a"]
@@ -325,9 +329,9 @@ def test_a_drafter_that_reads_hidden_states_has_the_model_run_as_it_is(
     assert engine.stats.num_drafter_failures == {}
 
 
-def test_its_cost_is_measured(faster: Future[Faster]) -> None:
-    """The budget of an engine that changes over follows the compiled model."""
-    cost = faster.result().cost
+def test_its_cost_is_measured(compilation: Future[CompilationResult]) -> None:
+    """The budget of an engine that switches follows the compiled model."""
+    cost = compilation.result().cost
     assert isinstance(cost, BatchCost)
     one, tree = cost([1, 4], 1)
     assert 0 < one <= tree

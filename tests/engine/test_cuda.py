@@ -74,11 +74,14 @@ def load(architecture: str = "llama", dtype: torch.dtype = torch.float32) -> Loa
 
 
 def make_runner(
-    model: LoadedModel, *, uses_blocks: bool | None = None, compiled: CompiledForward | None = None
+    model: LoadedModel,
+    *,
+    attends_in_one_call: bool | None = None,
+    compiled: CompiledForward | None = None,
 ) -> ModelRunner:
     """One that has been warmed up."""
     cache = KVCache(model.kv_shape, 2048, model.dtype, model.device)
-    runner = ModelRunner(model, cache, uses_blocks=uses_blocks)
+    runner = ModelRunner(model, cache, attends_in_one_call=attends_in_one_call)
     runner.compile_with(compiled)
     runner.warm_up(_MAX_ROWS)
     return runner
@@ -118,8 +121,8 @@ def test_graphs_give_what_sequences_give_one_by_one(architecture: str, dtype: to
     """Several times, since a graph reads what lies in the same place each time.  A model of which
     none can be made runs without, on the stream it ran on before."""
     model = load(architecture, dtype)
-    plain, graphs = make_runner(model, uses_blocks=False), make_runner(model)
-    assert graphs.attends_by_blocks
+    plain, graphs = make_runner(model, attends_in_one_call=False), make_runner(model)
+    assert graphs.attends_in_one_call
     assert has_graphs(graphs) == (architecture not in _BRANCHING)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     tolerance = _TOLERANCE if dtype == torch.float32 else 0.25
@@ -148,7 +151,10 @@ def test_graphs_are_made_of_the_compiled_model(
     compiled: tuple[LoadedModel, CompiledForward],
 ) -> None:
     model, forward = compiled
-    plain, graphs = make_runner(model, uses_blocks=False), make_runner(model, compiled=forward)
+    plain, graphs = (
+        make_runner(model, attends_in_one_call=False),
+        make_runner(model, compiled=forward),
+    )
     assert has_graphs(graphs)
     with torch.compiler.set_stance("fail_on_recompile"):
         found = logits_of(graphs, make_work(graphs))
@@ -183,7 +189,7 @@ def test_what_a_draft_gives_is_what_its_token_gives_decoded_alone(
             column = chunk.first_column + depth
             alone = Chunk(chunk.segment, column, [token_id], DraftTree(token_id, 0))
             assert torch.equal(logits_of(runner, [alone])[0], drafted[node])
-    plain = make_runner(model, uses_blocks=False)
+    plain = make_runner(model, attends_in_one_call=False)
     wanted = logits_of(plain, make_work(plain, 1, num_tokens=600))
     torch.testing.assert_close(drafted, wanted, atol=0.25, rtol=0.25)
 

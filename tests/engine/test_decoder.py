@@ -10,7 +10,7 @@ import torch
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.engine.batched_choices import choose_together
 from hdserve.engine.decoder import SequenceDecoder
-from hdserve.engine.history_terms import HistoryTerms
+from hdserve.engine.logits_processor import LogitsProcessor
 from hdserve.engine.logprobs import chosen_logprobs
 from hdserve.engine.node_outputs import NodeOutputs, TopTokens
 from hdserve.tree import DraftTree
@@ -77,13 +77,13 @@ def test_choices_are_free_after_min_tokens(params: dict[str, Any], min_tokens: i
     root = DraftTree(11, 0)
     for lasting, stays in (({}, False), ({"presence_penalty": 0.5}, True)):
         decoder = make_decoder(**params, **lasting, min_tokens=min_tokens)
-        decoder.history = HistoryTerms(
+        decoder.logits_processor = LogitsProcessor(
             decoder.seq.params, decoder.seq.token_ids, [7], VOCAB_SIZE, torch.device("cpu")
         )
         for number in range(min_tokens):
-            assert decoder.history is not None, number
+            assert decoder.logits_processor is not None, number
             decoder.commit(root, decoder.decide(root, outputs))
-        assert (decoder.history is not None) == stays
+        assert (decoder.logits_processor is not None) == stays
 
 
 def test_the_likeliest_is_not_looked_for_again() -> None:

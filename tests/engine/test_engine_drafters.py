@@ -233,15 +233,15 @@ class Tries(Pauses):
     def __init__(self) -> None:
         super().__init__(first=0, period=1)
 
-    def is_trying(self, num_sequences: int) -> bool:
+    def is_probe(self, num_sequences: int) -> bool:
         return True
 
 
 @pytest.mark.parametrize(
-    ("num_expected", "is_trying", "most"), [(0, False, 35), (200, False, 35), (0, True, 3)]
+    ("num_expected", "is_probe", "most"), [(0, False, 35), (200, False, 35), (0, True, 3)]
 )
 def test_drafters_begin_with_few_texts_in_a_step(
-    num_expected: int, is_trying: bool, most: int
+    num_expected: int, is_probe: bool, most: int
 ) -> None:
     """After a pause others go on meanwhile; all have begun some steps later.  What a request
     expects is text, too.  Where drafts did not pay, very few begin."""
@@ -258,7 +258,7 @@ def test_drafters_begin_with_few_texts_in_a_step(
     prompt = make_prompt(240 - num_expected)
     for number in range(40):
         engine.add(make_sequence(str(number), prompt, speculation, **GREEDY, max_tokens=16))
-    if is_trying:
+    if is_probe:
         engine._drafts._budget = Tries()
     while engine.stats.num_running + engine.stats.num_waiting:
         starts.append(0)

@@ -78,12 +78,12 @@ class PoisonDrafter(Drafter):
         tree.add_path([self._token_id], Source.OTHER)
 
 
-@pytest.mark.parametrize("uses_blocks", [False, True])
+@pytest.mark.parametrize("attends_in_one_call", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, GREEDY, {"logprobs": 1}, {**GREEDY, "min_tokens": 2}], ids=str
 )
 def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
-    options: dict[str, Any], uses_blocks: bool
+    options: dict[str, Any], attends_in_one_call: bool
 ) -> None:
     """Neither of the request nor of those beside it."""
     model, poison = make_model(), 5
@@ -93,8 +93,8 @@ def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
     assert not any(poison in token_ids for token_ids in wanted)
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make([PoisonDrafter(poison)], model=model, uses_blocks=uses_blocks)
-    assert engine._runner.attends_by_blocks is uses_blocks
+    engine = make([PoisonDrafter(poison)], model=model, attends_in_one_call=attends_in_one_call)
+    assert engine._runner.attends_in_one_call is attends_in_one_call
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
     assert [seq.token_ids for seq in sequences] == wanted
@@ -110,8 +110,8 @@ def test_such_drafts_change_no_long_prompt_beside_them() -> None:
     wanted = [plain(prompt, **params).token_ids for prompt in clean]
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make([PoisonDrafter(poison)], model=model, uses_blocks=True)
-    assert engine._runner.attends_by_blocks
+    engine = make([PoisonDrafter(poison)], model=model, attends_in_one_call=True)
+    assert engine._runner.attends_in_one_call
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
     assert [seq.token_ids for seq in sequences] == wanted
@@ -185,10 +185,10 @@ def test_what_fails_for_one_sequence_ends_it_alone(
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"temperature": 0.7}], ids=str)
-@pytest.mark.parametrize("uses_blocks", [False, True])
+@pytest.mark.parametrize("attends_in_one_call", [False, True])
 @pytest.mark.parametrize("is_ending", [False, True])
 def test_what_comes_behind_an_end_does_not_matter(
-    is_ending: bool, uses_blocks: bool, options: dict[str, Any]
+    is_ending: bool, attends_in_one_call: bool, options: dict[str, Any]
 ) -> None:
     """Drafts go on behind a token that ends the sequence, where the model may make no numbers; and
     where it does not end there, as many tokens are told as without drafts."""
@@ -199,12 +199,14 @@ def test_what_comes_behind_an_end_does_not_matter(
     with torch.no_grad():
         model.get_input_embeddings().weight[tokens[last]] = float("nan")
     stops = {"stop_token_ids": (tokens[last],)} if is_ending else {}
-    engine = make([OracleDrafter({"a": tokens})], model=model, uses_blocks=uses_blocks)
+    engine = make(
+        [OracleDrafter({"a": tokens})], model=model, attends_in_one_call=attends_in_one_call
+    )
     seq = make_sequence("a", prompt, **params, **stops)
     run(engine, [seq])
     assert seq.finish_reason is (FinishReason.STOP if is_ending else FinishReason.ERROR)
     assert seq.token_ids == tokens[: last + 1]
-    assert bool(seq.counts.num_accepted_tokens) is uses_blocks  # else it is tried again, plainly
+    assert bool(seq.counts.num_accepted_tokens) is attends_in_one_call  # else tried again, plainly
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

@@ -15,13 +15,13 @@ from hdserve.config import EngineConfig
 from hdserve.core import Source
 from hdserve.engine import exactness
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.devices import has_amx_bf16
 from hdserve.engine.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.kv_cache import KVCache
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.model_runner import ModelRunner
 from hdserve.engine.shapes import exact_candidates
-from hdserve.engine.tree_attention import UNLIMITED, TreeAttention
+from hdserve.engine.tree_attention import UNLIMITED, CpuTreeAttention
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.models import VOCAB_SIZE, make_model
@@ -46,13 +46,13 @@ def logits_of(runner: ModelRunner, num_drafts: int) -> torch.Tensor:
 
 
 def test_attention_that_is_fast_for_all_rows_says_nothing_of_products() -> None:
-    """Exact forwards are other ones then, and have their price; only in tiles they are the same."""
+    """Exact forwards are other ones then, and have their price; only with AMX they are the same."""
     model = prepare_model(make_model(dtype=torch.bfloat16, head_dim=64), EngineConfig())
     model = replace(model, max_attended_rows=UNLIMITED)
     cache = KVCache(model.kv_shape, 64, model.dtype, model.device)
-    assert TreeAttention.can_read(cache)
-    has_tiles = multiplies_tiles(model.device, model.dtype)
-    assert ModelRunner(model, cache).attends_by_tiles is has_tiles
+    assert CpuTreeAttention.can_read(cache)
+    has_amx = has_amx_bf16(model.device, model.dtype)
+    assert ModelRunner(model, cache).attends_with_amx is has_amx
 
 
 def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:

@@ -11,17 +11,17 @@ import torch
 from hdserve.core import Source
 from hdserve.engine.block_attention import BlockAttention
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kernels import parts
+from hdserve.engine.flex_attention_metadata import FlexAttentionMetadata
+from hdserve.engine.kernels import splits
 from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape
 from hdserve.engine.packed_rows import PackedRows, pack_rows
-from hdserve.engine.seen_blocks import SeenBlocks
-from hdserve.engine.seen_parts import SeenParts
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.tree_attention_metadata import TreeAttentionMetadata
 from hdserve.tree import DraftTree
 from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 
 if HAS_GPU:
-    from hdserve.engine.gpu_kernels.attend import TreeAttention
+    from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
 
 pytestmark = [
     *NEEDS_GPU,
@@ -69,7 +69,7 @@ def make_tree(num_drafts: int) -> DraftTree:
     tree = DraftTree(3, num_drafts)
     choice = random.Random(num_drafts)
     for token_id in range(num_drafts):
-        parents = [node for node, depth in enumerate(tree.depths) if depth < parts.MAX_DEPTH]
+        parents = [node for node, depth in enumerate(tree.depths) if depth < splits.MAX_DEPTH]
         tree.add_node(choice.choice(parents[-3:]), token_id, Source.OTHER)
     return tree
 
@@ -94,14 +94,14 @@ class Forward:
         size = (1, self.packed.num_rows, num_heads, layer.key_size)
         self.query = torch.randn(size, device=device, dtype=layer.dtype).transpose(1, 2)
         self.sinks = torch.randn(num_heads, device=device, dtype=layer.dtype)
-        self.attend = TreeAttention(device)
+        self.attend = GpuTreeAttention(device)
 
     def pack(self, chunks: list[Chunk]) -> PackedRows:
         shapes = Shapes(tuple(1 << power for power in range(9)))
         return pack_rows(chunks, shapes, self.cache.scratch_row)
 
     def run(self, packed: PackedRows, query: torch.Tensor) -> torch.Tensor:
-        seen = SeenParts(packed.num_rows, self.layer.num_groups, query.device)
+        seen = TreeAttentionMetadata(packed.num_rows, self.layer.num_groups, query.device)
         seen.fill(packed)
         seen.send()
         layer = self.layer
@@ -111,7 +111,7 @@ class Forward:
         return self.attend(seen, query, self.keys, self.values, *terms)
 
     def definition(self) -> torch.Tensor:
-        seen = SeenBlocks(self.cache, self.packed.num_rows, 31)
+        seen = FlexAttentionMetadata(self.cache, self.packed.num_rows, 31)
         seen.fill(self.packed)
         seen.send()
         attend = BlockAttention(seen, self.cache.num_stored_rows, is_compiled=False)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hdserve.engine import turned_linear
+from hdserve.engine import prepacked_linear
 from hdserve.engine.compiled_forward import can_pack
-from hdserve.engine.kernels.registers import HAS_PAIRS, HAS_TILES
+from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16
 from hdserve.engine.linear_layers import (
     call_natively,
     multiply_row_by_row,
     prepare_linear_layers,
 )
-from hdserve.engine.row_linear import RowLinear
+from hdserve.engine.prepacked_linear import PrepackedLinear
 from hdserve.engine.shared_linear import replace_modules
-from hdserve.engine.turned_linear import TurnedLinear
+from hdserve.engine.skinny_linear import SkinnyLinear
 
 
 def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
@@ -28,13 +28,13 @@ def test_small_layers_are_stored_by_column() -> None:
     prepare_linear_layers(module, is_exact=False)
     assert not multiply_row_by_row(module)
     for layer in module:
-        is_copied = isinstance(layer, RowLinear)
+        is_copied = isinstance(layer, SkinnyLinear)
         stored = layer.by_column if is_copied else layer.weight
         assert stored.stride() == (1, 64)
         assert torch.equal(stored, layer.weight)
 
 
-def test_an_embedding_is_not_turned() -> None:
+def test_an_embedding_is_not_transposed() -> None:
     """Its rows are read, whoever else multiplies by them."""
     module = layers_of(64, torch.float32)
     embedding = torch.nn.Embedding(64, 64)
@@ -62,21 +62,21 @@ def test_large_layers_are_tried(dtype: torch.dtype) -> None:
     before = module(rows)
     prepare_linear_layers(module, is_exact=False)
     assert len({type(layer) for layer in module}) == 1
-    if isinstance(module[0], RowLinear):
+    if isinstance(module[0], SkinnyLinear):
         assert module[0].max_rows >= 4
     torch.testing.assert_close(module(rows), before, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
-def test_layers_are_turned_where_there_is_a_kernel_for_them(is_exact: bool) -> None:
+def test_layers_are_prepacked_where_there_is_a_kernel_for_them(is_exact: bool) -> None:
     module = layers_of(128, torch.bfloat16)
     module.append(torch.nn.Linear(128, 36).bfloat16())
     prepare_linear_layers(module, is_exact)
     assert multiply_row_by_row(module) or not is_exact
     *many, few = module
-    assert not isinstance(few, TurnedLinear)
+    assert not isinstance(few, PrepackedLinear)
     for layer in many:
-        assert isinstance(layer, TurnedLinear) == (HAS_PAIRS and (is_exact or not HAS_TILES))
+        assert isinstance(layer, PrepackedLinear) == (HAS_AVX512_BF16 and (is_exact or not HAS_AMX))
 
 
 def test_float64_and_layers_of_odd_sizes_are_left() -> None:
@@ -89,24 +89,24 @@ def test_rows_are_their_own_where_the_kernel_multiplies_all_of_them() -> None:
     known = torch.nn.Linear(64, 20)
     model = torch.nn.Sequential(known, torch.nn.Sequential(known))
     assert not multiply_row_by_row(model)
-    replace_modules(model, {known: RowLinear(known, torch.tensor(32))})
+    replace_modules(model, {known: SkinnyLinear(known, torch.tensor(32))})
     assert model[0] is model[1][0]
     assert multiply_row_by_row(model)
-    model.append(RowLinear(known, torch.tensor(32), known.weight.detach()))
+    model.append(SkinnyLinear(known, torch.tensor(32), known.weight.detach()))
     assert not multiply_row_by_row(model), "a single row is PyTorch's"
 
 
-@pytest.mark.skipif(not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs")
-def test_nothing_is_turned_back_when_layers_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take as long as turning all of them."""
+@pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
+def test_nothing_is_unpacked_when_layers_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take as long as prepacking all of them."""
 
     def refuse(*_: object) -> torch.Tensor:
-        pytest.fail("weights were turned back")
+        pytest.fail("weights were unpacked")
 
-    monkeypatch.setattr(turned_linear, "turn_back", refuse)
+    monkeypatch.setattr(prepacked_linear, "unpack_weights", refuse)
     module = layers_of(128, torch.bfloat16)
     prepare_linear_layers(module, is_exact=True)
-    assert all(isinstance(layer, TurnedLinear) for layer in module)
+    assert all(isinstance(layer, PrepackedLinear) for layer in module)
     assert multiply_row_by_row(module)
     assert not can_pack(module)
     assert call_natively(module, is_native=True)

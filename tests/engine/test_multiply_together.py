@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from hdserve.engine import few_rows_linear, turned_linear  # noqa: F401 - with operators
-from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine import gpu_skinny_linear, prepacked_linear  # noqa: F401 - with operators
+from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.multiply_together import MultiplyTogether
-from hdserve.engine.turned_weights import turn
-from tests.engine.test_row_linear import step
+from hdserve.engine.prepacked_weights import prepack
+from tests.engine.test_skinny_linear import step
 
-OPERATORS: list[tuple[str, tuple[int, ...]]] = [("few_rows_linear", ()), ("turned_linear", (64,))]
+OPERATORS: list[tuple[str, tuple[int, ...]]] = [
+    ("gpu_skinny_linear", ()),
+    ("prepacked_linear", (64,)),
+]
 """Names, and what they take behind rows, weights and bias."""
 
 OPERATORS_OF_SEVERAL = {
-    "few_rows_linear": ("few_rows_linears",),
-    "turned_linear": ("two_turned_linears", "three_turned_linears"),
+    "gpu_skinny_linear": ("gpu_skinny_linears",),
+    "prepacked_linear": ("two_prepacked_linears", "three_prepacked_linears"),
 }
 
 
@@ -64,7 +67,7 @@ def test_calls_of_the_same_rows_are_merged(
     together = [getattr(torch.ops.hdserve, each).default for each in OPERATORS_OF_SEVERAL[name]]
     found = [len(node.users) for node in merged.nodes if node.target in together]
     assert found == numbers
-    if name == "turned_linear" and not HAS_PAIRS:
+    if name == "prepacked_linear" and not HAS_AVX512_BF16:
         return
     inputs = [given(node.name, name) for node in graph.nodes if node.op == "placeholder"]
     with step():
@@ -78,4 +81,4 @@ def given(node: str, name: str) -> Any:
     if node in ("x", "y"):
         return torch.randn(4, 64).bfloat16()
     weights = torch.randn(64, 64).bfloat16()
-    return turn(weights) if name == "turned_linear" else weights
+    return prepack(weights) if name == "prepacked_linear" else weights

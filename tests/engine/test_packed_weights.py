@@ -11,17 +11,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hdserve.config import EngineConfig
 from hdserve.core import Sequence
 from hdserve.drafting.base import Drafter
-from hdserve.engine.compilation import Faster, compile_beside
+from hdserve.engine.compilation import CompilationResult, compile_in_background
 from hdserve.engine.compiled_forward import can_compile, can_pack
-from hdserve.engine.devices import multiplies_tiles
+from hdserve.engine.devices import has_amx_bf16
 from hdserve.engine.loader import prepare_model
 from hdserve.engine.shapes import Shapes
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import VOCAB_SIZE, make_model
 
-has_tiles = multiplies_tiles(torch.device("cpu"), torch.bfloat16)
-needs_tiles = pytest.mark.skipif(not has_tiles, reason="the processor has no tiles")
+has_amx = has_amx_bf16(torch.device("cpu"), torch.bfloat16)
+needs_amx = pytest.mark.skipif(not has_amx, reason="the processor has no AMX")
 pytestmark = [
     pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
@@ -50,19 +50,22 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def faster(model: torch.nn.Module) -> Faster:
-    return compile_beside(
+def compilation(model: torch.nn.Module) -> CompilationResult:
+    return compile_in_background(
         prepare_model(model, EngineConfig()), EngineConfig(max_num_sequences=2), 4, 64, False
     ).result(240)
 
 
 def decode(
-    model: torch.nn.Module, faster: Faster, drafters: list[Drafter] | None = None, **options: int
+    model: torch.nn.Module,
+    compilation: CompilationResult,
+    drafters: list[Drafter] | None = None,
+    **options: int,
 ) -> dict[str, list[int]]:
     """What sequences of prompts of different lengths come out as."""
-    ready: Future[Faster] = Future()
-    ready.set_result(faster)
-    engine = make_engine(drafters or [], model=model, faster=ready, **options)
+    ready: Future[CompilationResult] = Future()
+    ready.set_result(compilation)
+    engine = make_engine(drafters or [], model=model, compilation=ready, **options)
     sequences = make_sequences()
     run(engine, sequences)
     assert engine.is_exact
@@ -76,35 +79,35 @@ def make_sequences() -> list[Sequence]:
     ]
 
 
-@needs_tiles
-def test_they_are_found_exact(faster: Faster) -> None:
-    assert faster.compiled.is_packed
-    assert faster.shapes == Shapes(is_exact=True, min_rows=2)
+@needs_amx
+def test_they_are_found_exact(compilation: CompilationResult) -> None:
+    assert compilation.compiled.is_packed
+    assert compilation.shapes == Shapes(is_exact=True, min_rows=2)
 
 
-@needs_tiles
+@needs_amx
 def test_neither_drafts_nor_neighbours_nor_cuts_change_a_token(
-    model: torch.nn.Module, faster: Faster
+    model: torch.nn.Module, compilation: CompilationResult
 ) -> None:
     """In bfloat16, where the two likeliest tokens of a random model are often as good as equal."""
-    plain = decode(model, faster, max_num_sequences=1, prefill_chunk_tokens=64)
+    plain = decode(model, compilation, max_num_sequences=1, prefill_chunk_tokens=64)
     assert len({tuple(tokens) for tokens in plain.values()}) == NUM_SEQUENCES
     for chunk_tokens in (1, 7, 16, 200):
-        assert decode(model, faster, prefill_chunk_tokens=chunk_tokens) == plain
+        assert decode(model, compilation, prefill_chunk_tokens=chunk_tokens) == plain
     wanted = {seq.request_id: seq.token_ids + plain[seq.request_id] for seq in make_sequences()}
     oracle = OracleDrafter(wanted, length=5)
     for number in (1, 5, NUM_SEQUENCES):
-        assert decode(model, faster, [oracle], max_num_sequences=number) == plain
+        assert decode(model, compilation, [oracle], max_num_sequences=number) == plain
 
 
-def test_only_what_tiles_multiply_is_packed() -> None:
+def test_only_what_amx_multiplies_is_packed() -> None:
     """Weights in other precisions and layers that are no plain ones are left."""
-    assert can_pack(make_model(dtype=torch.bfloat16)) == has_tiles
+    assert can_pack(make_model(dtype=torch.bfloat16)) == has_amx
     assert not can_pack(make_model(dtype=torch.float32))
     assert not can_pack(torch.nn.Sequential(torch.nn.ReLU()))
 
 
-@needs_tiles
+@needs_amx
 def test_exact_models_are_packed_if_they_are_compiled_at_first() -> None:
     """Else the kernel multiplies, so that the first request has the bits of the last."""
     for compiles in (True, "auto"):

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape, Segment
 from hdserve.engine.placed_chunks import PlacedChunks
 from hdserve.engine.tree_attention import (
     UNLIMITED,
-    TreeAttention,
-    can_attend_by_tiles,
+    CpuTreeAttention,
+    can_attend_with_amx,
     max_attended_rows,
 )
 from hdserve.engine.visible_columns import list_columns
@@ -25,14 +25,12 @@ from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")
-needs_tiles = pytest.mark.skipif(not can_attend_by_tiles(), reason="the processor has no tiles")
-needs_pairs = pytest.mark.skipif(
-    not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
-)
+needs_amx = pytest.mark.skipif(not can_attend_with_amx(), reason="the processor has no AMX")
+needs_bf16_dot = pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
 NUM_KV_HEADS, NUM_HEADS = 2, 6
 SEGMENT_ROWS = 256
-IN_VECTORS, IN_PAIRS, IN_TILES = (80, 96), (96, 80), (64, 128)
-LARGE, TOO_LARGE_TO_TURN = (256, 64), (288, 48)
+IN_VECTORS, BY_BF16_DOT, WITH_AMX = (80, 96), (96, 80), (64, 128)
+LARGE, TOO_LARGE_TO_TRANSPOSE = (256, 64), (288, 48)
 """Numbers of a key and of a value that fit into the one or the other, where there are any."""
 SCALE = 0.11
 
@@ -41,10 +39,10 @@ KINDS = pytest.mark.parametrize(
     [
         (torch.float32, IN_VECTORS),
         (torch.bfloat16, IN_VECTORS),
-        (torch.bfloat16, IN_PAIRS),
-        (torch.bfloat16, IN_TILES),
+        (torch.bfloat16, BY_BF16_DOT),
+        (torch.bfloat16, WITH_AMX),
         (torch.bfloat16, LARGE),
-        (torch.bfloat16, TOO_LARGE_TO_TURN),
+        (torch.bfloat16, TOO_LARGE_TO_TRANSPOSE),
     ],
     ids=str,
 )
@@ -65,7 +63,7 @@ def make_cache(
 
 
 def attend(
-    kernel: TreeAttention,
+    kernel: CpuTreeAttention,
     chunks: list[Chunk],
     query: torch.Tensor,
     window: int | None = None,
@@ -94,7 +92,7 @@ def test_a_draft_gets_the_bits_of_plain_decoding(
     it was moved to where it is committed."""
     generator = random.Random(seed)
     cache = make_cache(5, dtype, sizes)
-    kernel = TreeAttention(cache, Workers())
+    kernel = CpuTreeAttention(cache, Workers())
     chunks = [
         Chunk(
             Segment(index * SEGMENT_ROWS, SEGMENT_ROWS),
@@ -128,7 +126,7 @@ def test_long_contexts_are_attended_to_by_definition(
     has_sinks: bool, window: int | None, dtype: torch.dtype, sizes: tuple[int, int]
 ) -> None:
     cache = make_cache(1, dtype, sizes)
-    kernel = TreeAttention(cache, Workers())
+    kernel = CpuTreeAttention(cache, Workers())
     num_cached, num_rows = SEGMENT_ROWS - 40, 5
     chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [1] * num_rows, None)
     query = torch.randn(num_rows, NUM_HEADS, sizes[0]).to(dtype)
@@ -152,7 +150,7 @@ def test_long_contexts_are_attended_to_by_definition(
 def test_where_a_prompt_is_cut_changes_no_bit(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(2)
     cache = make_cache(1, dtype, sizes)
-    kernel = TreeAttention(cache, Workers())
+    kernel = CpuTreeAttention(cache, Workers())
     segment = Segment(0, SEGMENT_ROWS)
     query = torch.randn(200, NUM_HEADS, sizes[0], generator=generator).to(dtype)
     whole = attend(kernel, [Chunk(segment, 0, [1] * 200, None)], query)
@@ -178,7 +176,7 @@ def test_drafts_that_overflow_spoil_only_what_follows_them(
 ) -> None:
     """Which is told: it is not a number."""
     cache = make_cache(1, dtype, sizes)
-    kernel = TreeAttention(cache, Workers())
+    kernel = CpuTreeAttention(cache, Workers())
     tree = make_tree(random.Random(num_cached), 30)
     chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7], tree)
     query = torch.randn(chunk.num_rows, NUM_HEADS, sizes[0]).to(dtype)
@@ -194,10 +192,10 @@ def test_drafts_that_overflow_spoil_only_what_follows_them(
             assert torch.equal(after[node], before[node])
 
 
-@pytest.mark.parametrize("sizes", [IN_VECTORS, IN_PAIRS, IN_TILES], ids=str)
+@pytest.mark.parametrize("sizes", [IN_VECTORS, BY_BF16_DOT, WITH_AMX], ids=str)
 def test_queries_of_another_dtype_are_those_numbers(sizes: tuple[int, int]) -> None:
     cache = make_cache(1, torch.bfloat16, sizes)
-    kernel = TreeAttention(cache, Workers())
+    kernel = CpuTreeAttention(cache, Workers())
     chunk = Chunk(Segment(0, SEGMENT_ROWS), 50, [7, 8], None)
     query = torch.randn(2, NUM_HEADS, sizes[0]).bfloat16()
     found, wanted = (attend(kernel, [chunk], each) for each in (query.float(), query))
@@ -212,9 +210,9 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = attend(TreeAttention(cache, Workers()), chunks, query)
+        alone = attend(CpuTreeAttention(cache, Workers()), chunks, query)
         torch.set_num_threads(num_threads)
-        kernel = TreeAttention(cache, Workers())
+        kernel = CpuTreeAttention(cache, Workers())
         assert torch.equal(attend(kernel, chunks, query), alone)
         assert len(kernel._rooms) == num_threads  # it did share it
     finally:
@@ -225,8 +223,8 @@ def test_threads_share_the_work_and_change_nothing(num_threads: int) -> None:
 @pytest.mark.parametrize("size", [8, 64])
 def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None:
     """Whether the kernel can read such a cache or not."""
-    in_tiles = size == 64 and dtype == torch.bfloat16 and can_attend_by_tiles()
-    known = {UNLIMITED} if in_tiles else {17, UNLIMITED}
+    with_amx = size == 64 and dtype == torch.bfloat16 and can_attend_with_amx()
+    known = {UNLIMITED} if with_amx else {17, UNLIMITED}
     assert max_attended_rows(KVShape.of_equal_layers(3, 2, size, size), dtype) in known
 
 
@@ -242,32 +240,32 @@ def test_a_kernel_that_gains_with_many_rows_attends_for_them(
     assert max_attended_rows(KVShape.of_equal_layers(1, 2, 64, 64), torch.float32) == UNLIMITED
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("window", [None, 5, 100])
 @pytest.mark.parametrize("num_cached", [0, 1, 31, 32, 95, 190])
-def test_tiles_attend_as_vectors_do(num_cached: int, window: int | None) -> None:
+def test_amx_attends_as_vectors_do(num_cached: int, window: int | None) -> None:
     """But for the rounding of weights to bfloat16; drafts deeper than a tail are right, too."""
     generator = random.Random(num_cached)
-    cache = make_cache(1, torch.bfloat16, IN_TILES)
+    cache = make_cache(1, torch.bfloat16, WITH_AMX)
     tree = DraftTree(1, 60)
     for token in range(20):
         tree.add_node(generator.randrange(len(tree)), 2 + token, Source.OTHER)
     tree.add_path([*range(100, 140)], Source.OTHER)
     chunk = Chunk(Segment(0, SEGMENT_ROWS), num_cached, [7, 8, 9], tree)
-    query = torch.randn(chunk.num_rows, NUM_HEADS, IN_TILES[0]).bfloat16()
-    by_tiles = TreeAttention(cache, Workers())
-    by_vectors = TreeAttention(cache, Workers(), uses_tiles=False, uses_pairs=False)
-    assert by_tiles.uses_tiles
-    assert by_tiles.max_depth < max(tree.depths)
-    found, wanted = (attend(kernel, [chunk], query, window) for kernel in (by_tiles, by_vectors))
+    query = torch.randn(chunk.num_rows, NUM_HEADS, WITH_AMX[0]).bfloat16()
+    with_amx = CpuTreeAttention(cache, Workers())
+    by_vectors = CpuTreeAttention(cache, Workers(), uses_amx=False, uses_bf16_dot=False)
+    assert with_amx.uses_amx
+    assert with_amx.max_depth < max(tree.depths)
+    found, wanted = (attend(kernel, [chunk], query, window) for kernel in (with_amx, by_vectors))
     torch.testing.assert_close(found, wanted, atol=2e-2, rtol=0)
     assert (found - wanted).abs().mean() < 2e-3
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.parametrize("window", [None, 5, 100])
 @pytest.mark.parametrize("num_cached", [0, 1, 31, 32, 95, 190])
-def test_pairs_attend_as_vectors_do(num_cached: int, window: int | None) -> None:
+def test_bf16_dot_attends_as_vectors_do(num_cached: int, window: int | None) -> None:
     """But for the rounding of weights to bfloat16, of layers whose keys come in pairs."""
     generator = random.Random(num_cached)
     layers = (LayerShape(NUM_KV_HEADS, 96, 80), LayerShape(NUM_KV_HEADS, 80, 96))
@@ -281,10 +279,10 @@ def test_pairs_attend_as_vectors_do(num_cached: int, window: int | None) -> None
     for layer, shape in enumerate(layers):
         query = torch.randn(1, NUM_HEADS, chunk.num_rows, shape.key_size).bfloat16()
         found, wanted = (
-            TreeAttention(cache, Workers(), uses_tiles=False, uses_pairs=uses_pairs)(
+            CpuTreeAttention(cache, Workers(), uses_amx=False, uses_bf16_dot=uses_bf16_dot)(
                 layer, query, columns, SCALE, window, None
             )
-            for uses_pairs in (True, False)
+            for uses_bf16_dot in (True, False)
         )
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=0)
         assert (found - wanted).abs().mean() < 2e-3

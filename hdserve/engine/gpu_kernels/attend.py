@@ -1,15 +1,15 @@
 """Attention of draft trees over the KV cache, in one kernel.
 
-The work of each step is listed as items (:mod:`hdserve.engine.kernels.parts`): parts of the bodies
-of tiles, and the tails of rows.  The programs of a head share these items.  A row with only one
-part is one item; for other tiles the last program to finish adds up all results, tails first, then
-parts in order::
+The work of each step is listed as items (:mod:`hdserve.engine.kernels.splits`): splits of the
+bodies of tiles, and the tails of rows.  The programs of a head share these items.  A row with only
+one split is one item; for other tiles the last program to finish adds up all results, tails first,
+then splits in order::
 
-    items      part 0 | part 1 | ... | tails of rows 0 to 3 | tails of rows 4 to 7 | ...
+    items      split 0 | split 1 | ... | tails of rows 0 to 3 | tails of rows 4 to 7 | ...
     programs      0   |    1   | ... |          n           |        n + 1         | ...
 
 So a row's result depends only on what it sees, bit for bit, as long as there is room for the
-results of all parts: not on other rows, nor on where in the cache its ancestors are.
+results of all splits: not on other rows, nor on where in the cache its ancestors are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from hdserve.engine.kernels import parts
+from hdserve.engine.kernels import splits
 from hdserve.engine.kv_cache import KVCache
-from hdserve.engine.seen_parts import SeenParts
+from hdserve.engine.tree_attention_metadata import TreeAttentionMetadata
 
 _PROGRAMS_PER_PROCESSOR: Final = 4
 """How many programs there are for each processor, in addition to one for each row."""
@@ -36,30 +36,30 @@ _MAX_SIZE: Final = 128
 """The largest keys and values for which that many registers suffice."""
 
 _POWER = tl.constexpr(_LOG2_E)
-_QUERIES = tl.constexpr(parts.QUERIES)
-_KEYS = tl.constexpr(parts.TAIL)
-_ROW_FIELDS = tl.constexpr(parts.ROW_FIELDS)
-_TAIL_SIZE = tl.constexpr(parts.TAIL_SIZE)
-_BODY_SIZE = tl.constexpr(parts.BODY_SIZE)
-_ROW_POSITION = tl.constexpr(parts.ROW_POSITION)
-_TAIL_ROWS = tl.constexpr(parts.TAIL_ROWS)
-_NUM_REAL_ROWS = tl.constexpr(parts.NUM_REAL_ROWS)
-_ITEM_FIELDS = tl.constexpr(parts.ITEM_FIELDS)
-_TILE = tl.constexpr(parts.TILE)
-_TILE_ROW = tl.constexpr(parts.TILE_ROW)
-_TILE_ROWS = tl.constexpr(parts.TILE_ROWS)
-_TILE_START = tl.constexpr(parts.TILE_START)
-_TILE_SLOT = tl.constexpr(parts.TILE_SLOT)
-_TILE_PARTS = tl.constexpr(parts.TILE_PARTS)
-_TILE_ITEMS = tl.constexpr(parts.TILE_ITEMS)
-_PART_NUMBER = tl.constexpr(parts.PART_NUMBER)
-_PART_FIRST = tl.constexpr(parts.PART_FIRST)
-_PART_STOP = tl.constexpr(parts.PART_STOP)
-_FIRST_TAIL = tl.constexpr(parts.FIRST_TAIL)
-_NUM_TAILS = tl.constexpr(parts.NUM_TAILS)
+_QUERIES = tl.constexpr(splits.QUERIES)
+_KEYS = tl.constexpr(splits.TAIL)
+_ROW_FIELDS = tl.constexpr(splits.ROW_FIELDS)
+_TAIL_SIZE = tl.constexpr(splits.TAIL_SIZE)
+_BODY_SIZE = tl.constexpr(splits.BODY_SIZE)
+_ROW_POSITION = tl.constexpr(splits.ROW_POSITION)
+_TAIL_ROWS = tl.constexpr(splits.TAIL_ROWS)
+_NUM_REAL_ROWS = tl.constexpr(splits.NUM_REAL_ROWS)
+_ITEM_FIELDS = tl.constexpr(splits.ITEM_FIELDS)
+_TILE = tl.constexpr(splits.TILE)
+_TILE_ROW = tl.constexpr(splits.TILE_ROW)
+_TILE_ROWS = tl.constexpr(splits.TILE_ROWS)
+_TILE_START = tl.constexpr(splits.TILE_START)
+_TILE_SLOT = tl.constexpr(splits.TILE_SLOT)
+_TILE_SPLITS = tl.constexpr(splits.TILE_SPLITS)
+_TILE_ITEMS = tl.constexpr(splits.TILE_ITEMS)
+_SPLIT_NUMBER = tl.constexpr(splits.SPLIT_NUMBER)
+_SPLIT_FIRST = tl.constexpr(splits.SPLIT_FIRST)
+_SPLIT_STOP = tl.constexpr(splits.SPLIT_STOP)
+_FIRST_TAIL = tl.constexpr(splits.FIRST_TAIL)
+_NUM_TAILS = tl.constexpr(splits.NUM_TAILS)
 
 
-class TreeAttention:
+class GpuTreeAttention:
     """Attends for forwards of few rows, all of them nodes of trees.
 
     Must not be used from two streams of a device at a time.
@@ -72,7 +72,7 @@ class TreeAttention:
         properties: Any = torch.cuda.get_device_properties(device)
         self._num_programs = _PROGRAMS_PER_PROCESSOR * int(properties.multi_processor_count)
         self._found = torch.empty(0, dtype=torch.float32, device=device)
-        """Results of the parts; grows to what the layer that needs most takes."""
+        """Results of the splits; grows to what the layer that needs most takes."""
         self._num_ended = torch.zeros(0, dtype=torch.int32, device=device)
         """How many items of each tile have ended, by heads; zero between two calls."""
 
@@ -85,7 +85,7 @@ class TreeAttention:
 
     def __call__(
         self,
-        seen: SeenParts,
+        seen: TreeAttentionMetadata,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -109,8 +109,8 @@ class TreeAttention:
         if query.stride(3) != 1:
             query = query.contiguous()
         num_groups = num_heads // num_kv_heads
-        groups_at_once = min(parts.MAX_GROUPS, triton.next_power_of_2(num_groups))
-        assert seen.rows_per_tile * groups_at_once <= parts.QUERIES, "tiles are for fewer heads"
+        groups_at_once = min(splits.MAX_GROUPS, triton.next_power_of_2(num_groups))
+        assert seen.rows_per_tile * groups_at_once <= splits.QUERIES, "tiles are for fewer heads"
         num_blocks = num_kv_heads * triton.cdiv(num_groups, groups_at_once)
         width = triton.next_power_of_2(value_size)
         sums, extremes = self._room(num_blocks, width)
@@ -141,12 +141,12 @@ class TreeAttention:
 
     def _room(self, num_blocks: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for sums of values, and after them sums of weights and highest scores."""
-        num_queries = parts.MAX_PARTS * num_blocks * parts.QUERIES
+        num_queries = splits.MAX_SPLITS * num_blocks * splits.QUERIES
         num_sums, num_numbers = num_queries * width, num_queries * (width + 2)
         if self._found.numel() < num_numbers:
             self._found = self._found.new_empty(num_numbers)
-        if self._num_ended.numel() < parts.MAX_ROWS * num_blocks:
-            self._num_ended = self._num_ended.new_zeros(parts.MAX_ROWS * num_blocks)
+        if self._num_ended.numel() < splits.MAX_ROWS * num_blocks:
+            self._num_ended = self._num_ended.new_zeros(splits.MAX_ROWS * num_blocks)
         return self._found, self._found[num_sums:]
 
 
@@ -203,7 +203,7 @@ def _nothing(VALUE_WIDTH: tl.constexpr):
 
 @triton.jit
 def _added(most, total, sums, other_most, other_total, other_sums):
-    """The results of two parts, combined."""
+    """The results of two splits, combined."""
     higher = tl.maximum(most, other_most)
     base = _above(higher)
     shrunk, other_shrunk = tl.exp2(most - base), tl.exp2(other_most - base)
@@ -246,7 +246,7 @@ def _attend_tail(
 
 
 @triton.jit
-def _attend_part(
+def _attend_split(
     query_at,
     is_query,
     keys,
@@ -319,22 +319,22 @@ def _read_kept(sums_at, extremes_at, is_query, VALUE_WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _add_up(sums_at, extremes_at, first_slot, num_parts, is_query, VALUE_WIDTH: tl.constexpr):
-    """The combined results of a tile's tails and parts."""
-    slot = _place_of(first_slot + num_parts)
+def _add_up(sums_at, extremes_at, first_slot, num_splits, is_query, VALUE_WIDTH: tl.constexpr):
+    """The combined results of a tile's tails and splits."""
+    slot = _place_of(first_slot + num_splits)
     most, total, sums = _read_kept(
         sums_at + slot * _QUERIES * VALUE_WIDTH,
         extremes_at + slot * 2 * _QUERIES,
         *(is_query, VALUE_WIDTH),
     )
-    for part in tl.range(0, num_parts, loop_unroll_factor=4):
-        slot = _place_of(first_slot + part)
-        part_most, part_total, part_sums = _read_kept(
+    for split in tl.range(0, num_splits, loop_unroll_factor=4):
+        slot = _place_of(first_slot + split)
+        split_most, split_total, split_sums = _read_kept(
             sums_at + slot * _QUERIES * VALUE_WIDTH,
             extremes_at + slot * 2 * _QUERIES,
             *(is_query, VALUE_WIDTH),
         )
-        most, total, sums = _added(most, total, sums, part_most, part_total, part_sums)
+        most, total, sums = _added(most, total, sums, split_most, split_total, split_sums)
     return most, total, sums
 
 
@@ -428,12 +428,12 @@ def _attend(
     for number in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
         item = items + (number + 1) * _ITEM_FIELDS
         first_row, num_rows = tl.load(item + _TILE_ROW), tl.load(item + _TILE_ROWS)
-        first_slot, num_parts = tl.load(item + _TILE_SLOT), tl.load(item + _TILE_PARTS)
+        first_slot, num_splits = tl.load(item + _TILE_SLOT), tl.load(item + _TILE_SPLITS)
         num_items = tl.load(item + _TILE_ITEMS)
         is_all = (num_items == 1) & (num_rows == 1)
         is_query = (own_row < num_rows) & (group < GROUPS)
         is_of_tail = (own_row == 0) & (group < GROUPS)
-        slot = _place_of(first_slot + num_parts)
+        slot = _place_of(first_slot + num_splits)
         tail_most, tail_total, tail_sums = _nothing(VALUE_WIDTH)
         first_tail, num_tails = tl.load(item + _FIRST_TAIL), tl.load(item + _NUM_TAILS)
         for place in range(first_tail, first_tail + num_tails):
@@ -449,8 +449,8 @@ def _attend(
                     kept_extremes + slot * 2 * _QUERIES + at,
                     *(tail_most, tail_total, tail_sums, is_of_tail, VALUE_WIDTH),
                 )
-        first, stop = tl.load(item + _PART_FIRST), tl.load(item + _PART_STOP)
-        most, total, sums = _attend_part(
+        first, stop = tl.load(item + _SPLIT_FIRST), tl.load(item + _SPLIT_STOP)
+        most, total, sums = _attend_split(
             *(query + (first_row + own_row) * query_row, is_query, keys, values),
             rows + (first_row + own_row) * _ROW_FIELDS,
             *(tl.load(item + _TILE_START), first, stop, scale, softcap, window),
@@ -465,17 +465,17 @@ def _attend(
                 *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
             )
         else:
-            part_slot = _place_of(first_slot + tl.load(item + _PART_NUMBER))
+            split_slot = _place_of(first_slot + tl.load(item + _SPLIT_NUMBER))
             _keep(
-                sums_at + part_slot * _QUERIES * VALUE_WIDTH,
-                kept_extremes + part_slot * 2 * _QUERIES + index,
+                sums_at + split_slot * _QUERIES * VALUE_WIDTH,
+                kept_extremes + split_slot * 2 * _QUERIES + index,
                 *(most, total, sums, is_query & (first < stop), VALUE_WIDTH),
             )
             tl.debug_barrier()  # all results are stored before this item is counted
             ended_at = num_ended + tl.load(item + _TILE) * num_blocks + block
             if tl.atomic_add(ended_at, 1, sem="acq_rel") == num_items - 1:
                 most, total, sums = _add_up(
-                    *(sums_at, kept_extremes + index, first_slot, num_parts, is_query),
+                    *(sums_at, kept_extremes + index, first_slot, num_splits, is_query),
                     VALUE_WIDTH,
                 )
                 _finish(

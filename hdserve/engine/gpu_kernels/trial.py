@@ -6,7 +6,7 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.chunk import Chunk
-from hdserve.engine.gpu_kernels.attend import TreeAttention
+from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
 from hdserve.engine.gpu_kernels.draw import draw_tokens
 from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
@@ -14,8 +14,8 @@ from hdserve.engine.gpu_kernels.store import store_rows
 from hdserve.engine.gpu_kernels.top import find_largest
 from hdserve.engine.kv_cache import Segment
 from hdserve.engine.packed_rows import pack_rows
-from hdserve.engine.seen_parts import SeenParts
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.tree_attention_metadata import TreeAttentionMetadata
 from hdserve.tree import DraftTree
 
 _SIZE = 256
@@ -62,12 +62,12 @@ def _attends(device: torch.device, dtype: torch.dtype) -> bool:
     for parent, token_id in ((0, 1), (1, 2), (0, 3)):
         tree.add_node(parent, token_id, Source.OTHER)
     chunk = Chunk(Segment(0, _NUM_KEYS), _NUM_CACHED, [0], tree)
-    seen = SeenParts(len(tree), 1, device)
+    seen = TreeAttentionMetadata(len(tree), 1, device)
     seen.fill(pack_rows([chunk], Shapes(), _NUM_KEYS - 1))
     seen.send()
     query, keys, values = torch.randn((3, 1, 1, _NUM_KEYS, 64), device=device, dtype=dtype)
     query = query[:, :, : len(tree)]
-    attend = TreeAttention(device)
+    attend = GpuTreeAttention(device)
     for window in (None, _WINDOW):
         found = attend(seen, query, keys, values, _SCALE, window, None, None)[0, :, 0]
         for node in range(len(tree)):

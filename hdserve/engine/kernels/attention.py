@@ -12,9 +12,8 @@ operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so 
 bits whether it is a draft among others or decoded by itself: by then its ancestors are contiguous,
 but the list is the same.
 
-Scores are kept for a few queries at a time.  Where the processor multiplies bfloat16 in pairs, the
-values of an even position and the next are added together; which positions are paired depends on
-nothing else.
+Scores are kept for a few queries at a time.  Where the processor has AVX-512 BF16, the values of an
+even position and the next are added together; which positions are paired depends on nothing else.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hdserve.engine.kernels.block_sums import loads_block, stores_block
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.memory import bfloats_at, floats_at, room_for_floats
+from hdserve.engine.kernels.memory import bfloats_at, floats_at, stack_floats
 from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
 from hdserve.engine.kernels.vectors import load, prefetch, store_totals
 
@@ -129,12 +129,12 @@ def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> A
         tile 1                    sums -> sums   -> ...
     """
     multiply_panel = _panel_multiplier(tile)
-    room_for_sums = room_for_floats(_ROWS_PER_PANEL, NUM_COLUMNS * NUM_LANES)
+    stack_sums = stack_floats(_ROWS_PER_PANEL, NUM_COLUMNS * NUM_LANES)
 
     @inlined
     def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
         num_rows, num_inputs = rows.shape
-        sums = room_for_sums()
+        sums = stack_sums()
         for panel in range(0, num_rows, _ROWS_PER_PANEL):
             size = min(_ROWS_PER_PANEL, num_rows - panel)
             for n in range(first, stop, OUTPUTS_AT_ONCE):

@@ -43,7 +43,7 @@ def _matrices_at(item: Any) -> Any:
     return intrinsic(lambda _context, _address, _number, _rows, _columns: _builds(item, 3))
 
 
-def _room_for(item: Any, num_rows: int, num_columns: int) -> Any:
+def _stack_array(item: Any, num_rows: int, num_columns: int) -> Any:
     """Unlike numba's ``alloca_once`` it does not zero the memory at each call."""
     kind = types.Array(item, 2, "C")
 
@@ -68,15 +68,15 @@ def _room_for(item: Any, num_rows: int, num_columns: int) -> Any:
     return intrinsic(build)
 
 
-def room_for_floats(num_rows: int, num_columns: int) -> Any:
+def stack_floats(num_rows: int, num_columns: int) -> Any:
     """A function for compiled code that allocates float32 ``[num_rows, num_columns]`` on the stack,
     not initialised, for the lifetime of the function that it is compiled into."""
-    return _room_for(types.float32, num_rows, num_columns)
+    return _stack_array(types.float32, num_rows, num_columns)
 
 
-def room_for_bfloats(num_rows: int, num_columns: int) -> Any:
+def stack_bfloats(num_rows: int, num_columns: int) -> Any:
     """The same of bfloat16, viewed as uint16."""
-    return _room_for(types.uint16, num_rows, num_columns)
+    return _stack_array(types.uint16, num_rows, num_columns)
 
 
 floats_at = _matrix_at(types.float32)

@@ -1,4 +1,4 @@
-"""Tiles of more rows and half a block of turned weights, which multiply all inputs, so that
+"""Tiles of more rows and half a block of prepacked weights, which multiply all inputs, so that
 weights are read from memory once and sequentially, as processors prefetch them.
 
 There are fewer registers than pointers to rows, so the rows of a tile are copied together first,
@@ -14,29 +14,29 @@ from typing import Any, Final
 
 from hdserve.engine.kernels.blocks import chosen, repeated, zeros
 from hdserve.engine.kernels.compiled import apart, inlined
-from hdserve.engine.kernels.memory import room_for_bfloats
+from hdserve.engine.kernels.memory import stack_bfloats
 from hdserve.engine.kernels.pairs import NUM_PAIRED, fuses_rows, load_pairs, store_pairs
-from hdserve.engine.kernels.registers import NUM_LANES
-from hdserve.engine.kernels.turned_tiles import (
+from hdserve.engine.kernels.prepacked_tiles import (
     COLUMNS_PER_STREAM,
-    MOST_ROWS,
-    MOST_STREAMS,
+    MAX_ROWS,
+    MAX_STREAMS,
     PAIR,
     first_output,
     stores_products,
 )
+from hdserve.engine.kernels.registers import NUM_LANES
 
-MOST_NARROW_ROWS: Final = 18
+MAX_NARROW_ROWS: Final = 18
 """Two tiles.  From 20 rows on, blocks of inputs took as long or less (docs/adr/0034)."""
 
-_MOST_TILE_ROWS: Final = 14
+_MAX_TILE_ROWS: Final = 14
 """With two vectors of weights and one of a row, their sums fill the registers."""
 
 _MAX_LINES: Final = 4_096
 """Memory on the stack for rows copied together: 256 KB, for 18 rows of 7,281 inputs, half a block
 of whose weights takes 466 KB of the L2 cache."""
 
-_room_for_lines = room_for_bfloats(_MAX_LINES, NUM_PAIRED)
+_stack_lines = stack_bfloats(_MAX_LINES, NUM_PAIRED)
 
 
 @inlined
@@ -44,8 +44,8 @@ def can_multiply_narrowly(num_rows: int, num_inputs: int, num_streams: int) -> b
     """Whether these tiles support this many rows and streams of weights, and rows of this many
     inputs fit on the stack."""
     return (
-        MOST_ROWS < num_rows <= MOST_NARROW_ROWS
-        and num_streams == MOST_STREAMS
+        MAX_ROWS < num_rows <= MAX_NARROW_ROWS
+        and num_streams == MAX_STREAMS
         and num_inputs % NUM_PAIRED == 0
         and num_rows * num_inputs <= _MAX_LINES * NUM_PAIRED
     )
@@ -82,7 +82,7 @@ def _tile(num_rows: int) -> Any:
         num_inputs, row, block, stream = part
         num_chunks = num_inputs // NUM_PAIRED
         place = row * num_chunks
-        line = (block * MOST_STREAMS + stream) * (num_inputs // PAIR)
+        line = (block * MAX_STREAMS + stream) * (num_inputs // PAIR)
         sums = zero_block()
         for _ in range(num_chunks):
             for k in range(0, NUM_PAIRED, PAIR):
@@ -97,7 +97,7 @@ def _tile(num_rows: int) -> Any:
 
 
 _multiply_tile = chosen(
-    {number: _tile(number) for number in range(MOST_ROWS + 1, _MOST_TILE_ROWS + 1)}
+    {number: _tile(number) for number in range(MAX_ROWS + 1, _MAX_TILE_ROWS + 1)}
 )
 
 
@@ -114,12 +114,12 @@ def multiply_narrowly(given: Any, blocks: tuple[int, int]) -> None:
     """
     rows, weights, bias, products = given
     num_rows, num_inputs = rows.shape
-    lines = _room_for_lines()
-    num_tiles = -(-num_rows // _MOST_TILE_ROWS)
+    lines = _stack_lines()
+    num_tiles = -(-num_rows // _MAX_TILE_ROWS)
     for tile in range(num_tiles):
         _lay_together(rows, *_rows_of(tile, num_tiles, num_rows), lines)
     for block in range(*blocks):
-        for stream in range(MOST_STREAMS):
+        for stream in range(MAX_STREAMS):
             for tile in range(num_tiles):
                 row, stop = _rows_of(tile, num_tiles, num_rows)
                 part = (num_inputs, row, block, stream)

@@ -13,7 +13,7 @@ from hdserve.engine.kernels.attention_call import Call, Tile, query_from
 from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, load_sum, store_sum
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, repeated
 from hdserve.engine.kernels.compiled import inlined
-from hdserve.engine.kernels.memory import room_for_floats
+from hdserve.engine.kernels.memory import stack_floats
 from hdserve.engine.kernels.pairs import fused_pairs, load_in_turns, load_pairs, spread_pair
 from hdserve.engine.kernels.registers import NUM_LANES, NUM_ROWS
 from hdserve.engine.kernels.vectors import store
@@ -21,7 +21,7 @@ from hdserve.engine.kernels.vectors import store
 _PAIR = 2
 _POSITIONS_AT_ONCE = 128
 
-_room = room_for_floats(_POSITIONS_AT_ONCE // _PAIR, NUMBERS_AT_ONCE)
+_scratch = stack_floats(_POSITIONS_AT_ONCE // _PAIR, NUMBERS_AT_ONCE)
 _queries_from = repeated(query_from, NUM_ROWS)
 
 
@@ -75,7 +75,7 @@ def add_paired_values(call: Call, tile: Tile) -> int:
         The first column that is left.
     """
     num_numbers = call.values.shape[2] // NUMBERS_AT_ONCE * NUMBERS_AT_ONCE
-    paired = _room()
+    paired = _scratch()
     for first in range(tile.origin, tile.stop, _POSITIONS_AT_ONCE):
         stop = min(first + _POSITIONS_AT_ONCE, tile.stop)
         for d in range(0, num_numbers, NUMBERS_AT_ONCE):

@@ -3,7 +3,8 @@
 Each lane of the sums gets the products of two neighbours; sums are float32, and which numbers a sum
 adds in which order depends on nothing else.
 
-These functions can be compiled only where :data:`~hdserve.engine.kernels.registers.HAS_PAIRS`.
+These functions can be compiled only where
+:data:`~hdserve.engine.kernels.registers.HAS_AVX512_BF16`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ def _features() -> frozenset[str]:
 HAS_AVX512: Final = "avx512f" in _features()
 """32 registers of 512 bits, elsewhere 16 of 256 (AVX2), or 32 of 128 (ARM)."""
 
-HAS_PAIRS: Final = HAS_AVX512 and "avx512bf16" in _features()
+HAS_AVX512_BF16: Final = HAS_AVX512 and "avx512bf16" in _features()
 """The processor has products of bfloat16 vectors that are summed in pairs (AVX-512 BF16)."""
 
-HAS_TILES: Final = HAS_PAIRS and {"amx-tile", "amx-bf16"} <= _features()
+HAS_AMX: Final = HAS_AVX512_BF16 and {"amx-tile", "amx-bf16"} <= _features()
 """The processor has products of bfloat16 matrices (AMX)."""
 
 NUM_LANES: Final = 16 if HAS_AVX512 else 8

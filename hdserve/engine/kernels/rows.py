@@ -18,8 +18,8 @@ drafts of all trees."""
 NUM_CHUNK_FIELDS = 7
 
 POSITION, START, STOP, FIRST_NODE, NUM_NODES, FIRST_NODE_ROW, ANCESTORS = range(7)
-"""The fields of a row, see :class:`~hdserve.engine.seen_blocks.SeenBlocks`.  Those from
-``ANCESTORS`` on are the words of one bit mask."""
+"""The fields of a row, see :class:`~hdserve.engine.flex_attention_metadata.FlexAttentionMetadata`.
+Those from ``ANCESTORS`` on are the words of one bit mask."""
 
 WORD_BITS = 31
 """Drafts per int32 word of the visibility mask; the sign bit is not used."""

@@ -1,10 +1,11 @@
 // The operators of a compiled model, for a CPU: its linear layers and its attention, by the kernels
 // of hdserve/engine/kernels, without Python in between.
 //
-// What an operator gives is what its Python function gives, bit for bit: row_linear.py, attention.py.
-// The kernels are compiled by numba; their addresses are set once, by hdserve_set_kernels.  What
-// changes from step to step is told by hdserve_begin_step, in the thread that runs the forward.
-// Outside a step, and where this file does not know the case, operators do as in Python.
+// What an operator gives is what its Python function gives, bit for bit: skinny_linear.py,
+// attention.py.  The kernels are compiled by numba; their addresses are set once, by
+// hdserve_set_kernels.  What changes from step to step is told by hdserve_begin_step, in the thread
+// that runs the forward.  Outside a step, and where this file does not know the case, operators do
+// as in Python.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,12 +32,12 @@ namespace {
 using Multiply = void (*)(int64_t rows, int64_t weights, int64_t products, int64_t num_rows,
                           int64_t num_inputs, int64_t num_outputs, int64_t is_bfloat16,
                           int64_t first, int64_t stop);
-using MultiplyPairs = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
-                               int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
-                               int64_t first, int64_t stop);
-using MultiplyTurned = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
-                                int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
-                                int64_t num_streams, int64_t first, int64_t stop);
+using MultiplyByBf16Dot = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
+                                   int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                                   int64_t first, int64_t stop);
+using MultiplyPrepacked = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
+                                   int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
+                                   int64_t num_streams, int64_t first, int64_t stop);
 using Attend = void (*)(int64_t stored, int64_t listed, int64_t queries, int64_t attended,
                         int64_t num_heads, int64_t scores, int64_t scores_size, int64_t is_bfloat16,
                         double scale, double softcap, int64_t window, int64_t sinks, int64_t first,
@@ -50,11 +51,11 @@ using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads,
 // As operators.py fills it.  Kernels are null for products that the processor does not have.
 struct Kernels {
   Multiply multiply;
-  MultiplyPairs multiply_pairs;
-  MultiplyTurned multiply_turned;
+  MultiplyByBf16Dot multiply_by_bf16_dot;
+  MultiplyPrepacked multiply_prepacked;
   Attend attend;
-  AttendBfloat16 attend_in_pairs;
-  AttendBfloat16 attend_by_tiles;
+  AttendBfloat16 attend_by_bf16_dot;
+  AttendBfloat16 attend_with_amx;
   Parallel parallel;
   int64_t outputs_at_once;
   int64_t num_paired;
@@ -75,8 +76,8 @@ struct Step {
   const int64_t *listed;
   const int64_t (*layers)[6];  // keys, values, heads, rows, size of a key, size of a value
   int64_t item_bytes;
-  int64_t uses_tiles;
-  int64_t room_floats;
+  int64_t uses_amx;
+  int64_t scratch_floats;
   int64_t num_spans;
   int64_t most_visible;
   int64_t num_visible;
@@ -117,12 +118,12 @@ void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_p
   if (shared.failure) std::rethrow_exception(shared.failure);
 }
 
-bool are_paired(const at::Tensor &rows, const at::Tensor &weight,
-                const std::optional<at::Tensor> &bias) {
-  const auto is_paired = [](const at::Tensor &t) { return t.scalar_type() == at::kBFloat16; };
-  return kernels->multiply_pairs && is_paired(rows) && is_paired(weight) &&
+bool fits_bf16_dot(const at::Tensor &rows, const at::Tensor &weight,
+                   const std::optional<at::Tensor> &bias) {
+  const auto is_bfloat16 = [](const at::Tensor &t) { return t.scalar_type() == at::kBFloat16; };
+  return kernels->multiply_by_bf16_dot && is_bfloat16(rows) && is_bfloat16(weight) &&
          weight.size(1) % kernels->num_paired == 0 &&
-         (!bias || (is_paired(*bias) && bias->is_contiguous()));
+         (!bias || (is_bfloat16(*bias) && bias->is_contiguous()));
 }
 
 // The operator of Python with this name, which takes and gives what `Operator` does.
@@ -131,27 +132,29 @@ auto in_python(const char *name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Operator>();
 }
 
-at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at::Tensor &others,
-                      const std::optional<at::Tensor> &bias, const at::Tensor &max_rows) {
+at::Tensor skinny_linear(const at::Tensor &rows, const at::Tensor &weight, const at::Tensor &others,
+                         const std::optional<at::Tensor> &bias, const at::Tensor &max_rows) {
   const int64_t num_inputs = weight.size(1), num_outputs = weight.size(0);
   const int64_t num_rows = rows.numel() / num_inputs;
   if (!step) {
-    static const auto found = in_python<decltype(row_linear)>("hdserve::row_linear_in_python");
+    static const auto found =
+        in_python<decltype(skinny_linear)>("hdserve::skinny_linear_in_python");
     return found.call(rows, weight, others, bias, max_rows);
   }
   const bool are_few = num_rows <= *max_rows.const_data_ptr<int64_t>();
   if (!num_rows || !(are_few || step->is_exact)) return at::linear(rows, others, bias);
-  const bool is_paired = are_paired(rows, weight, bias);
-  const at::Tensor inputs = (is_paired ? rows : rows.to(at::kFloat)).contiguous();
+  const bool uses_bf16_dot = fits_bf16_dot(rows, weight, bias);
+  const at::Tensor inputs = (uses_bf16_dot ? rows : rows.to(at::kFloat)).contiguous();
   auto sizes = rows.sizes().vec();
   sizes.back() = num_outputs;
   at::Tensor products = at::empty(sizes, inputs.options());
   const bool is_bfloat16 = weight.scalar_type() == at::kBFloat16;
   const auto multiply = [&](int64_t first, int64_t stop) {
     first *= kernels->outputs_at_once, stop *= kernels->outputs_at_once;
-    if (is_paired)
-      kernels->multiply_pairs(address(inputs), address(weight), bias ? address(*bias) : 0,
-                              address(products), num_rows, num_inputs, num_outputs, first, stop);
+    if (uses_bf16_dot)
+      kernels->multiply_by_bf16_dot(address(inputs), address(weight), bias ? address(*bias) : 0,
+                                    address(products), num_rows, num_inputs, num_outputs, first,
+                                    stop);
     else
       kernels->multiply(address(inputs), address(weight), address(products), num_rows, num_inputs,
                         num_outputs, is_bfloat16, first, stop);
@@ -159,13 +162,13 @@ at::Tensor row_linear(const at::Tensor &rows, const at::Tensor &weight, const at
   const int64_t num_passes = std::max<int64_t>(1, num_rows / kernels->rows_while_read);
   share(multiply, num_outputs / kernels->outputs_at_once, weight.numel() * num_passes,
         kernels->min_weights_per_thread);
-  if (is_paired) return products;
+  if (uses_bf16_dot) return products;
   if (bias) products.add_(*bias);
   return products.to(rows.scalar_type());
 }
 
-// A layer of turned weights.
-struct Turned {
+// A layer of prepacked weights.
+struct Prepacked {
   const at::Tensor &weights;
   const std::optional<at::Tensor> &bias;
   int64_t num_outputs;
@@ -173,8 +176,8 @@ struct Turned {
 
 // The products of the same rows by one layer or several, whose blocks are shared as one loop.
 template <std::size_t num_layers>
-std::array<at::Tensor, num_layers> multiply_turned(const at::Tensor &rows,
-                                                   const std::array<Turned, num_layers> &layers) {
+std::array<at::Tensor, num_layers> multiply_prepacked(
+    const at::Tensor &rows, const std::array<Prepacked, num_layers> &layers) {
   const int64_t num_inputs = rows.size(-1), num_rows = rows.numel() / num_inputs;
   const at::Tensor inputs = rows.contiguous();
   auto sizes = rows.sizes().vec();
@@ -190,10 +193,10 @@ std::array<at::Tensor, num_layers> multiply_turned(const at::Tensor &rows,
       const auto &[weights, bias, num_outputs] = layers[i];
       const int64_t own_blocks = weights.size(0);
       if (first < own_blocks && stop > 0)
-        kernels->multiply_turned(address(inputs), address(weights), bias ? address(*bias) : 0,
-                                 address(products[i]), num_rows, num_inputs, num_outputs,
-                                 weights.size(1), std::max<int64_t>(first, 0),
-                                 std::min(stop, own_blocks));
+        kernels->multiply_prepacked(address(inputs), address(weights), bias ? address(*bias) : 0,
+                                    address(products[i]), num_rows, num_inputs, num_outputs,
+                                    weights.size(1), std::max<int64_t>(first, 0),
+                                    std::min(stop, own_blocks));
       first -= own_blocks, stop -= own_blocks;
     }
   };
@@ -204,44 +207,44 @@ std::array<at::Tensor, num_layers> multiply_turned(const at::Tensor &rows,
   return products;
 }
 
-at::Tensor turned_linear(const at::Tensor &rows, const at::Tensor &turned,
-                         const std::optional<at::Tensor> &bias, int64_t num_outputs) {
+at::Tensor prepacked_linear(const at::Tensor &rows, const at::Tensor &prepacked,
+                            const std::optional<at::Tensor> &bias, int64_t num_outputs) {
   if (!step || !rows.numel()) {
     static const auto found =
-        in_python<decltype(turned_linear)>("hdserve::turned_linear_in_python");
-    return found.call(rows, turned, bias, num_outputs);
+        in_python<decltype(prepacked_linear)>("hdserve::prepacked_linear_in_python");
+    return found.call(rows, prepacked, bias, num_outputs);
   }
-  return std::move(multiply_turned<1>(rows, {{{turned, bias, num_outputs}}})[0]);
+  return std::move(multiply_prepacked<1>(rows, {{{prepacked, bias, num_outputs}}})[0]);
 }
 
-std::tuple<at::Tensor, at::Tensor> two_turned_linears(
+std::tuple<at::Tensor, at::Tensor> two_prepacked_linears(
     const at::Tensor &rows, const at::Tensor &first, const at::Tensor &second,
     const std::optional<at::Tensor> &first_bias, const std::optional<at::Tensor> &second_bias,
     int64_t first_outputs, int64_t second_outputs) {
   if (!step || !rows.numel()) {
     static const auto found =
-        in_python<decltype(two_turned_linears)>("hdserve::two_turned_linears_in_python");
+        in_python<decltype(two_prepacked_linears)>("hdserve::two_prepacked_linears_in_python");
     return found.call(rows, first, second, first_bias, second_bias, first_outputs, second_outputs);
   }
-  auto [a, b] = multiply_turned<2>(
+  auto [a, b] = multiply_prepacked<2>(
       rows, {{{first, first_bias, first_outputs}, {second, second_bias, second_outputs}}});
   return {std::move(a), std::move(b)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> three_turned_linears(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> three_prepacked_linears(
     const at::Tensor &rows, const at::Tensor &first, const at::Tensor &second,
     const at::Tensor &third, const std::optional<at::Tensor> &first_bias,
     const std::optional<at::Tensor> &second_bias, const std::optional<at::Tensor> &third_bias,
     int64_t first_outputs, int64_t second_outputs, int64_t third_outputs) {
   if (!step || !rows.numel()) {
     static const auto found =
-        in_python<decltype(three_turned_linears)>("hdserve::three_turned_linears_in_python");
+        in_python<decltype(three_prepacked_linears)>("hdserve::three_prepacked_linears_in_python");
     return found.call(rows, first, second, third, first_bias, second_bias, third_bias,
                       first_outputs, second_outputs, third_outputs);
   }
-  auto [a, b, c] = multiply_turned<3>(rows, {{{first, first_bias, first_outputs},
-                                              {second, second_bias, second_outputs},
-                                              {third, third_bias, third_outputs}}});
+  auto [a, b, c] = multiply_prepacked<3>(rows, {{{first, first_bias, first_outputs},
+                                                 {second, second_bias, second_outputs},
+                                                 {third, third_bias, third_outputs}}});
   return {std::move(a), std::move(b), std::move(c)};
 }
 
@@ -249,11 +252,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> three_turned_linears(
 class Scratch {
  public:
   // The address, that of a cache line, and for how many columns there is room.
-  std::pair<int64_t, int64_t> take(int64_t num_columns, int64_t room_floats) {
-    if (num_columns_ < num_columns || room_floats_ < room_floats) {
+  std::pair<int64_t, int64_t> take(int64_t num_columns, int64_t scratch_floats) {
+    if (num_columns_ < num_columns || scratch_floats_ < scratch_floats) {
       num_columns_ = std::max(num_columns_, (2 * num_columns + kLine - 1) / kLine * kLine);
-      room_floats_ = std::max(room_floats_, room_floats);
-      floats_.assign(kernels->queries_per_tile * num_columns_ + room_floats_ + kLine, 0.0f);
+      scratch_floats_ = std::max(scratch_floats_, scratch_floats);
+      floats_.assign(kernels->queries_per_tile * num_columns_ + scratch_floats_ + kLine, 0.0f);
     }
     constexpr int64_t num_bytes = kLine * sizeof(float);
     const auto start = reinterpret_cast<int64_t>(floats_.data());
@@ -263,7 +266,7 @@ class Scratch {
  private:
   static constexpr int64_t kLine = 16;
   std::vector<float> floats_;
-  int64_t num_columns_ = 0, room_floats_ = 0;
+  int64_t num_columns_ = 0, scratch_floats_ = 0;
 };
 
 // Store `rows [1, heads, n, size]` in the cache's `[heads, num_kv_rows, size]`.
@@ -294,11 +297,11 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   write(value, stored[1], stored[3], stored[5]);
   const int64_t num_heads = query.size(1), num_rows = query.size(2), num_kv_heads = stored[2];
   const bool is_bfloat16 = value.scalar_type() == at::kBFloat16;
-  const bool is_paired =
-      kernels->attend_in_pairs && is_bfloat16 && stored[4] % kernels->num_paired == 0;
-  const AttendBfloat16 attend_bfloat16 = step->uses_tiles ? kernels->attend_by_tiles
-                                         : is_paired      ? kernels->attend_in_pairs
-                                                          : nullptr;
+  const bool uses_bf16_dot =
+      kernels->attend_by_bf16_dot && is_bfloat16 && stored[4] % kernels->num_paired == 0;
+  const AttendBfloat16 attend_bfloat16 = step->uses_amx  ? kernels->attend_with_amx
+                                         : uses_bf16_dot ? kernels->attend_by_bf16_dot
+                                                         : nullptr;
   const auto dtype = attend_bfloat16 ? at::kBFloat16 : at::kFloat;
   const at::Tensor queries = query.transpose(1, 2).to(dtype).contiguous();
   at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)},
@@ -306,10 +309,10 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   const at::Tensor besides = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
   const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
-  const auto attend = [&, listed = step->listed, room_floats = step->room_floats](int64_t first,
-                                                                                  int64_t stop) {
+  const auto attend = [&, listed = step->listed,
+                       scratch_floats = step->scratch_floats](int64_t first, int64_t stop) {
     thread_local Scratch scratch;
-    const auto [scores_at, num_columns] = scratch.take(wanted, room_floats);
+    const auto [scores_at, num_columns] = scratch.take(wanted, scratch_floats);
     const auto stored_at = reinterpret_cast<int64_t>(stored);
     const auto listed_at = reinterpret_cast<int64_t>(listed);
     const double cap = softcap.value_or(0.0);
@@ -335,9 +338,9 @@ extern "C" void hdserve_set_kernels(const Kernels *found) { kernels = found; }
 extern "C" void hdserve_begin_step(const Step *begun) { step = begun; }
 
 TORCH_LIBRARY_IMPL(hdserve, CPU, library) {
-  library.impl("row_linear", &row_linear);
-  library.impl("turned_linear", &turned_linear);
-  library.impl("two_turned_linears", &two_turned_linears);
-  library.impl("three_turned_linears", &three_turned_linears);
+  library.impl("skinny_linear", &skinny_linear);
+  library.impl("prepacked_linear", &prepacked_linear);
+  library.impl("two_prepacked_linears", &two_prepacked_linears);
+  library.impl("three_prepacked_linears", &three_prepacked_linears);
   library.impl("packed_attention", &packed_attention);
 }

@@ -20,25 +20,25 @@ import numba
 import torch
 
 from hdserve.databases.cache_lines import address_of
-from hdserve.engine import attention, row_linear, turned_linear  # noqa: F401 - with operators
+from hdserve.engine import attention, prepacked_linear, skinny_linear  # noqa: F401 - with operators
+from hdserve.engine.kernels.amx_attention import attend_with_amx
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
+from hdserve.engine.kernels.bf16_dot_attention import attend_by_bf16_dot
+from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.compiled import address_in_c
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
-from hdserve.engine.kernels.pair_attention import attend_in_pairs
-from hdserve.engine.kernels.pair_linear import multiply_pairs_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.registers import HAS_PAIRS
-from hdserve.engine.kernels.tile_attention import attend_by_tiles
-from hdserve.engine.kernels.turned_linear import multiply_turned_at
+from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
+from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.native.compiler import compile_library
-from hdserve.engine.row_linear import ROWS_WHILE_READ
+from hdserve.engine.skinny_linear import ROWS_WHILE_READ
 from hdserve.engine.step_plan import StepPlan
 from hdserve.engine.tree_attention import (
     NO_WINDOW,
     PAIRS_PER_KEY,
     SPARE_COLUMNS,
-    can_attend_by_tiles,
+    can_attend_with_amx,
 )
 from hdserve.engine.workers import load_openmp
 
@@ -59,10 +59,10 @@ _MIN_PAIRS_PER_THREAD: Final = 4_096
 
 _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
-"""``Multiply`` and ``MultiplyPairs`` of ``operators.cpp``."""
+"""``Multiply`` and ``MultiplyByBf16Dot`` of ``operators.cpp``."""
 
-_MULTIPLY_TURNED: Final = numba.void(*[_I] * 10)
-"""``MultiplyTurned``."""
+_MULTIPLY_PREPACKED: Final = numba.void(*[_I] * 10)
+"""``MultiplyPrepacked``."""
 
 _ATTEND: Final = numba.void(*[_I] * 8, _D, _D, *[_I] * 4)
 """``Attend``."""
@@ -76,11 +76,11 @@ class _Kernels(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("multiply", ctypes.c_void_p),
-        ("multiply_pairs", ctypes.c_void_p),
-        ("multiply_turned", ctypes.c_void_p),
+        ("multiply_by_bf16_dot", ctypes.c_void_p),
+        ("multiply_prepacked", ctypes.c_void_p),
         ("attend", ctypes.c_void_p),
-        ("attend_in_pairs", ctypes.c_void_p),
-        ("attend_by_tiles", ctypes.c_void_p),
+        ("attend_by_bf16_dot", ctypes.c_void_p),
+        ("attend_with_amx", ctypes.c_void_p),
         ("parallel", ctypes.c_void_p),
         ("outputs_at_once", ctypes.c_int64),
         ("num_paired", ctypes.c_int64),
@@ -104,8 +104,8 @@ class _Step(ctypes.Structure):
         ("listed", ctypes.c_void_p),
         ("layers", ctypes.c_void_p),
         ("item_bytes", ctypes.c_int64),
-        ("uses_tiles", ctypes.c_int64),
-        ("room_floats", ctypes.c_int64),
+        ("uses_amx", ctypes.c_int64),
+        ("scratch_floats", ctypes.c_int64),
         ("num_spans", ctypes.c_int64),
         ("most_visible", ctypes.c_int64),
         ("num_visible", ctypes.c_int64),
@@ -127,11 +127,11 @@ class NativeOperators:
         path = str(compile_library(_SOURCE))
         self._kernels = _Kernels(
             address_in_c(multiply_at, _MULTIPLY),
-            address_in_c(multiply_pairs_at, _MULTIPLY) if HAS_PAIRS else None,
-            address_in_c(multiply_turned_at, _MULTIPLY_TURNED) if HAS_PAIRS else None,
+            address_in_c(multiply_by_bf16_dot_at, _MULTIPLY) if HAS_AVX512_BF16 else None,
+            address_in_c(multiply_prepacked_at, _MULTIPLY_PREPACKED) if HAS_AVX512_BF16 else None,
             address_in_c(attend, _ATTEND),
-            address_in_c(attend_in_pairs, _ATTEND_BFLOAT16) if HAS_PAIRS else None,
-            address_in_c(attend_by_tiles, _ATTEND_BFLOAT16) if can_attend_by_tiles() else None,
+            address_in_c(attend_by_bf16_dot, _ATTEND_BFLOAT16) if HAS_AVX512_BF16 else None,
+            address_in_c(attend_with_amx, _ATTEND_BFLOAT16) if can_attend_with_amx() else None,
             ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value,
             OUTPUTS_AT_ONCE,
             NUM_PAIRED,
@@ -186,8 +186,8 @@ def _describe(plan: StepPlan) -> _Step:
     step.listed = address_of(columns.addresses)
     step.layers = address_of(plan.listed.kernel.layers)
     step.item_bytes = plan.cache.dtype.itemsize
-    step.uses_tiles = plan.listed.kernel.uses_tiles
-    step.room_floats = plan.listed.kernel.room_floats
+    step.uses_amx = plan.listed.kernel.uses_amx
+    step.scratch_floats = plan.listed.kernel.scratch_floats
     step.num_spans = len(columns.spans)
     step.most_visible = columns.most_visible
     step.num_visible = columns.num_visible

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases.cache_lines import address_of
+from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
-from hdserve.engine.kernels.narrow_tiles import MOST_NARROW_ROWS
-from hdserve.engine.kernels.pair_linear import multiply_pairs_at
-from hdserve.engine.kernels.registers import HAS_PAIRS, NUM_LANES
-from hdserve.engine.kernels.turned_linear import INPUTS_PER_BLOCK, multiply_turned_at
-from hdserve.engine.kernels.turned_tiles import MOST_ROWS, OUTPUTS_PER_BLOCK
-from hdserve.engine.turned_weights import turn, turn_back
+from hdserve.engine.kernels.narrow_tiles import MAX_NARROW_ROWS
+from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK, multiply_prepacked_at
+from hdserve.engine.kernels.prepacked_tiles import MAX_ROWS, OUTPUTS_PER_BLOCK
+from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.prepacked_weights import prepack, unpack_weights
 
-needs_pairs = pytest.mark.skipif(
-    not HAS_PAIRS, reason="this processor has no products of bfloat16 in pairs"
+needs_bf16_dot = pytest.mark.skipif(
+    not HAS_AVX512_BF16, reason="this processor has no AVX-512 BF16"
 )
 
 
@@ -81,20 +81,20 @@ def test_products_are_right_and_rows_are_their_own(
 
 @pytest.mark.parametrize("num_blocks", [2.5, 3, 4.5])
 @pytest.mark.parametrize("num_rows", [9, 12, 35])
-@pytest.mark.parametrize("is_paired", [False, pytest.param(True, marks=needs_pairs)])
+@pytest.mark.parametrize("uses_bf16_dot", [False, pytest.param(True, marks=needs_bf16_dot)])
 def test_long_rows_in_blocks_have_the_bits_of_whole_ones(
-    num_blocks: float, num_rows: int, is_paired: bool
+    num_blocks: float, num_rows: int, uses_bf16_dot: bool
 ) -> None:
     """Rows by themselves are multiplied in whole."""
-    num_inputs = int(num_blocks * VECTORS_PER_BLOCK) * NUM_LANES * (1 + is_paired)
+    num_inputs = int(num_blocks * VECTORS_PER_BLOCK) * NUM_LANES * (1 + uses_bf16_dot)
     generator = np.random.default_rng(num_rows)
     rows = generator.standard_normal((num_rows, num_inputs), np.float32)
     weights = generator.standard_normal((20, num_inputs), np.float32)
-    if is_paired:
+    if uses_bf16_dot:
         rows, weights = as_bfloat16(rows), as_bfloat16(weights)
 
     def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
-        if is_paired:
+        if uses_bf16_dot:
             return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, num_streams=0)
         return product(rows, weights, parts)
 
@@ -116,11 +116,11 @@ def test_nothing_is_written_beside_the_outputs(num_rows: int) -> None:
 def bfloat16_product(
     rows: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, parts: int, num_streams: int
 ) -> np.ndarray:
-    """In so many calls, of weights as they are or turned into so many streams."""
-    kernel, stored, step, layout = multiply_pairs_at, weights, 4, ()
+    """In so many calls, of weights as they are or prepacked into so many streams."""
+    kernel, stored, step, layout = multiply_by_bf16_dot_at, weights, 4, ()
     if num_streams:
-        stored, step, layout = turned(weights, num_streams), 1, (num_streams,)
-        kernel = multiply_turned_at
+        stored, step, layout = prepacked(weights, num_streams), 1, (num_streams,)
+        kernel = multiply_prepacked_at
     products = np.full((len(rows), len(weights)), 0x7FC0, np.uint16)
     arrays = (rows, stored, products if bias is None else bias, products)
     addresses = [address_of(array) for array in arrays]
@@ -131,12 +131,12 @@ def bfloat16_product(
     return products
 
 
-def turned(weights: np.ndarray, num_streams: int) -> np.ndarray:
-    found: np.ndarray = turn(torch.from_numpy(weights.view(np.int16)), num_streams).numpy()
+def prepacked(weights: np.ndarray, num_streams: int) -> np.ndarray:
+    found: np.ndarray = prepack(torch.from_numpy(weights.view(np.int16)), num_streams).numpy()
     return found
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.parametrize("num_streams", [0, 1, 2])
 @settings(deadline=None)
 @given(
@@ -147,7 +147,7 @@ def turned(weights: np.ndarray, num_streams: int) -> np.ndarray:
     has_bias=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_pairs_are_the_same_product(
+def test_bf16_dot_gives_the_same_product(
     num_rows: int,
     num_inputs: int,
     number: int,
@@ -176,11 +176,11 @@ def test_pairs_are_the_same_product(
     assert (product_of(few)[-1] == found[row]).all()
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416])
-@pytest.mark.parametrize("num_rows", [*range(MOST_ROWS, MOST_NARROW_ROWS + 3), 257, 300, 520])
-def test_turned_weights_in_blocks_have_the_bits_of_whole_ones(
+@pytest.mark.parametrize("num_rows", [*range(MAX_ROWS, MAX_NARROW_ROWS + 3), 257, 300, 520])
+def test_prepacked_weights_in_blocks_have_the_bits_of_whole_ones(
     num_rows: int, num_inputs: int, num_streams: int
 ) -> None:
     """Few rows are multiplied in whole, some more by narrow tiles where there are two streams;
@@ -195,17 +195,17 @@ def test_turned_weights_in_blocks_have_the_bits_of_whole_ones(
     found = product_of(rows, parts=2)
     wanted = widened(rows) @ widened(weights).T + widened(weights[:, 0])
     np.testing.assert_allclose(widened(found), wanted, rtol=2**-8, atol=2e-2)
-    for first in range(0, num_rows, MOST_ROWS - 1):
-        few = slice(first, first + MOST_ROWS - 1)
+    for first in range(0, num_rows, MAX_ROWS - 1):
+        few = slice(first, first + MAX_ROWS - 1)
         assert (product_of(rows[few]) == found[few]).all()
 
 
-@needs_pairs
-def test_pairs_write_nothing_beside_the_outputs() -> None:
+@needs_bf16_dot
+def test_bf16_dot_writes_nothing_beside_the_outputs() -> None:
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, 12))
     products = np.full((5, 12), 7, np.uint16)
     addresses = (address_of(rows), address_of(weights), 0, address_of(products))
-    multiply_pairs_at(*addresses, 5, 32, 12, 4, 8)
+    multiply_by_bf16_dot_at(*addresses, 5, 32, 12, 4, 8)
     assert (widened(products[:, 4:8]) == 32.0).all()
     assert (products[:, :4] == 7).all()
     assert (products[:, 8:] == 7).all()
@@ -217,21 +217,21 @@ def test_pairs_write_nothing_beside_the_outputs() -> None:
     num_inputs=st.integers(1, 40).map(lambda number: 2 * number),
     num_streams=st.integers(1, 2),
 )
-def test_what_is_turned_has_every_weight_where_it_is_looked_for(
+def test_what_is_prepacked_has_every_weight_where_it_is_looked_for(
     num_outputs: int, num_inputs: int, num_streams: int
 ) -> None:
     weights = torch.arange(num_outputs * num_inputs).reshape(num_outputs, num_inputs)
-    found = turn(weights, num_streams)
+    found = prepack(weights, num_streams)
     blocks = found.unflatten(3, (OUTPUTS_PER_BLOCK // num_streams, 2))
     for output in range(num_outputs):
         block = min(output // OUTPUTS_PER_BLOCK, len(blocks) - 1)
         first = min(block * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
         stream, place = divmod(output - first, OUTPUTS_PER_BLOCK // num_streams)
         assert torch.equal(blocks[block, stream, :, place].flatten(), weights[output])
-    assert torch.equal(turn_back(found, num_outputs), weights)
+    assert torch.equal(unpack_weights(found, num_outputs), weights)
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.parametrize("num_inputs", [1 << 14, (1 << 14) + 32, 1 << 15])
 def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks(num_inputs: int) -> None:
     """Narrow tiles lay rows together on the stack, which eight of 2 ** 14 inputs fill."""
@@ -245,16 +245,18 @@ def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks(num_inputs: in
     assert (found[3:4] == alone).all()
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("num_rows", [5, 13, 18])
-def test_turned_weights_write_nothing_beside_their_blocks(num_rows: int, num_streams: int) -> None:
+def test_prepacked_weights_write_nothing_beside_their_blocks(
+    num_rows: int, num_streams: int
+) -> None:
     num_outputs = 2 * OUTPUTS_PER_BLOCK + 16
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (num_rows, num_outputs))
-    stored = turned(weights, num_streams)
+    stored = prepacked(weights, num_streams)
     products = np.full((num_rows + 1, num_outputs), 7, np.uint16)
     addresses = (address_of(rows), address_of(stored), 0, address_of(products))
-    multiply_turned_at(*addresses, num_rows, 32, num_outputs, num_streams, 1, 2)
+    multiply_prepacked_at(*addresses, num_rows, 32, num_outputs, num_streams, 1, 2)
     second = slice(OUTPUTS_PER_BLOCK, 2 * OUTPUTS_PER_BLOCK)
     assert (widened(products[:num_rows, second]) == 32.0).all()
     products[:num_rows, second] = 7

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.engine.kernels.registers import HAS_PAIRS, HAS_TILES, NUM_LANES
-from hdserve.engine.tree_attention import can_attend_by_tiles
+from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.tree_attention import can_attend_with_amx
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
-_PAIRS = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
+_BF16_DOT = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
 _KERNELS = Path(__file__).parent
 _TESTS = [_KERNELS / "test_linear.py", _KERNELS / "test_vectors.py"]
 _TESTS += [_KERNELS.parent / f"test_{name}.py" for name in ("sampler", "top", "tree_attention")]
@@ -28,23 +28,23 @@ def test_what_the_processor_has_is_seen() -> None:
     """So that no test is skipped for the want of it."""
     has = {*_PROCESSOR.read_text().split()}
     assert (NUM_LANES == 16) is ("avx512f" in has)
-    assert HAS_PAIRS is ({"avx512f", "avx512_bf16"} <= has)
-    has_tiles = {"avx512_bf16", "amx_tile", "amx_bf16"} <= has
-    assert HAS_TILES is has_tiles
-    assert can_attend_by_tiles() is has_tiles
+    assert HAS_AVX512_BF16 is ({"avx512f", "avx512_bf16"} <= has)
+    has_amx = {"avx512_bf16", "amx_tile", "amx_bf16"} <= has
+    assert HAS_AMX is has_amx
+    assert can_attend_with_amx() is has_amx
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(NUM_LANES != 16, reason="this processor has none to leave unused")
 @pytest.mark.parametrize(
     ("processor", "features"),
-    [("haswell", _AVX2), ("cooperlake", _PAIRS)],
-    ids=["vectors of eight", "pairs but no tiles"],
+    [("haswell", _AVX2), ("cooperlake", _BF16_DOT)],
+    ids=["vectors of eight", "AVX-512 BF16 but no AMX"],
 )
 def test_kernels_do_without(processor: str, features: str, tmp_path: Path) -> None:
     """What they give is right, and the same in any company."""
-    if features == _PAIRS and not HAS_PAIRS:
-        pytest.skip("the processor has no products of bfloat16 in pairs")
+    if features == _BF16_DOT and not HAS_AVX512_BF16:
+        pytest.skip("the processor has no AVX-512 BF16")
     settings = {
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,

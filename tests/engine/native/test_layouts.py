@@ -11,12 +11,12 @@ from typing import Any
 import numba
 import pytest
 
+from hdserve.engine.kernels.amx_attention import attend_with_amx
 from hdserve.engine.kernels.attention import attend
+from hdserve.engine.kernels.bf16_dot_attention import attend_by_bf16_dot
+from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import multiply_at
-from hdserve.engine.kernels.pair_attention import attend_in_pairs
-from hdserve.engine.kernels.pair_linear import multiply_pairs_at
-from hdserve.engine.kernels.tile_attention import attend_by_tiles
-from hdserve.engine.kernels.turned_linear import multiply_turned_at
+from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.native import operators
 
 SOURCE = re.sub(r"//.*", "", operators._SOURCE.read_text(encoding="utf-8"))
@@ -56,11 +56,11 @@ def test_structures(struct: str, layout: type[ctypes.Structure]) -> None:
     ("alias", "kernel", "signature"),
     [
         ("Multiply", multiply_at, operators._MULTIPLY),
-        ("MultiplyPairs", multiply_pairs_at, operators._MULTIPLY),
-        ("MultiplyTurned", multiply_turned_at, operators._MULTIPLY_TURNED),
+        ("MultiplyByBf16Dot", multiply_by_bf16_dot_at, operators._MULTIPLY),
+        ("MultiplyPrepacked", multiply_prepacked_at, operators._MULTIPLY_PREPACKED),
         ("Attend", attend, operators._ATTEND),
-        ("AttendBfloat16", attend_in_pairs, operators._ATTEND_BFLOAT16),
-        ("AttendBfloat16", attend_by_tiles, operators._ATTEND_BFLOAT16),
+        ("AttendBfloat16", attend_by_bf16_dot, operators._ATTEND_BFLOAT16),
+        ("AttendBfloat16", attend_with_amx, operators._ATTEND_BFLOAT16),
     ],
 )
 def test_kernels(alias: str, kernel: Callable[..., None], signature: Any) -> None:

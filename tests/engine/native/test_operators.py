@@ -17,16 +17,16 @@ from hdserve.engine.attention import attend_numbered
 from hdserve.engine.batch import build_batch
 from hdserve.engine.chunk import Chunk
 from hdserve.engine.compiled_forward import can_compile
-from hdserve.engine.kernels.registers import HAS_PAIRS
+from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache import KVCache, KVShape, Segment
 from hdserve.engine.native.operators import NativeOperators, load_operators
-from hdserve.engine.row_linear import multiply_rows_by_plan
+from hdserve.engine.prepacked_linear import multiply_prepacked_by_plan
+from hdserve.engine.prepacked_weights import prepack
 from hdserve.engine.shapes import Shapes
+from hdserve.engine.skinny_linear import multiply_rows_by_plan
 from hdserve.engine.step_context import running
 from hdserve.engine.step_plan import StepPlan
-from hdserve.engine.tree_attention import UNLIMITED, TreeAttention, can_attend_by_tiles
-from hdserve.engine.turned_linear import multiply_turned_by_plan
-from hdserve.engine.turned_weights import turn
+from hdserve.engine.tree_attention import UNLIMITED, CpuTreeAttention, can_attend_with_amx
 from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
@@ -34,17 +34,15 @@ pytestmark = pytest.mark.skipif(not can_compile(), reason="there is no C++ compi
 
 CPU = torch.device("cpu")
 NUM_KV_HEADS, NUM_HEADS, KEY_SIZE, VALUE_SIZE = 2, 6, 80, 96
-PAIRED_KEY_SIZE = 96
-"""That products of bfloat16 in pairs can take."""
-TILED_SIZES = (64, 64)
-"""Of keys and values, that tiles can take."""
+BF16_DOT_KEY_SIZE = 96
+"""That AVX-512 BF16 can take."""
+AMX_SIZES = (64, 64)
+"""Of keys and values, that AMX can take."""
 SEGMENT_ROWS = 256
 NUM_LAYERS = 2
 LAYER = torch.tensor(0)
 
-needs_pairs = pytest.mark.skipif(
-    not HAS_PAIRS, reason="the processor has no products of bfloat16 in pairs"
-)
+needs_bf16_dot = pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
@@ -84,7 +82,7 @@ def make_plan(
     cache: KVCache, chunks: list[Chunk], *, is_exact: bool = False, max_rows: int = 20
 ) -> StepPlan:
     workers = Workers()
-    kernel = TreeAttention(cache, workers, max_rows)
+    kernel = CpuTreeAttention(cache, workers, max_rows)
     return build_batch(chunks, cache, CPU, Shapes(is_exact=is_exact), kernel, workers).plan
 
 
@@ -117,18 +115,18 @@ def test_layers(
     arguments = (rows, weight, others, bias, torch.tensor(32))
     with natively(operators, plan):
         wanted = multiply_rows_by_plan(*arguments)
-        found = torch.ops.hdserve.row_linear(*arguments)
+        found = torch.ops.hdserve.skinny_linear(*arguments)
     assert found.dtype == wanted.dtype
     assert torch.equal(found, wanted)
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (2, 3), (5,), (1, 0), (1, 40)])
 @torch.inference_mode()
-def test_layers_of_turned_weights(
+def test_layers_of_prepacked_weights(
     operators: NativeOperators, has_bias: bool, size: tuple[int, ...], num_streams: int
 ) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -136,20 +134,20 @@ def test_layers_of_turned_weights(
         torch.randn(*each, generator=generator).bfloat16()
         for each in ((*size, 512), (1_040, 512), (1_040,))
     )
-    arguments = (rows, turn(weight, num_streams), bias if has_bias else None, len(weight))
+    arguments = (rows, prepack(weight, num_streams), bias if has_bias else None, len(weight))
     with natively(operators, make_plan(make_cache(torch.bfloat16, 1), make_chunks(1, 1, 0))):
-        wanted = multiply_turned_by_plan(*arguments)
-        found = torch.ops.hdserve.turned_linear(*arguments)
+        wanted = multiply_prepacked_by_plan(*arguments)
+        found = torch.ops.hdserve.prepacked_linear(*arguments)
     assert torch.equal(found, wanted)
 
 
-@needs_pairs
+@needs_bf16_dot
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("all_outputs", [(64, 80), (1_040, 64), (80, 1_040, 64), (64, 64, 64)])
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (5,), (1, 0), (1, 300)])
 @torch.inference_mode()
-def test_layers_of_turned_weights_together(
+def test_layers_of_prepacked_weights_together(
     operators: NativeOperators,
     all_outputs: tuple[int, ...],
     size: tuple[int, ...],
@@ -162,15 +160,15 @@ def test_layers_of_turned_weights_together(
     for index, num_outputs in enumerate(all_outputs):
         weights.append(torch.randn(num_outputs, 512, generator=generator).bfloat16())
         biases.append(torch.randn(num_outputs).bfloat16() if index else None)
-    turned = [turn(each, num_streams) for each in weights]
+    prepacked = [prepack(each, num_streams) for each in weights]
     found = torch.ops.hdserve
-    together = found.two_turned_linears if len(turned) == 2 else found.three_turned_linears
+    together = found.two_prepacked_linears if len(prepacked) == 2 else found.three_prepacked_linears
     with natively(operators, make_plan(make_cache(torch.bfloat16, 1), make_chunks(1, 1, 0))):
         wanted = [
-            multiply_turned_by_plan(rows, *each)
-            for each in zip(turned, biases, all_outputs, strict=True)
+            multiply_prepacked_by_plan(rows, *each)
+            for each in zip(prepacked, biases, all_outputs, strict=True)
         ]
-        products = together(rows, *turned, *biases, *all_outputs)
+        products = together(rows, *prepacked, *biases, *all_outputs)
     assert all(map(torch.equal, products, wanted))
 
 
@@ -178,7 +176,7 @@ def test_layers_of_turned_weights_together(
 @torch.inference_mode()
 def test_outside_a_step_layers_are_those_of_pytorch() -> None:
     rows, weight = torch.randn(1, 3, 64), torch.randn(20, 64)
-    found = torch.ops.hdserve.row_linear(rows, weight, weight, None, torch.tensor(32))
+    found = torch.ops.hdserve.skinny_linear(rows, weight, weight, None, torch.tensor(32))
     assert torch.equal(found, F.linear(rows, weight))
 
 
@@ -190,7 +188,7 @@ def test_a_step_they_were_not_told_of_is_left_to_python() -> None:
     rows, weight = (torch.randn(*size, generator=generator) for size in ((5, 512), (256, 512)))
     arguments = (rows, weight, torch.zeros_like(weight), None, torch.tensor(32))
     with running(make_plan(make_cache(torch.float32, 1), make_chunks(1, 1, 0))):
-        found = torch.ops.hdserve.row_linear(*arguments)
+        found = torch.ops.hdserve.skinny_linear(*arguments)
         assert torch.equal(found, multiply_rows_by_plan(*arguments))
     assert found.any()
 
@@ -218,7 +216,7 @@ def make_states(
 )
 @pytest.mark.parametrize(
     ("key_size", "value_size"),
-    [(KEY_SIZE, VALUE_SIZE), (PAIRED_KEY_SIZE, VALUE_SIZE), TILED_SIZES],
+    [(KEY_SIZE, VALUE_SIZE), (BF16_DOT_KEY_SIZE, VALUE_SIZE), AMX_SIZES],
 )
 @torch.inference_mode()
 def test_attention(
@@ -234,7 +232,7 @@ def test_attention(
     has_sinks: bool,
 ) -> None:
     """What is attended to, and what is in the cache then; sequences of many rows are left to
-    Python, but where the processor has tiles and the sizes fit them."""
+    Python, but where the processor has AMX and the sizes fit it."""
     chunks = make_chunks(num_sequences, num_tokens, seed=num_sequences)
     num_rows = sum(chunk.num_rows for chunk in chunks)
     states = make_states(dtype, num_rows, key_size, value_size)
@@ -266,18 +264,18 @@ def test_what_does_not_fit_the_cache_is_refused(
         torch.ops.hdserve.packed_attention(query, odd, value, LAYER, None, None, None, None)
 
 
-@pytest.mark.skipif(not can_attend_by_tiles(), reason="the processor has no tiles")
+@pytest.mark.skipif(not can_attend_with_amx(), reason="the processor has no AMX")
 @torch.inference_mode()
-def test_tiles_attend_without_python(
+def test_amx_attends_without_python(
     operators: NativeOperators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = make_cache(torch.bfloat16, 2, *TILED_SIZES)
+    cache = make_cache(torch.bfloat16, 2, *AMX_SIZES)
     chunks = make_chunks(2, 60, seed=1)
-    states = make_states(torch.bfloat16, sum(each.num_rows for each in chunks), *TILED_SIZES)
+    states = make_states(torch.bfloat16, sum(each.num_rows for each in chunks), *AMX_SIZES)
     arguments = (*states, LAYER, None, None, None, None)
     with natively(operators, make_plan(cache, chunks, max_rows=UNLIMITED)):
         wanted = attend_numbered(*arguments)
-        monkeypatch.delattr(TreeAttention, "__call__")
+        monkeypatch.delattr(CpuTreeAttention, "__call__")
         assert torch.equal(torch.ops.hdserve.packed_attention(*arguments), wanted)
 
 
@@ -288,7 +286,7 @@ def test_each_thread_has_its_own_step(operators: NativeOperators) -> None:
     arguments = (rows, weight, torch.zeros_like(weight), None, torch.tensor(32))
     with natively(operators, make_plan(make_cache(torch.float32, 1), make_chunks(1, 1, 0))):
         with ThreadPoolExecutor(1) as pool:
-            outside = pool.submit(torch.ops.hdserve.row_linear, *arguments).result()
-        inside = torch.ops.hdserve.row_linear(*arguments)
+            outside = pool.submit(torch.ops.hdserve.skinny_linear, *arguments).result()
+        inside = torch.ops.hdserve.skinny_linear(*arguments)
     assert not outside.any(), "there is no step in that thread"
     assert inside.any()
