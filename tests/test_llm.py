@@ -162,7 +162,7 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
     assert [len(answer.token_ids) for answer in found] == [3, 5]
     wrong: list[Any] = [params[:1], [*params, params[0]], [None, None], [params[0], {}]]
     for each in wrong:
-        with pytest.raises(InvalidRequest, match=r"one for each|list of one") as caught:
+        with pytest.raises(InvalidRequest, match=r"give one each|list of one") as caught:
             llm.generate(prompts, each)
         assert caught.value.param == "params"
 

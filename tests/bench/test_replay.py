@@ -392,5 +392,5 @@ def test_a_file_without_requests_is_an_error(tmp_path: Path) -> None:
     """Not a table of zeros."""
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    with pytest.raises(ConfigError, match="not a recorded request"):
+    with pytest.raises(ConfigError, match="no recorded request"):
         CliRunner().invoke(app, ["bench", "replay", "--eval", str(empty)], catch_exceptions=False)

@@ -221,7 +221,7 @@ def test_interrupted_without_a_file_it_says_which_command_could_go_on(
     told = interrupt_when(lambda: server.num_open == 1, *command, *options)
     assert "a-secret" not in told
     (line,) = [line for line in told.splitlines() if line.startswith("interrupted")]
-    assert "nothing is kept" in line
+    assert "nothing was kept" in line
     name, *words = shlex.split(line.partition(": ")[2])
     shown = ["--api-key=...", "--concurrency", "1", "--json", "FILE"]
     assert (name, words) == ("hdserve", [*command, *shown])
@@ -311,7 +311,7 @@ def test_a_concurrency_that_cannot_be_reached_is_told(server: StandIn, tmp_path:
     prompts.write_text('{"turns": ["good"]}\n' * 2)
     command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
     told = CliRunner().invoke(app, [*command, "--concurrency", "1,3"], catch_exceptions=False)
-    assert "of --concurrency 3 no more than 2 are reached" in told.stderr
+    assert "--concurrency 3 is never reached, only 2" in told.stderr
     told = CliRunner().invoke(app, [*command, "--concurrency", "1,2"], catch_exceptions=False)
     assert "reached" not in told.stderr
 
@@ -348,7 +348,7 @@ def test_conversations_are_chats(server: StandIn, tmp_path: Path) -> None:
     sent = [body["messages"] for body in server.bodies]
     assert sorted(map(len, sent[1:])) == [1, 2]
     assert chat in sent[1:]
-    with pytest.raises(ConfigError, match="rows with `messages` can be asked with --api chat"):
+    with pytest.raises(ConfigError, match="rows with `messages` need --api chat"):
         CliRunner().invoke(app, [*command, "--api", "completions"], catch_exceptions=False)
 
 

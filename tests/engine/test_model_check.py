@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "gpt_neo": (_gpt_neo, "does not go through the attention interface"),
     "diffllama": (
         lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SMALL, num_key_value_heads=2)),
-        "other results|does not go through",
+        "different results|does not go through",
     ),
     "qwen2_moe": (_qwen2_moe, "by masks alone.*max_model_len of at most 32"),
     "phimoe": (_phimoe, "by masks alone.*max_model_len of at most 32"),
