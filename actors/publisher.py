@@ -38,8 +38,9 @@ class Publisher:
         is_due: set when there is enough for a message.
         num_outputs: outputs that were acknowledged.
         num_refused: outputs of messages that the actor did not understand.
-        num_flushed: outputs that the actor has reported left out because of a flush;
-            outputs of messages that were sent again are not counted.
+        num_flushed: outputs left out because of a flush: by the actor, as far as it has reported
+            so, or here, before a message was sent again.  Those that the actor leaves out of such a
+            message are not counted.
     """
 
     def __init__(

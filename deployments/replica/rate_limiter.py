@@ -14,8 +14,7 @@ class RateLimiter:
         self._given_s: dict[str, float] = {}
 
     def take(self, name: str, now_s: float) -> bool:
-        """Return whether it is the turn of ``name``, and take it; ``now_s`` never
-        decreases."""
+        """Return whether it is the turn of ``name``, and take it; ``now_s`` never decreases."""
         for other in [*takewhile(partial(self._is_over, now_s), self._given_s)]:
             del self._given_s[other]
         if name in self._given_s:

@@ -41,7 +41,7 @@ NO_COUNT_SHIFTS = CountShifts(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
 def find_count_shifts(databases: Sequence[StatisticsDatabase]) -> CountShifts:
-    """The count_shifts that make ``databases``, which are read twice, fit; most contexts need
+    """The shifts that make counts of ``databases``, which are read twice, fit; most contexts need
     none."""
     hashes = _with_many(databases)
     totals = np.zeros(len(hashes), np.int64)

@@ -7,7 +7,7 @@ A database is a directory of two files::
 
 A database that replaces another has its table in ``table-2.bin``, the next one in ``table.bin``
 again: ``info.json`` names it, and is replaced once the table is on the disk, so that one of them is
-complete at any time.
+complete at any time.  The table that was replaced stays until the next one is written.
 
 The table is read through a private mapping, so that all processes of a machine share its pages and
 opening takes the same time at any size.

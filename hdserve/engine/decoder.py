@@ -185,7 +185,8 @@ class SequenceDecoder:
             if seq.finish_reason is not None:
                 texts[-1] += self._finish_text()
                 break
-        if self._may_stop and not seq.params.has_lasting_terms:
+        is_shaped = self.logits_processor is not None
+        if is_shaped and self._may_stop and not seq.params.has_lasting_terms:
             self.logits_processor = None
         used = acceptance
         if num_used < len(acceptance.token_ids):
