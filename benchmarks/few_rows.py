@@ -23,24 +23,24 @@ import torch.nn.functional as F
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams, Source
-from hdserve.engine.attention import packed_attention
-from hdserve.engine.batch import build_batch
-from hdserve.engine.chunk import Chunk
-from hdserve.engine.compilation import compile_model
-from hdserve.engine.devices import has_amx_bf16, multiplies_bfloat16
+from hdserve.engine.attention.cpu_tree import CpuTreeAttention
+from hdserve.engine.attention.packed import packed_attention
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.forward_batch import build_batch
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.batch.step_context import running
+from hdserve.engine.forward.model_runner import ModelRunner
+from hdserve.engine.hardware.devices import has_amx_bf16, multiplies_bfloat16
+from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.prepacked_tiles import MAX_STREAMS
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
-from hdserve.engine.kv_cache import KVCache, KVShape, align
-from hdserve.engine.loader import load_model
-from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.prepacked_linear import multiply_prepacked
-from hdserve.engine.prepacked_weights import prepack
-from hdserve.engine.sampler import choose_one
-from hdserve.engine.shapes import Shapes
-from hdserve.engine.skinny_linear import multiply_rows
-from hdserve.engine.step_context import running
-from hdserve.engine.tree_attention import CpuTreeAttention
-from hdserve.engine.workers import Workers
+from hdserve.engine.kv_cache.cache import KVCache, KVShape, align
+from hdserve.engine.linear.prepacked import multiply_prepacked
+from hdserve.engine.linear.prepacked_weights import prepack
+from hdserve.engine.linear.skinny import multiply_rows
+from hdserve.engine.loading.compilation import compile_model
+from hdserve.engine.loading.loader import load_model
+from hdserve.engine.sampling.sampler import choose_one
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
-from hdserve.engine.loader import prepare_model
+from hdserve.engine.loading.loader import prepare_model
 
 VOCAB_SIZE = 8192
 MAX_POSITIONS = 131072

@@ -30,7 +30,7 @@ from benchmarks.peer_process import PeerProcess
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.prompts import encode_prompts, longest_prompt
 from hdserve.bench.random_weights import random_model
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError
 from hdserve.models import resolve_model
 from hdserve.prompts import PromptRow, read_prompts

@@ -13,7 +13,7 @@ import argparse
 import torch
 
 from hdserve.core import SamplingParams
-from hdserve.engine.sampler import choose, filtered_probabilities
+from hdserve.engine.sampling.sampler import choose, filtered_probabilities
 from hdserve.noise import position_key
 
 

@@ -1,6 +1,6 @@
 """Grammars for constrained output, in llguidance's form: JSON that contains grammars.
 
-Nothing here knows a tokenizer; :mod:`hdserve.engine.grammar` compiles them.
+Nothing here knows a tokenizer; :mod:`hdserve.engine.structured_output.grammar` compiles them.
 """
 
 from __future__ import annotations

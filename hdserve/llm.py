@@ -27,9 +27,9 @@ from hdserve.config import ModelConfig, checked
 from hdserve.conversation import ChatEnd, for_template
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.engine.engine import Engine
+from hdserve.engine.hardware.workers import end_own_threads
 from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
-from hdserve.engine.workers import end_own_threads
 from hdserve.errors import HdserveError, InvalidRequest
 
 Prompt = str | Sequence[int] | Sequence[Message]

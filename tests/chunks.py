@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from hdserve.core import Source
-from hdserve.engine.chunk import Chunk
-from hdserve.engine.kv_cache import Segment
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.kv_cache.cache import Segment
 from hdserve.tree import DraftTree
 
 

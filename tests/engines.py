@@ -13,11 +13,11 @@ from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import SamplingParams, StepOutput
 from hdserve.drafting.base import Drafter
 from hdserve.engine.build import build_engine
-from hdserve.engine.compilation import CompilationResult
 from hdserve.engine.engine import Engine
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.loader import prepare_model
-from hdserve.engine.tokenizer import Tokenizer
+from hdserve.engine.loading.compilation import CompilationResult
+from hdserve.engine.loading.loader import prepare_model
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from tests.models import VOCAB_SIZE, make_model
 
 

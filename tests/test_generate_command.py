@@ -15,7 +15,7 @@ from hdserve.cli.answers import TextPrinter, collected
 from hdserve.cli.commands import app
 from hdserve.cli.generate import GenerateOptions, _rows
 from hdserve.core import FinishReason, Source, StepOutput
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
 from hdserve.models import resolve_model
 from tests.engines import make_sequence

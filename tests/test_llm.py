@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import hdserve.llm as llm_module
 from hdserve import LLM, SamplingParams, SpeculationParams
 from hdserve.core import Source, StepOutput
-from hdserve.engine.grammar import Grammars
+from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
 from hdserve.grammar import choice
 from hdserve.tree import DraftTree

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hdserve.databases.statistics import StatisticsDatabase
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.models import bundled_model_path, bundled_models, bundled_statistics
 
 MODELS = {"hdserve-mini": 2_254_464, "hdserve-tiny": 8_524_032}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hdserve import grammar
 from hdserve.schema_closing import closed
-from tests.engine.test_grammar import GRAMMARS
+from tests.engine.structured_output.test_grammar import GRAMMARS
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"properties": {"b": {"type": "string"}}, "required": ["b"]}

@@ -14,7 +14,7 @@ from deployments.parsers.tool_parser import Function
 from deployments.parsers.tool_parsers import HermesToolParser, MistralArgsToolParser
 from hdserve import grammar
 from hdserve.schema_discriminators import told_apart
-from tests.engine.test_grammar import GRAMMARS, answers
+from tests.engine.structured_output.test_grammar import GRAMMARS, answers
 
 
 class Circle(BaseModel):

@@ -45,7 +45,7 @@ from hdserve.drafting.calibration import PRIOR_NAME, Calibration
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.engine.host import ModelHost
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from hdserve.prompts import PromptRow, read_prompts
 
 EXCLUDED = ("SGD", "GPTeacher")

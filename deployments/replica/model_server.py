@@ -34,7 +34,7 @@ from deployments.replica.statistics_state import StatisticsState
 from deployments.request_faults import streams_faults, tells_faults
 from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
-from hdserve.engine.cpu_count import default_num_threads
+from hdserve.engine.hardware.cpu_count import default_num_threads
 from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import Overloaded
 

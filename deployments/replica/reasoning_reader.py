@@ -13,7 +13,7 @@ from hdserve.conversation import ChatEnd
 from hdserve.core import StepOutput
 
 if TYPE_CHECKING:
-    from hdserve.engine.tokenizer import Tokenizer
+    from hdserve.engine.tokenization.tokenizer import Tokenizer
 
 _MAX_OPENING_TOKENS = 16
 """How many tokens at a prompt's end may be an opening mark and the white space after it."""

@@ -23,7 +23,7 @@ from hdserve.engine.stats import add_counts
 from hdserve.tree import DraftTree
 
 if TYPE_CHECKING:
-    from hdserve.engine.tokenizer import Tokenizer
+    from hdserve.engine.tokenization.tokenizer import Tokenizer
 
 _NUM_CACHED_TOKENS = 1 << 14
 """The most tokens whose bytes are cached: prompts that are scored have many tokens, often the

@@ -12,12 +12,12 @@ from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES, Generati
 from deployments.off_loop import OffLoop
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
-from hdserve.engine.text_beginning import TextBeginning, encode_beginning
+from hdserve.engine.tokenization.text_beginning import TextBeginning, encode_beginning
 from hdserve.errors import InvalidRequest, Overloaded
 
 if TYPE_CHECKING:
-    from hdserve.engine.grammar import GrammarState
     from hdserve.engine.host import ModelHost
+    from hdserve.engine.structured_output.grammar import GrammarState
 
 MAX_PROMPT_LOGPROBS = 1 << 17
 """The most log probabilities of prompts in one request, over all choices and with alternatives:

@@ -23,10 +23,10 @@ from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.steady_batch import SteadyBatch
 from hdserve.bench.task import Decoding, Task
 from hdserve.core import DraftCounts, SamplingParams, SpeculationParams
-from hdserve.engine.attention import ATTENTION_NAME
+from hdserve.engine.attention.packed import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
-from hdserve.engine.shared_linear import linear_layers_of
+from hdserve.engine.linear.shared import linear_layers_of
 from hdserve.engine.stats import StepTimes, add_counts
 
 State = Literal["cold", "online", "warm"]

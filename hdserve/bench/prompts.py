@@ -12,7 +12,7 @@ from hdserve.errors import ConfigError
 from hdserve.prompts import Messages, PromptRow
 
 if TYPE_CHECKING:
-    from hdserve.engine.tokenizer import Tokenizer
+    from hdserve.engine.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from hdserve.config import ModelConfig
-from hdserve.engine.devices import pick_device, pick_dtype
+from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.engine.host import ModelHost
-from hdserve.engine.loader import prepare_model
+from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import ConfigError
 
 

@@ -21,7 +21,7 @@ from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import source_digest
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.progress import progress
-from hdserve.engine.compiled_forward import can_compile
+from hdserve.engine.forward.compiled import can_compile
 from hdserve.engine.host import ModelHost
 from hdserve.journal import Journal, file_digest
 from hdserve.prompts import read_prompts

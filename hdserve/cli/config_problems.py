@@ -61,7 +61,7 @@ def _model_problems(model: ModelConfig) -> Iterator[tuple[Location, str]]:
 
 def _template_fault(path: Path) -> str:
     """Return why the template cannot be used; empty if it can."""
-    from hdserve.engine.tokenizer import read_chat_template
+    from hdserve.engine.tokenization.tokenizer import read_chat_template
 
     try:
         read_chat_template(path)

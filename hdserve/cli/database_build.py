@@ -67,7 +67,7 @@ def build(options: BuildOptions) -> None:
     A new model then drafts from its first request on as one that has served such requests does.
     An interrupted build goes on where it was when the same command is run again.
     """
-    from hdserve.engine.tokenizer import load_tokenizer
+    from hdserve.engine.tokenization.tokenizer import load_tokenizer
 
     output = JsonOutput(options.json_path)
     check_unsharded(options.root)

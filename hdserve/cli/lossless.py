@@ -100,7 +100,7 @@ def check_lossless(options: LosslessOptions) -> None:
 
 def _as_served(config: ModelConfig) -> ModelConfig:
     """Return ``config`` with the model compiled if a server would compile it."""
-    from hdserve.engine.compiled_forward import can_compile
+    from hdserve.engine.forward.compiled import can_compile
 
     if not can_compile():
         return config

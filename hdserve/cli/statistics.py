@@ -76,7 +76,7 @@ def build(options: CountOptions) -> None:
     stays within the bound of the table.  An interrupted build goes on where it was saved when the
     same command is run again.
     """
-    from hdserve.engine.tokenizer import load_tokenizer
+    from hdserve.engine.tokenization.tokenizer import load_tokenizer
 
     found = JsonOutput(options.json_path)
     corpora = corpus_files([*options.inputs, *(options.more_inputs or ())])

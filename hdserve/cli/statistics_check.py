@@ -36,7 +36,7 @@ def _fingerprint_here(model: ModelConfig) -> str:
     """The fingerprint of the model's tokenizer; empty if that is not here, or cannot be loaded."""
     if model.model not in bundled_models() and not os.path.isdir(model.model):
         return ""
-    from hdserve.engine.tokenizer import load_tokenizer  # takes seconds
+    from hdserve.engine.tokenization.tokenizer import load_tokenizer  # takes seconds
 
     with suppress(ConfigError):
         return load_tokenizer(

@@ -23,7 +23,7 @@ from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
 from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.weights import weight_bytes
-from hdserve.engine.hardware import describe_hardware, node_resources
+from hdserve.engine.hardware.description import describe_hardware, node_resources
 from hdserve.errors import ConfigError
 from hdserve.telemetry import check_tracing
 

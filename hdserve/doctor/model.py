@@ -14,11 +14,11 @@ from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
 from hdserve.drafting.registry import check_drafters
-from hdserve.engine.compiled_forward import can_compile as compiler_exists
-from hdserve.engine.hardware import describe_hardware
-from hdserve.engine.hub import hub_fault
-from hdserve.engine.loader import read_architecture
-from hdserve.engine.tokenizer import load_tokenizer, read_chat_template
+from hdserve.engine.forward.compiled import can_compile as compiler_exists
+from hdserve.engine.hardware.description import describe_hardware
+from hdserve.engine.loading.hub import hub_fault
+from hdserve.engine.loading.loader import read_architecture
+from hdserve.engine.tokenization.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
 from hdserve.importing import import_fault
 from hdserve.models import (

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from safetensors import SafetensorError, safe_open
 
 from hdserve.config import ModelConfig
-from hdserve.engine.devices import pick_device, pick_dtype
+from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.errors import ConfigError
 from hdserve.models import resolve_model
 

@@ -13,22 +13,22 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
-from hdserve.engine.cache_size import make_cache
-from hdserve.engine.compilation import StartCompilation
-from hdserve.engine.compiled_forward import CompiledForward, can_pack
 from hdserve.engine.engine import Engine
-from hdserve.engine.exactness import choose_shapes
-from hdserve.engine.forward_cost import measure_forward_cost
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.kv_cache import KVCache
-from hdserve.engine.loader import LoadedModel
-from hdserve.engine.model_check import check_packed_forward
-from hdserve.engine.model_runner import ModelRunner, rounded
-from hdserve.engine.prefill_pace import PrefillPace
-from hdserve.engine.prefix_cache import PrefixCache
-from hdserve.engine.sampler import choose_one
-from hdserve.engine.scheduler import Scheduler
-from hdserve.engine.tokenizer import Tokenizer
+from hdserve.engine.forward.compiled import CompiledForward, can_pack
+from hdserve.engine.forward.model_runner import ModelRunner, rounded
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.prefix_cache import PrefixCache
+from hdserve.engine.loading.cache_size import make_cache
+from hdserve.engine.loading.compilation import StartCompilation
+from hdserve.engine.loading.exactness import choose_shapes
+from hdserve.engine.loading.forward_cost import measure_forward_cost
+from hdserve.engine.loading.loader import LoadedModel
+from hdserve.engine.loading.model_check import check_packed_forward
+from hdserve.engine.sampling.sampler import choose_one
+from hdserve.engine.scheduling.prefill_pace import PrefillPace
+from hdserve.engine.scheduling.scheduler import Scheduler
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import UnsupportedModel
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def build_engine(
         compiled: the model, if it has been compiled.
         start_compilation: compiles the model in the background while first requests are answered;
             not used where exact answers are required and hold: compiled ones could differ.
-        attends_in_one_call: see :class:`~hdserve.engine.model_runner.ModelRunner`.
+        attends_in_one_call: see :class:`~hdserve.engine.forward.model_runner.ModelRunner`.
         is_exact: whether answers are exact, if another engine for the same model has already
             measured what that costs; ``None`` follows the configuration.
 

@@ -11,17 +11,17 @@ from operator import index
 import torch
 
 from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
-from hdserve.engine.batched_choices import Nodes
-from hdserve.engine.detokenizer import Detokenizer
 from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
-from hdserve.engine.grammar import GrammarState
+from hdserve.engine.forward.node_outputs import NodeOutputs
 from hdserve.engine.kernels.draw import NO_TOKEN
-from hdserve.engine.logits_processor import LogitsProcessor
-from hdserve.engine.logprobs import chosen_logprobs
-from hdserve.engine.node_outputs import NodeOutputs
-from hdserve.engine.prompt_scorer import PromptScorer
-from hdserve.engine.sampler import choose_checked
-from hdserve.engine.verifier import verify
+from hdserve.engine.sampling.batched_choices import Nodes
+from hdserve.engine.sampling.logits_processor import LogitsProcessor
+from hdserve.engine.sampling.logprobs import chosen_logprobs
+from hdserve.engine.sampling.prompt_scorer import PromptScorer
+from hdserve.engine.sampling.sampler import choose_checked
+from hdserve.engine.sampling.verifier import verify
+from hdserve.engine.structured_output.grammar import GrammarState
+from hdserve.engine.tokenization.detokenizer import Detokenizer
 from hdserve.noise import position_key, sequence_key
 from hdserve.tree import Acceptance, DraftTree
 

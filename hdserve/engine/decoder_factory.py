@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 from hdserve.core import SamplingParams, Sequence
-from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.decoder import SequenceDecoder
-from hdserve.engine.detokenizer import Detokenizer
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.loader import LoadedModel
-from hdserve.engine.logits_processor import LogitsProcessor
-from hdserve.engine.prompt_scorer import PromptScorer
+from hdserve.engine.loading.loader import LoadedModel
 from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
+from hdserve.engine.sampling.allowed_tokens import AllowedTokens
+from hdserve.engine.sampling.logits_processor import LogitsProcessor
+from hdserve.engine.sampling.prompt_scorer import PromptScorer
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.detokenizer import Detokenizer
 from hdserve.errors import InvalidRequest
 
 

@@ -16,18 +16,18 @@ from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.base import Verified
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
-from hdserve.engine.batched_choices import Nodes, choose_together
-from hdserve.engine.chunk import Chunk
-from hdserve.engine.compilation import CompilationResult
+from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.decoder_factory import DecoderFactory
 from hdserve.engine.faults import NoToken, SequenceFault
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.model_runner import ModelRunner
-from hdserve.engine.node_outputs import NodeOutputs
-from hdserve.engine.scheduler import Scheduled, Scheduler, Slot
+from hdserve.engine.forward.model_runner import ModelRunner
+from hdserve.engine.forward.node_outputs import NodeOutputs
+from hdserve.engine.loading.compilation import CompilationResult
+from hdserve.engine.sampling.batched_choices import Nodes, choose_together
+from hdserve.engine.scheduling.scheduler import Scheduled, Scheduler, Slot
+from hdserve.engine.scheduling.step_drafts import StepDrafts
 from hdserve.engine.stats import EngineStats, count_draft
-from hdserve.engine.step_drafts import StepDrafts
+from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.errors import HdserveError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
 

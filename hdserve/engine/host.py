@@ -21,16 +21,16 @@ from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import read_info
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.registry import build_drafters
-from hdserve.engine.allowed_tokens import AllowedTokens
 from hdserve.engine.build import build_engine
-from hdserve.engine.compilation import compile_in_background, compile_model
-from hdserve.engine.compiled_forward import CompiledForward, can_compile
-from hdserve.engine.cpu_count import available_cpus
 from hdserve.engine.engine import Engine
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.loader import LoadedModel, load_model, read_architecture
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
-from hdserve.engine.workers import end_own_threads
+from hdserve.engine.forward.compiled import CompiledForward, can_compile
+from hdserve.engine.hardware.cpu_count import available_cpus
+from hdserve.engine.hardware.workers import end_own_threads
+from hdserve.engine.loading.compilation import compile_in_background, compile_model
+from hdserve.engine.loading.loader import LoadedModel, load_model, read_architecture
+from hdserve.engine.sampling.allowed_tokens import AllowedTokens
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
 from hdserve.models import bundled_statistics
 

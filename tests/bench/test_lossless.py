@@ -14,7 +14,7 @@ from hdserve.bench.lossless import LosslessCheck, SettingResult, _gap
 from hdserve.bench.prompts import encode_prompt
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
-from hdserve.engine import compiled_forward
+from hdserve.engine.forward import compiled
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
@@ -125,7 +125,7 @@ def test_the_drafter_that_is_named_is_checked(
     command = ["check-lossless", "--prompts", str(prompts), "--drafter"]
     with pytest.raises(ConfigError, match="unknown drafter 'contxt'"):
         CliRunner().invoke(app, [*command, "contxt", "--model", "/no"], catch_exceptions=False)
-    monkeypatch.setattr(compiled_forward, "can_compile", lambda: False)
+    monkeypatch.setattr(compiled, "can_compile", lambda: False)
     command += ["context", "--config", str(config), "--json", str(out)]
     command += ["--model", "hdserve-mini", "--exact", "--max-tokens", "48"]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0

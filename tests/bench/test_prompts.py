@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hdserve.bench.prompts import encode_prompt, encode_prompts, longest_prompt
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, InvalidRequest
 from hdserve.prompts import PromptRow
 

@@ -9,8 +9,8 @@ import pytest
 
 from actors import statistics_database
 from actors.statistics_database import StatisticsDatabaseActor
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.serving import ServedApplication
 
 

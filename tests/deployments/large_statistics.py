@@ -9,7 +9,7 @@ import numpy as np
 from hdserve.config import ModelConfig
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import TABLE_NAME
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 
 MODEL = "hdserve-mini"
 

@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.models import bundled_model_path
 from tests.reasoning import with_think_marks
 from tests.serving import ServedApplication

@@ -8,7 +8,7 @@ from typing import Any
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward
 from hdserve.engine.engine import Engine
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_sequence, run

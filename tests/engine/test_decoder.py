@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hdserve.core import SamplingParams, Sequence, Source
-from hdserve.engine.batched_choices import choose_together
 from hdserve.engine.decoder import SequenceDecoder
-from hdserve.engine.logits_processor import LogitsProcessor
-from hdserve.engine.logprobs import chosen_logprobs
-from hdserve.engine.node_outputs import NodeOutputs, TopTokens
+from hdserve.engine.forward.node_outputs import NodeOutputs, TopTokens
+from hdserve.engine.sampling.batched_choices import choose_together
+from hdserve.engine.sampling.logits_processor import LogitsProcessor
+from hdserve.engine.sampling.logprobs import chosen_logprobs
 from hdserve.tree import DraftTree
 
 NUM_NODES, VOCAB_SIZE = 5, 61

@@ -12,7 +12,7 @@ from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import FinishReason, Source, SpeculationParams, StepOutput
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
-from hdserve.engine.loader import prepare_model
+from hdserve.engine.loading.loader import prepare_model
 from hdserve.engine.stats import add_counts
 from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from hdserve.core import FinishReason, Source
-from hdserve.engine.tokenizer import Tokenizer
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engine.helpers import GREEDY, TOKENIZER, make, plain
 from tests.engines import make_prompt, make_sequence, run

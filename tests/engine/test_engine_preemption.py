@@ -12,7 +12,7 @@ from hdserve.core import FinishReason, PromptScores, Source, SpeculationParams
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.single_databases import ContextDrafter
 from hdserve.engine.engine import Engine
-from hdserve.engine.scheduler import GROWTH_TOKENS
+from hdserve.engine.scheduling.scheduler import GROWTH_TOKENS
 from tests.drafters import OracleDrafter
 from tests.engine.helpers import GREEDY
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from hdserve.core import Source
-from hdserve.engine.block_attention import BlockAttention
-from hdserve.engine.chunk import Chunk
-from hdserve.engine.flex_attention_metadata import FlexAttentionMetadata
+from hdserve.engine.attention.flex import BlockAttention
+from hdserve.engine.attention.flex_metadata import FlexAttentionMetadata
+from hdserve.engine.attention.gpu_tree_metadata import TreeAttentionMetadata
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.packed_rows import PackedRows, pack_rows
+from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.kernels import splits
-from hdserve.engine.kv_cache import KVCache, KVShape, LayerShape
-from hdserve.engine.packed_rows import PackedRows, pack_rows
-from hdserve.engine.shapes import Shapes
-from hdserve.engine.tree_attention_metadata import TreeAttentionMetadata
+from hdserve.engine.kv_cache.cache import KVCache, KVShape, LayerShape
 from hdserve.tree import DraftTree
 from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 

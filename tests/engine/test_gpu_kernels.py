@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hdserve.core import SamplingParams
 from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.draw import NO_TOKEN
-from hdserve.engine.sampler import choose
+from hdserve.engine.sampling.sampler import choose
 from hdserve.noise import position_key
 from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 

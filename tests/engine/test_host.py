@@ -13,8 +13,8 @@ import pytest
 from hdserve.config import ModelConfig
 from hdserve.core import FinishReason
 from hdserve.databases.statistics_builder import StatisticsBuilder
-from hdserve.engine import exactness
 from hdserve.engine.host import ModelHost, first_directory
+from hdserve.engine.loading import exactness
 from hdserve.errors import UnsupportedModel
 from hdserve.models import resolve_model
 from tests.closed import closed

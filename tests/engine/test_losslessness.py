@@ -168,7 +168,8 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     """Deliberate faults: module, name, and what replaces it."""
     import numpy as np
 
-    from hdserve.engine import decoder, engine, packed_rows, step_plan
+    from hdserve.engine import decoder, engine
+    from hdserve.engine.batch import packed_rows, step_plan
 
     def siblings_visible(chunk: step_plan.Chunk, num_keys: int) -> Any:
         visible = original_visible(chunk, num_keys)
@@ -180,8 +181,8 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
         original_rows(chunks, np.arange(1, len(depths) + 1), *arrays)
 
     original_visible, original_rows = step_plan._visible, packed_rows.lay_out_rows
-    yield "sibling visible", "hdserve.engine.step_plan", "_visible", siblings_visible
-    yield "wrong position", "hdserve.engine.packed_rows", "lay_out_rows", wrong_positions
+    yield "sibling visible", "hdserve.engine.batch.step_plan", "_visible", siblings_visible
+    yield "wrong position", "hdserve.engine.batch.packed_rows", "lay_out_rows", wrong_positions
     yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
 
     def noise_by_node(self: Any, outputs: Any) -> Callable[[int], int]:

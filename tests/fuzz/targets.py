@@ -39,7 +39,7 @@ from hdserve.databases.messages import Poll, Publish, Reply
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.states import unpack_states
-from hdserve.engine.verifier import verify
+from hdserve.engine.sampling.verifier import verify
 from hdserve.errors import HdserveError, Unauthorized
 from hdserve.prompts import read_prompts
 from hdserve.tree import DraftTree

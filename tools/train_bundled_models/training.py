@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from hdserve.engine.devices import multiplies_bfloat16
+from hdserve.engine.hardware.devices import multiplies_bfloat16
 from tools.train_bundled_models.optimizers import build_optimizers
 from tools.train_bundled_models.packing import BatchSampler, PackedCorpus
 from tools.train_bundled_models.settings import SHAPES, Device, TrainingSettings

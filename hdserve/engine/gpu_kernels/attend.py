@@ -20,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
+from hdserve.engine.attention.gpu_tree_metadata import TreeAttentionMetadata
 from hdserve.engine.kernels import splits
-from hdserve.engine.kv_cache import KVCache
-from hdserve.engine.tree_attention_metadata import TreeAttentionMetadata
+from hdserve.engine.kv_cache.cache import KVCache
 
 _PROGRAMS_PER_PROCESSOR: Final = 4
 """How many programs there are for each processor, in addition to one for each row."""
@@ -99,7 +99,7 @@ class GpuTreeAttention:
 
         Args:
             seen: what the rows see.
-            sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed_attention`.
+            sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed.packed_attention`.
 
         Returns:
             ``[1, num_rows, num_heads, value_size]``; zeros in rows of padding.

@@ -1,7 +1,7 @@
 """Storing the keys and values of a forward's rows in the KV cache, in one kernel.
 
 By PyTorch's operators it takes 13 kernels a layer, as non-finite values have to be found
-(:meth:`~hdserve.engine.kv_cache.KVCache.write`).
+(:meth:`~hdserve.engine.kv_cache.cache.KVCache.write`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def store_rows(
     own_keys: torch.Tensor,
     own_values: torch.Tensor,
 ) -> None:
-    """Like :meth:`~hdserve.engine.kv_cache.KVCache.write` for a cache that is read whole.
+    """Like :meth:`~hdserve.engine.kv_cache.cache.KVCache.write` for a cache that is read whole.
 
     Args:
         rows: ``[n]`` int64.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from hdserve.core import Source
-from hdserve.engine.chunk import Chunk
+from hdserve.engine.attention.gpu_tree_metadata import TreeAttentionMetadata
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.packed_rows import pack_rows
+from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
 from hdserve.engine.gpu_kernels.draw import draw_tokens
 from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
 from hdserve.engine.gpu_kernels.top import find_largest
-from hdserve.engine.kv_cache import Segment
-from hdserve.engine.packed_rows import pack_rows
-from hdserve.engine.shapes import Shapes
-from hdserve.engine.tree_attention_metadata import TreeAttentionMetadata
+from hdserve.engine.kv_cache.cache import Segment
 from hdserve.tree import DraftTree
 
 _SIZE = 256

@@ -96,7 +96,7 @@ def multiply_prepacked_at(
 
     Args:
         rows_at: bfloat16 ``[num_rows, num_inputs]``, an even number of inputs.
-        weights_at: the result of :func:`~hdserve.engine.prepacked_weights.prepack`.
+        weights_at: the result of :func:`~hdserve.engine.linear.prepacked_weights.prepack`.
         bias_at: bfloat16 ``[num_outputs]``, or 0 for none.
         products_at: bfloat16 ``[num_rows, num_outputs]``, to be filled.
         num_streams: the number of streams that weights were prepacked for.

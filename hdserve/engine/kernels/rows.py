@@ -18,7 +18,7 @@ drafts of all trees."""
 NUM_CHUNK_FIELDS = 7
 
 POSITION, START, STOP, FIRST_NODE, NUM_NODES, FIRST_NODE_ROW, ANCESTORS = range(7)
-"""The fields of a row, see :class:`~hdserve.engine.flex_attention_metadata.FlexAttentionMetadata`.
+"""The fields of a row, see :class:`~hdserve.engine.attention.flex_metadata.FlexAttentionMetadata`.
 Those from ``ANCESTORS`` on are the words of one bit mask."""
 
 WORD_BITS = 31
@@ -75,7 +75,7 @@ def list_visible(
     addresses: Ints,
     totals: Ints,
 ) -> None:
-    """Fill the arrays of :class:`~hdserve.engine.visible_columns.VisibleColumns`.
+    """Fill the arrays of :class:`~hdserve.engine.batch.visible_columns.VisibleColumns`.
 
     Args:
         chunks: ``[num_chunks, NUM_CHUNK_FIELDS]``.

@@ -4,8 +4,8 @@ A tile has 16 rows of 64 bytes.  A product takes 16 rows of 32 bfloat16 from the
 are 16 columns of 32, two numbers of a column next to each other; their sums are 16 rows of 16
 float32.  Each number of a product depends on its row and its column alone.
 
-These functions can be compiled only where :func:`~hdserve.engine.devices.has_amx_bf16`, with
-vectors that :data:`~hdserve.engine.kernels.registers.HAS_AVX512_BF16`.
+These functions can be compiled only where :func:`~hdserve.engine.hardware.devices.has_amx_bf16`,
+with vectors that :data:`~hdserve.engine.kernels.registers.HAS_AVX512_BF16`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // The operators of a compiled model, for a CPU: its linear layers and its attention, by the kernels
 // of hdserve/engine/kernels, without Python in between.
 //
-// What an operator gives is what its Python function gives, bit for bit: skinny_linear.py,
-// attention.py.  The kernels are compiled by numba; their addresses are set once, by
+// What an operator gives is what its Python function gives, bit for bit: linear/skinny.py,
+// attention/packed.py.  The kernels are compiled by numba; their addresses are set once, by
 // hdserve_set_kernels.  What changes from step to step is told by hdserve_begin_step, in the thread
 // that runs the forward.  Outside a step, and where this file does not know the case, operators do
 // as in Python.
@@ -90,7 +90,7 @@ thread_local const Step *step = nullptr;
 int64_t address(const at::Tensor &tensor) { return reinterpret_cast<int64_t>(tensor.data_ptr()); }
 
 // Do `work(first, stop)` for `num_items` items, in this thread and, where it is much, in those of
-// the OpenMP library that PyTorch uses, which do not know the step; see workers.py.
+// the OpenMP library that PyTorch uses, which do not know the step; see hardware/workers.py.
 template <typename Work>
 void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_part) {
   if (size < 2 * size_per_part || step->num_threads == 1) return work(0, num_items);

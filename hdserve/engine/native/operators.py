@@ -20,7 +20,15 @@ import numba
 import torch
 
 from hdserve.databases.cache_lines import address_of
-from hdserve.engine import attention, prepacked_linear, skinny_linear  # noqa: F401 - with operators
+from hdserve.engine.attention import packed  # noqa: F401 - with operators
+from hdserve.engine.attention.cpu_tree import (
+    NO_WINDOW,
+    PAIRS_PER_KEY,
+    SPARE_COLUMNS,
+    can_attend_with_amx,
+)
+from hdserve.engine.batch.step_plan import StepPlan
+from hdserve.engine.hardware.workers import load_openmp
 from hdserve.engine.kernels.amx_attention import attend_with_amx
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
@@ -31,16 +39,9 @@ from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
+from hdserve.engine.linear import prepacked, skinny  # noqa: F401 - with operators
+from hdserve.engine.linear.skinny import ROWS_WHILE_READ
 from hdserve.engine.native.compiler import compile_library
-from hdserve.engine.skinny_linear import ROWS_WHILE_READ
-from hdserve.engine.step_plan import StepPlan
-from hdserve.engine.tree_attention import (
-    NO_WINDOW,
-    PAIRS_PER_KEY,
-    SPARE_COLUMNS,
-    can_attend_with_amx,
-)
-from hdserve.engine.workers import load_openmp
 
 logger = logging.getLogger(__name__)
 

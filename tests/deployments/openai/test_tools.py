@@ -19,8 +19,8 @@ from deployments.openai.tools import MAX_TOOLS
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve import grammar
 from hdserve.core import DraftCounts
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import Tokenizer
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = [{"role": "user", "content": "hi"}]

@@ -12,8 +12,8 @@ from deployments.parsers.reasoning_parser import Split
 from deployments.parsers.tool_parser import Function
 from deployments.parsers.tool_parsers import HarmonyToolParser
 from hdserve import grammar
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.deployments.parsers.calls import ToolCall, joined
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|>"

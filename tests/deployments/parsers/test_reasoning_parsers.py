@@ -16,8 +16,8 @@ from deployments.parsers.reasoning_parsers import (
     ThinkParser,
 )
 from hdserve import grammar
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 CLOSED: list[tuple[str, str, str]] = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", "Two and two.", "Four."),

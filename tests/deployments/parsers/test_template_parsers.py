@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.parsers.template_parsers import reasoning_parser_of, tool_parser_of
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 
 TEMPLATES = [
     (r"<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}\n</tool_call>", "hermes"),

@@ -27,8 +27,8 @@ from deployments.parsers.tool_parsers import (
     MistralToolParser,
     Qwen3CoderToolParser,
 )
-from hdserve.engine.grammar import Grammars
-from hdserve.engine.tokenizer import Tokenizer
+from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from tests.deployments.parsers.calls import ToolCall, joined
 from tests.deployments.parsers.work import counted_calls
 

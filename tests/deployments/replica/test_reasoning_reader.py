@@ -18,7 +18,7 @@ from deployments.replica.record_builder import RecordBuilder
 from hdserve import grammar
 from hdserve.conversation import ChatEnd
 from hdserve.core import DraftCounts, FinishReason, SamplingParams, Sequence, Source, StepOutput
-from hdserve.engine.tokenizer import Tokenizer, load_tokenizer
+from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from hdserve.models import bundled_model_path
 from tests.reasoning import with_think_marks
 

@@ -18,7 +18,7 @@ from hdserve.core import (
     StepOutput,
     TokenLogprob,
 )
-from hdserve.engine.tokenizer import Tokenizer
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.tree import DraftTree
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import TABLE_NAME
-from hdserve.engine.tokenizer import load_tokenizer
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from tests.serving import ServedApplication
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -17,7 +17,7 @@ from hdserve.engine.kernels.narrow_tiles import MAX_NARROW_ROWS
 from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK, multiply_prepacked_at
 from hdserve.engine.kernels.prepacked_tiles import MAX_ROWS, OUTPUTS_PER_BLOCK
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
-from hdserve.engine.prepacked_weights import prepack, unpack_weights
+from hdserve.engine.linear.prepacked_weights import prepack, unpack_weights
 
 needs_bf16_dot = pytest.mark.skipif(
     not HAS_AVX512_BF16, reason="this processor has no AVX-512 BF16"

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from hdserve.engine.attention.cpu_tree import can_attend_with_amx
 from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16, NUM_LANES
-from hdserve.engine.tree_attention import can_attend_with_amx
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
 _BF16_DOT = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
 _KERNELS = Path(__file__).parent
 _TESTS = [_KERNELS / "test_linear.py", _KERNELS / "test_vectors.py"]
-_TESTS += [_KERNELS.parent / f"test_{name}.py" for name in ("sampler", "top", "tree_attention")]
+_ENGINE = _KERNELS.parent
+_TESTS += [_ENGINE / "sampling" / "test_sampler.py", _ENGINE / "sampling" / "test_topk.py"]
+_TESTS += [_ENGINE / "attention" / "test_cpu_tree.py"]
 
 
 @pytest.mark.skipif(

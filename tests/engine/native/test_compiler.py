@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.engine.compiled_forward import can_compile
+from hdserve.engine.forward.compiled import can_compile
 from hdserve.engine.native import compiler, operators
 from hdserve.engine.native.compiler import compile_library, find_compiler
 

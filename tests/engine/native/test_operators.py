@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.core import Source
-from hdserve.engine.attention import attend_numbered
-from hdserve.engine.batch import build_batch
-from hdserve.engine.chunk import Chunk
-from hdserve.engine.compiled_forward import can_compile
+from hdserve.engine.attention.cpu_tree import UNLIMITED, CpuTreeAttention, can_attend_with_amx
+from hdserve.engine.attention.packed import attend_numbered
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.forward_batch import build_batch
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.batch.step_context import running
+from hdserve.engine.batch.step_plan import StepPlan
+from hdserve.engine.forward.compiled import can_compile
+from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
-from hdserve.engine.kv_cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache.cache import KVCache, KVShape, Segment
+from hdserve.engine.linear.prepacked import multiply_prepacked_by_plan
+from hdserve.engine.linear.prepacked_weights import prepack
+from hdserve.engine.linear.skinny import multiply_rows_by_plan
 from hdserve.engine.native.operators import NativeOperators, load_operators
-from hdserve.engine.prepacked_linear import multiply_prepacked_by_plan
-from hdserve.engine.prepacked_weights import prepack
-from hdserve.engine.shapes import Shapes
-from hdserve.engine.skinny_linear import multiply_rows_by_plan
-from hdserve.engine.step_context import running
-from hdserve.engine.step_plan import StepPlan
-from hdserve.engine.tree_attention import UNLIMITED, CpuTreeAttention, can_attend_with_amx
-from hdserve.engine.workers import Workers
 from hdserve.tree import DraftTree
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")

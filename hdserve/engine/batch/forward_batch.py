@@ -1,0 +1,106 @@
+"""One step's work as flat arrays: which rows go through the model, and what each may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from hdserve.engine.attention.cpu_tree import CpuTreeAttention
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.packed_rows import PackedRows, pack_rows
+from hdserve.engine.batch.placed_chunks import PlacedChunks
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.batch.step_plan import Listed, Span, StepPlan
+from hdserve.engine.batch.visible_columns import list_columns
+from hdserve.engine.hardware.workers import Workers
+from hdserve.engine.kv_cache.cache import KVCache
+
+
+def _is_there() -> None:
+    """Do nothing: the batch was made on the device."""
+
+
+class BatchDescriptor(NamedTuple):
+    """Batches of one kind share their shape: the number of rows, the number of rows with logits,
+    and the attention kernel."""
+
+    num_rows: int
+    num_logits: int
+    by_splits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
+
+    Attributes:
+        logit_rows: ``[n]`` int64, the rows that need logits: first the nodes of all trees, then the
+            prompt tokens that are scored, then padding.
+        logit_slices: for each chunk its part of ``logit_rows``, in the order of its tree's nodes;
+            empty for a chunk without a tree.
+        num_nodes: of all trees; the first ``num_nodes`` of ``logit_rows`` are theirs.
+        scored_slices: for each chunk with scored tokens, by index, its part of ``logit_rows``.
+        send: copies the contents of these tensors to the device; the first thing a forward does,
+            also when it runs as a CUDA graph.
+        kind: shared by all batches that reuse these same tensors; ``None`` if none do.
+    """
+
+    token_ids: torch.Tensor
+    position_ids: torch.Tensor
+    logit_rows: torch.Tensor
+    logit_slices: list[slice]
+    num_nodes: int
+    scored_slices: dict[int, slice]
+    plan: StepPlan
+    send: Callable[[], None] = _is_there
+    kind: BatchDescriptor | None = None
+
+
+def build_batch(
+    chunks: Sequence[Chunk],
+    cache: KVCache,
+    device: torch.device,
+    shapes: Shapes,
+    kernel: CpuTreeAttention | None,
+    workers: Workers,
+) -> ForwardBatch:
+    """Pack ``chunks`` into one forward of an allowed shape.
+
+    Args:
+        kernel: attends for all sequences if shapes are exact, else only for sequences of at most
+            ``kernel.max_rows`` rows, up to which it is fast.
+    """
+    packed = pack_rows(chunks, shapes, cache.scratch_row)
+    kv_rows = torch.from_numpy(packed.kv_rows).to(device)
+    return ForwardBatch(
+        token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
+        position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
+        logit_rows=torch.from_numpy(packed.logit_rows).to(device),
+        logit_slices=packed.logit_slices,
+        num_nodes=packed.num_nodes,
+        scored_slices=packed.scored_slices,
+        plan=_plan(packed, cache, kv_rows, shapes, kernel, workers),
+    )
+
+
+def _plan(
+    packed: PackedRows,
+    cache: KVCache,
+    kv_rows: torch.Tensor,
+    shapes: Shapes,
+    kernel: CpuTreeAttention | None,
+    workers: Workers,
+) -> StepPlan:
+    most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows
+    chunks, spans = packed.chunks, list[Span]()
+    if any(chunk.num_rows > most for _, chunk in chunks.placed):
+        spans = [Span(row, chunk) for row, chunk in chunks.placed if chunk.num_rows > most]
+        few = [(row, chunk) for row, chunk in chunks.placed if chunk.num_rows <= most]
+        chunks = PlacedChunks.of(few)
+    listed = None
+    if kernel is not None and chunks.placed:
+        listed = Listed(kernel, list_columns(chunks, len(kv_rows)))
+    return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)

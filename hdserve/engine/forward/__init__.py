@@ -1,0 +1,1 @@
+"""Running the model: its own modules, compiled, or as CUDA graphs."""

@@ -1,0 +1,172 @@
+"""The model as one compiled graph, whose only operator of ours is attention over packed trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import torch
+import torch._inductor.config
+import torch.fx.experimental._config
+
+from hdserve.engine.batch.forward_batch import ForwardBatch
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.hardware.devices import has_amx_bf16
+from hdserve.engine.linear.layers import call_natively
+from hdserve.engine.linear.multiply_together import MultiplyTogether
+from hdserve.engine.linear.shared import is_plain, linear_layers_of
+from hdserve.engine.native.compiler import find_compiler
+from hdserve.engine.native.operators import load_operators
+
+
+def _watched(guards: Sequence[Any]) -> list[bool]:
+    """Which of the compiler's guards to keep: those on inputs and on PyTorch's own state.
+
+    The modules never change.  Global state does: when transformers' table of attention functions
+    grows, a guard on it would recompile the model during requests, and without its packed weights.
+    """
+    return [
+        not guard.is_global and not guard.orig_guard.source.is_unspecialized_nn_module()
+        for guard in guards
+    ]
+
+
+_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "compile_threads": 1,  # no process pool next to the replica
+        "guard_filter_fn": _watched,
+    }
+)
+"""Options of ``torch.compile``."""
+
+_CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **_OPTIONS,
+        "cpp_wrapper": True,  # saves 1 of 7.2 ms a row over a Python wrapper (docs/adr/0014)
+    }
+)
+"""Options of ``torch.compile`` on a CPU.  A GPU has CUDA graphs instead, and a C++ wrapper would
+need the CUDA headers there."""
+
+_PACKING: Final[dict[str, Any]] = {
+    "freezing": True,
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",
+}
+"""Further options, by which the compiler multiplies in loops of its own, and stores weights in
+the order in which the processor's tiles read them (docs/adr/0014)."""
+
+_MAX_PACKED_BYTES = 1 << 31
+"""The most bytes of weights that are packed, because packed weights are stored twice."""
+
+_SEVERAL_ROWS = 2
+"""The fewest rows, and rows with logits, of a graph that is made for more than one row."""
+
+
+def can_compile() -> bool:
+    """Whether the C++ compiler is there that compiles a model's code on a CPU; with it comes the C
+    compiler that Triton needs on a GPU."""
+    return find_compiler() is not None
+
+
+def can_pack(module: torch.nn.Module) -> bool:
+    """Whether the model's weights can be multiplied by the processor's tiles (AMX)."""
+    layers = [*linear_layers_of(module)]
+    can_be = all(
+        is_plain(layer) and has_amx_bf16(layer.weight.device, layer.weight.dtype)
+        for layer in layers
+    )
+    return can_be and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES
+
+
+class CompiledForward:
+    """Runs the stock model compiled by ``torch.compile``: its many small steps become few.
+
+    Numbers of rows and of logits are variables of the graph.  On a CPU one row is no special case:
+    the same code, with the same rounding, computes all forwards.  On a GPU, and where operators run
+    in Python, there is one graph for a single row and one for more.  A graph is made at its first
+    use, which takes about a minute, or seconds if the code is in PyTorch's cache on disk.
+
+    Args:
+        module: a causal language model of transformers that attends by
+            :func:`~hdserve.engine.attention.packed.packed_attention`.
+        is_packed: whether the graph has its own copy of the weights, in another order; see
+            :func:`can_pack`.  Such a graph has at least two rows.
+        is_repeating: whether the code of one layer is made once for all; see
+            :func:`~hdserve.engine.forward.repeated_layers.repeat_layers`.
+        uses_native: ``False`` runs the operators in Python, as where no C++ ones exist.
+
+    Attributes:
+        is_native: whether all its linear layers are our kernels, called without Python.
+        shapes: of its forwards.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        is_packed: bool = False,
+        is_repeating: bool = False,
+        uses_native: bool = True,
+    ) -> None:
+        self.is_packed = is_packed
+        self.shapes = Shapes(min_rows=_SEVERAL_ROWS) if is_packed else Shapes()
+        is_cpu = next(module.parameters()).device.type == "cpu"
+        self._takes_one_row = is_cpu and not is_packed
+        chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
+        self._operators = load_operators() if uses_native and is_cpu else None
+        self.is_native = call_natively(module, is_native=self._operators is not None)
+        self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
+            _forward_of(module),
+            dynamic=True,
+            fullgraph=True,
+            isolate_recompiles=True,
+            options={**chosen},  # a copy, since PyTorch removes the guard filter from it
+        )
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Enter this around forwards that may build graphs, in their thread.
+
+        Layer numbers are compiled in as constants; else each would be turned into a tensor in every
+        forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.
+        """
+        chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
+        of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
+        sizes = cast("Any", torch.fx.experimental._config)
+        of_sizes = sizes.patch(backed_size_oblivious=self._takes_one_row)
+        with torch._dynamo.config.patch(specialize_float=True), of_code, of_sizes:
+            yield
+
+    def __call__(self, batch: ForwardBatch) -> torch.Tensor:
+        """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; call it within
+        :func:`~hdserve.engine.batch.step_context.running`."""
+        rows = batch.logit_rows
+        least = 1 if self._takes_one_row else min(_SEVERAL_ROWS, batch.token_ids.shape[1])
+        num_missing = least - len(rows)
+        if num_missing > 0:
+            rows = torch.cat([rows, rows.new_zeros(num_missing)])
+        operators = self._operators
+        with nullcontext() if operators is None else operators.running(batch.plan):
+            logits = self._forward(batch.token_ids[0], batch.position_ids[0], rows)
+        return logits[: len(batch.logit_rows)]
+
+
+def _forward_of(module: torch.nn.Module) -> Any:
+    """The model's forward as a function of the rows, with a constant batch size of one."""
+    model = cast("Any", module)
+
+    def forward(
+        token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        output = model(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logit_rows,
+        )
+        return cast("torch.Tensor", output.logits[0])
+
+    return forward

@@ -1,0 +1,90 @@
+"""What a forward gives for the nodes of the draft trees it verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hdserve.engine.sampling.topk import topk
+
+Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+
+
+class TopTokens:
+    """The likeliest tokens of every row of a forward, computed at the first request for all
+    sequences at once.
+
+    Args:
+        logits: ``[num_rows, vocab_size]``.
+        num_at_once: how many are computed if fewer are asked for.
+        found: some of them, if already known: tokens and their logits.
+    """
+
+    def __init__(
+        self, logits: torch.Tensor, num_at_once: int = 1, found: Found | None = None
+    ) -> None:
+        self._logits = logits
+        self._num_at_once = min(num_at_once, logits.shape[1])
+        self._found = found or (np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+
+    def __call__(self, k: int) -> Found:
+        """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
+        if k > self._found[0].shape[1]:
+            self._found = _to_host(*topk(self._logits, max(k, self._num_at_once)))
+        tokens_found, logits_found = self._found
+        return tokens_found[:, :k], logits_found[:, :k]
+
+    @cached_property
+    def likeliest(self) -> tuple[list[int], list[float]]:
+        """The likeliest token of every row and its logit."""
+        tokens, logits = self(1)
+        return tokens[:, 0].tolist(), logits[:, 0].tolist()
+
+
+def _to_host(values: torch.Tensor, tokens: torch.Tensor) -> Found:
+    """Tokens and values as arrays, fetched from a GPU in one transfer."""
+    if values.device.type == "cpu":
+        return tokens.numpy(), values.float().numpy()
+    together = torch.stack((tokens.double(), values.double())).cpu().numpy()
+    return together[0].astype(np.int64), together[1].astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutputs:
+    """What a forward gives for the nodes of one tree; the ``Forward`` that drafters see.
+
+    Attributes:
+        logits: ``[num_nodes, vocab_size]`` float32, or bfloat16 as the model gives them, in the
+            order of the tree's nodes.
+        top: of the whole forward.
+        rows: those of the tree's nodes in the forward.
+        hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if a drafter needs them.
+        prompt_logits: ``[num_scored_tokens, vocab_size]`` float32, for a chunk with scored tokens;
+            else ``None``.
+    """
+
+    logits: torch.Tensor
+    top: TopTokens
+    rows: slice
+    hidden_states: torch.Tensor | None = None
+    prompt_logits: torch.Tensor | None = None
+
+    def top_tokens(self, k: int) -> Found:
+        """The ``k`` likeliest next tokens after every node and their logits, two arrays
+        ``[num_nodes, k]``."""
+        tokens, logits = self.top(k)
+        return tokens[self.rows], logits[self.rows]
+
+    def likeliest(self) -> tuple[list[int], list[float]]:
+        """The likeliest next token after every node and its logit."""
+        tokens, logits = self.top.likeliest
+        return tokens[self.rows], logits[self.rows]
+
+    def hidden(self, node: int) -> torch.Tensor:
+        """The last hidden state of ``node``, ``[hidden_size]``."""
+        assert self.hidden_states is not None, "no drafter asked for hidden states"
+        return self.hidden_states[node]

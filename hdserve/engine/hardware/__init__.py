@@ -1,0 +1,1 @@
+"""What the machine offers: cores, memory, devices, threads, and the faster of two kernels."""

@@ -1,0 +1,408 @@
+"""Keys and values that earlier sequences left, reused for prompts with the same beginning."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import numpy as np
+
+from hdserve.engine.kv_cache.cache import KVCache, Owned, Segment, align
+from hdserve.engine.kv_cache.row_runs import RowRun, cheapest_part, find_runs
+
+BLOCK_TOKENS = 32
+"""Prefixes are found by whole blocks of this many tokens, then extended token by token."""
+
+_NUM_COMPARED = 8
+"""How many of the entries that begin with the same blocks are compared token by token."""
+
+_MAX_MOVED = 4
+"""At most this many rows of ended sequences are moved for each row that is wanted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What the first ``len(token_ids)`` columns of ``segment`` hold.
+
+    Attributes:
+        keys: of its whole blocks; each stands for all tokens up to the end of its block.
+        is_running: whether the sequence that owns the segment is still running.
+    """
+
+    segment: Segment
+    token_ids: np.ndarray
+    namespace: str
+    keys: list[int]
+    is_running: bool
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """Places sequences in the KV cache and reuses beginnings that are already in it.
+
+    The segment of a sequence that has ended is kept, cut to what it holds, until rows are needed::
+
+        segment of an earlier sequence   s s s s u u a a a
+        a later prompt                   s s s s u u a a a t u u
+                                         └ reused ───────┘ └ goes through the model
+
+    A continued conversation grows in place if there is room after it, else its rows are copied.
+    Entries whose sequence still runs can be copied from too: their columns never change.  Other
+    entries move together if that makes room (:class:`RowRun`); if not, the least recently used
+    loses its last rows.  Recomputing would give the same keys and values, so this changes speed,
+    never tokens.
+
+    Args:
+        cache: nobody else may allocate its rows.
+        is_enabled: ``False`` keeps and finds nothing.
+    """
+
+    cache: KVCache
+    is_enabled: bool = True
+    _entries: OrderedDict[_Entry, None] = field(default_factory=OrderedDict)
+    """The one that was not used for longest is the first."""
+
+    _by_start: dict[int, _Entry] = field(default_factory=dict)
+    _by_key: dict[int, dict[_Entry, None]] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> float:
+        """The share of the cache's rows that belong to running sequences, 0 to 1."""
+        num_rows = self.cache.num_rows
+        return (num_rows - self._num_rows_to_have) / num_rows
+
+    @property
+    def _num_rows_to_have(self) -> int:
+        """How many rows are free or can be freed, whether or not they are contiguous."""
+        num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
+        return self.cache.num_free_rows + num_idle_rows
+
+    def keeps(self, num_tokens: int) -> bool:
+        """Whether anything of a prompt of ``num_tokens`` tokens can be reused."""
+        return self.is_enabled and num_tokens > BLOCK_TOKENS
+
+    def num_to_await(
+        self, token_ids: Sequence[int], other: Sequence[int], namespace: str, min_tokens: int
+    ) -> int:
+        """The length of the common beginning of the prompts ``token_ids``, without its last token,
+        and ``other``; 0 if less than ``min_tokens`` more than can be reused already."""
+        if not self.is_enabled or len(token_ids) <= min_tokens:
+            return 0
+        if token_ids[:min_tokens] != other[:min_tokens]:
+            return 0  # before any arrays are made
+        wanted, coming = (np.asarray(each, np.int64) for each in (token_ids[:-1], other))
+        num_common = _num_common(wanted, coming)
+        _, num_found = self._find(token_ids, namespace)
+        return num_common if num_common >= num_found + min_tokens else 0
+
+    def place(
+        self, token_ids: Sequence[int], namespace: str, num_rows: int, *, is_shared: bool = True
+    ) -> tuple[Segment, int] | None:
+        """A segment of ``num_rows`` rows for a sequence with the prompt ``token_ids``.
+
+        Args:
+            is_shared: whether others may reuse what the sequence leaves; if not, what it reuses is
+                copied and stays available to others.
+
+        Returns:
+            The segment, and how many tokens of the prompt, never all, it already holds;
+            ``None`` if there is no gap of that size now, and then nothing has changed.
+        """
+        if not self._has_room(num_rows):
+            return None
+        source, num_tokens = self._find(token_ids, namespace)
+        segment = None
+        if source is not None:
+            segment = self._reuse(source, num_tokens, num_rows, may_take=is_shared)
+        if segment is None:
+            return self._allocate(num_rows), 0
+        self.offer(segment, token_ids[:num_tokens], namespace)
+        return segment, num_tokens
+
+    def has_room_in_parts(self, num_rows: int) -> bool:
+        """Whether this many rows are free or can be freed, whether or not they are contiguous."""
+        return align(num_rows) <= self._num_rows_to_have
+
+    def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
+        """Grow a running sequence to ``num_rows`` rows, more than it has: in place if that moves no
+        more rows of ended sequences than it uses itself, else by moving its first ``num_used``
+        columns elsewhere.
+
+        Returns:
+            Its new segment; ``None`` if there is no gap of that size now, and then nothing has
+            changed.
+        """
+        grown = self._extend(segment, num_rows, max_moved_rows=num_used)
+        if grown is None and self._has_room(num_rows):
+            grown = self._allocate(num_rows)
+            self.cache.copy(segment.start, grown.start, num_used)
+            self.cache.free(segment)
+        if grown is not None:
+            self._move({segment.start: grown})
+        return grown
+
+    def compact(self, running: Sequence[Owned], num_rows: int = 0) -> list[Segment]:
+        """Make all free rows contiguous, and let running sequences grow; entries of ended sequences
+        are dropped, oldest first, until ``num_rows`` rows are free in addition.
+
+        Args:
+            running: the segments of all running sequences.
+
+        Returns:
+            Where each of them is now.
+        """
+        num_wanted = align(num_rows)
+        num_wanted += sum(one.num_rows - one.segment.num_rows for one in running)
+        while self.cache.num_free_rows < num_wanted and next(self._idle(), None) is not None:
+            self._drop(num_wanted - self.cache.num_free_rows)
+        idle = [
+            Owned(entry.segment, len(entry.token_ids), entry.segment.num_rows)
+            for entry in self._idle()
+        ]
+        owned = [*running, *idle]
+        moved = self.cache.compact(owned)
+        self._move({one.segment.start: now for one, now in zip(owned, moved, strict=True)})
+        return moved[: len(running)]
+
+    def _move(self, moved: Mapping[int, Segment]) -> None:
+        """Update the entries of segments that moved, keyed by where they began."""
+        found = [(self._by_start.pop(old, None), segment) for old, segment in moved.items()]
+        for entry, segment in found:
+            if entry is not None:
+                entry.segment = segment
+                self._by_start[segment.start] = entry
+
+    def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
+        """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
+        if self.is_enabled:
+            self._add(segment, token_ids, namespace, is_running=True)
+
+    def clear(self) -> None:
+        """Forget everything; the segments of running sequences stay theirs."""
+        for entry in [*self._entries]:
+            if entry.is_running:
+                self._remove(entry)
+            else:
+                self._evict(entry)
+
+    def reset(self) -> None:
+        """Forget everything, the segments of running sequences too, in whatever state it is."""
+        self._entries.clear()
+        self._by_start.clear()
+        self._by_key.clear()
+        self.cache.free_all()
+
+    def release(self, segment: Segment, token_ids: Sequence[int], namespace: str | None) -> None:
+        """Take back the segment of a sequence that has ended, whose columns hold ``token_ids``.
+
+        Args:
+            namespace: whose sequences may reuse them; ``None`` keeps nothing.
+        """
+        self._remove(self._by_start.get(segment.start))
+        is_kept = self.is_enabled and namespace is not None and len(token_ids) >= BLOCK_TOKENS
+        if not is_kept or self._is_known(token_ids, namespace or ""):
+            self.cache.free(segment)
+            return
+        kept = self.cache.shorten(segment, len(token_ids))
+        self._add(kept, token_ids, namespace or "", is_running=False)
+
+    def _reuse(
+        self, source: _Entry, num_tokens: int, num_rows: int, *, may_take: bool
+    ) -> Segment | None:
+        """Rows whose first ``num_tokens`` hold the same as ``source``: its own, extended, if it may
+        be taken over whole; else a copy; else its own rows, for which its neighbours are dropped.
+        ``None`` if none of this is possible, and then nothing has changed."""
+        takes = may_take and not source.is_running and num_tokens == len(source.token_ids)
+        with _held(source):
+            segment = self._extend(source.segment, num_rows, num_tokens) if takes else None
+            if segment is not None:
+                return segment
+            segment = self._allocate(num_rows) if self._has_room(num_rows) else None
+        if segment is None:
+            return self._take_over(source, num_tokens, num_rows)
+        self.cache.copy(source.segment.start, segment.start, num_tokens)
+        if takes:
+            self._evict(source)
+        else:
+            self._entries.move_to_end(source)
+        return segment
+
+    def _take_over(self, source: _Entry, num_tokens: int, num_rows: int) -> Segment | None:
+        """Cut ``source`` to ``num_tokens`` and extend it, dropping its neighbours."""
+        run = self._run_of(source)
+        if run.num_rows < align(num_rows):
+            return None
+        for segment in run.ended:
+            if segment != source.segment:
+                self._evict(self._by_start[segment.start])
+        self._cut(source, num_tokens)
+        run = self._run_of(source)
+        self._push(run, to=run.start)
+        with _held(source):
+            return self._extend(source.segment, num_rows, max_moved_rows=0)
+
+    def _extend(self, segment: Segment, num_rows: int, max_moved_rows: int) -> Segment | None:
+        """Extend ``segment`` to ``num_rows`` by moving entries of ended sequences out of the way;
+        ``None`` if that is impossible, and then nothing has changed."""
+        num_more = align(num_rows) - segment.num_rows
+        if not num_more:
+            return segment
+        part = self._part_from(segment.end, num_more, max_moved_rows)
+        if part is None:
+            return None
+        self._push(part, to=part.end)
+        more = self.cache.allocate_at(segment.end, num_more)
+        assert more is not None, "there was no room after the segment"
+        return Segment(segment.start, segment.num_rows + num_more)
+
+    def _part_from(self, start: int, num_rows: int, max_moved_rows: int) -> RowRun | None:
+        """The shortest run from ``start`` on with ``num_rows`` free rows, if there is one of which
+        no more rows move."""
+        pieces, are_free, end = list[Segment](), list[bool](), start
+        while num_rows > 0:
+            piece, entry = self.cache.gap_at(end), self._by_start.get(end)
+            are_free.append(piece is not None)
+            if piece is not None:
+                num_rows -= piece.num_rows
+            elif entry is not None and not entry.is_running:
+                piece = entry.segment
+                max_moved_rows -= piece.num_rows
+            if piece is None or max_moved_rows < 0:
+                return None
+            pieces.append(piece)
+            end = piece.end
+        return RowRun(tuple(pieces), tuple(are_free))
+
+    def _allocate(self, num_rows: int) -> Segment:
+        """Take rows; there must be enough once entries of ended sequences move or are dropped."""
+        wanted = align(num_rows)
+        while (segment := self.cache.allocate(wanted)) is None:
+            if self.cache.num_free_rows < wanted:
+                self._drop(wanted)
+                continue
+            part = cheapest_part(self._runs(), wanted)
+            if part is not None and part.num_ended_rows <= _MAX_MOVED * wanted:
+                self._push(part, to=part.start)
+            else:
+                self._drop(wanted)
+        return segment
+
+    def _has_room(self, num_rows: int) -> bool:
+        """Whether ``num_rows`` contiguous rows would be free without entries of ended sequences."""
+        wanted = align(num_rows)
+        pieces = chain(self.cache.gaps, (entry.segment for entry in self._idle()))
+        if any(piece.num_rows >= wanted for piece in pieces):
+            return True
+        return any(run.num_rows >= wanted for run in self._runs())
+
+    def _runs(self) -> list[RowRun]:
+        return find_runs(self.cache.gaps, (entry.segment for entry in self._idle()))
+
+    def _run_of(self, entry: _Entry) -> RowRun:
+        return next(run for run in self._runs() if entry.segment in run.ended)
+
+    def _push(self, run: RowRun, to: int) -> None:
+        """Move the entries of ended sequences to one end of ``run``."""
+        ended = run.ended
+        if len(ended) < len(run.pieces):
+            moved = self.cache.push(ended, run.start, run.end, to)
+            self._move({old.start: new for old, new in zip(ended, moved, strict=True)})
+
+    def _drop(self, num_rows: int) -> None:
+        """Free the last ``num_rows`` rows, or all, of the least recently used entry."""
+        entry = next(self._idle())
+        num_kept = entry.segment.num_rows - align(num_rows)
+        if num_kept < BLOCK_TOKENS:
+            self._evict(entry)
+        else:
+            self._cut(entry, num_kept)
+
+    def _cut(self, entry: _Entry, num_tokens: int) -> None:
+        """Keep the first tokens of an entry, and free the rows after them."""
+        self._cut_keys(entry, num_tokens // BLOCK_TOKENS)
+        entry.token_ids = entry.token_ids[:num_tokens]
+        entry.segment = self.cache.shorten(entry.segment, num_tokens)
+
+    def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
+        """The entry with the longest match of ``token_ids`` without the last, and its length."""
+        wanted = np.asarray(token_ids[:-1], np.int64)
+        known: dict[_Entry, None] = {}
+        for key in _keys(wanted, namespace):
+            if key not in self._by_key:
+                break
+            known = self._by_key[key]
+        best, num_best = None, BLOCK_TOKENS - 1
+        for entry in islice(reversed(known), _NUM_COMPARED):
+            num_common = _num_common(entry.token_ids, wanted)
+            if num_common > num_best and entry.namespace == namespace:
+                best, num_best = entry, num_common
+        return best, num_best if best is not None else 0
+
+    def _is_known(self, token_ids: Sequence[int], namespace: str) -> bool:
+        source, num_tokens = self._find([*token_ids, 0], namespace)
+        return source is not None and not source.is_running and num_tokens == len(token_ids)
+
+    def _add(
+        self, segment: Segment, token_ids: Sequence[int], namespace: str, *, is_running: bool
+    ) -> None:
+        self._remove(self._by_start.get(segment.start))
+        tokens = np.asarray(token_ids, np.int64)
+        keys = list(_keys(tokens, namespace))
+        self._insert(_Entry(segment, tokens, namespace, keys, is_running))
+
+    def _insert(self, entry: _Entry) -> None:
+        self._entries[entry] = None
+        self._by_start[entry.segment.start] = entry
+        for key in entry.keys:
+            self._by_key.setdefault(key, {})[entry] = None
+
+    def _evict(self, entry: _Entry) -> None:
+        """Free the rows of an entry."""
+        assert not entry.is_running, "a running sequence would lose its rows"
+        self._remove(entry)
+        self.cache.free(entry.segment)
+
+    def _remove(self, entry: _Entry | None) -> None:
+        if entry is not None:
+            del self._entries[entry], self._by_start[entry.segment.start]
+            self._cut_keys(entry, 0)
+
+    def _cut_keys(self, entry: _Entry, num_kept: int) -> None:
+        """Keep an entry findable by its first ``num_kept`` keys only."""
+        for key in entry.keys[num_kept:]:
+            del self._by_key[key][entry]
+            if not self._by_key[key]:
+                del self._by_key[key]
+        del entry.keys[num_kept:]
+
+    def _idle(self) -> Iterator[_Entry]:
+        """The entries that can be dropped, oldest first."""
+        return (entry for entry in self._entries if not entry.is_running)
+
+
+@contextmanager
+def _held(entry: _Entry) -> Iterator[None]:
+    """Keep its rows in place, as for a running sequence."""
+    was_running, entry.is_running = entry.is_running, True
+    try:
+        yield
+    finally:
+        entry.is_running = was_running
+
+
+def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:
+    """A key for each whole block, of all tokens up to its end; keys of different texts may collide,
+    so tokens and namespaces are compared as well."""
+    key = hash(namespace)
+    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        key = hash((key, token_ids[start : start + BLOCK_TOKENS].tobytes()))
+        yield key
+
+
+def _num_common(first: np.ndarray, second: np.ndarray) -> int:
+    length = min(len(first), len(second))
+    differs = np.flatnonzero(first[:length] != second[:length])
+    return int(differs[0]) if len(differs) else length

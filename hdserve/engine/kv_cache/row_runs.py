@@ -1,0 +1,80 @@
+"""Where contiguous rows can be freed by moving what ended sequences left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hdserve.engine.kv_cache.cache import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """Consecutive rows that belong to no running sequence: gaps, and what ended sequences left.
+
+    What ended sequences left can move, so that the gaps between become one::
+
+        running | ended  gap  ended  gap | running
+        running | ended  ended  gap      | running
+
+    Attributes:
+        pieces: in order; two gaps never touch.
+        is_free: of each piece, whether it is a gap.
+    """
+
+    pieces: tuple[Segment, ...]
+    is_free: tuple[bool, ...]
+
+    @property
+    def start(self) -> int:
+        return self.pieces[0].start
+
+    @property
+    def end(self) -> int:
+        return self.pieces[-1].end
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def ended(self) -> list[Segment]:
+        """What ended sequences left."""
+        return [piece for piece, is_free in self._each() if not is_free]
+
+    @property
+    def num_ended_rows(self) -> int:
+        """How many rows move at most to make its gaps one."""
+        return sum(piece.num_rows for piece in self.ended)
+
+    def parts(self, num_rows: int) -> Iterator[RowRun]:
+        """Every part with ``num_rows`` free rows that contains no smaller such part."""
+        first = num_free_rows = 0
+        for end, (piece, is_free) in enumerate(self._each(), start=1):
+            num_free_rows += piece.num_rows * is_free
+            if num_free_rows < num_rows:
+                continue
+            while num_free_rows >= num_rows:
+                num_free_rows -= self.pieces[first].num_rows * self.is_free[first]
+                first += 1
+            yield RowRun(self.pieces[first - 1 : end], self.is_free[first - 1 : end])
+
+    def _each(self) -> Iterator[tuple[Segment, bool]]:
+        return zip(self.pieces, self.is_free, strict=True)
+
+
+def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]:
+    """The longest runs of ``gaps`` and of what ``ended`` sequences left, in order."""
+    pieces = [(gap, True) for gap in gaps] + [(segment, False) for segment in ended]
+    runs: list[list[tuple[Segment, bool]]] = []
+    for piece in sorted(pieces, key=lambda piece: piece[0].start):
+        if not runs or runs[-1][-1][0].end != piece[0].start:
+            runs.append([])
+        runs[-1].append(piece)
+    return [RowRun(*zip(*run, strict=True)) for run in runs]
+
+
+def cheapest_part(runs: Sequence[RowRun], num_rows: int) -> RowRun | None:
+    """The part of a run with ``num_rows`` free rows in which the fewest rows have to move."""
+    parts = (part for run in runs for part in run.parts(num_rows))
+    return min(parts, key=lambda part: part.num_ended_rows, default=None)

@@ -1,0 +1,1 @@
+"""Linear layers for few rows."""

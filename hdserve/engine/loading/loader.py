@@ -1,0 +1,331 @@
+"""Loading a stock transformers model for packed forwards, or refusing it with the reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+)
+
+from hdserve.config import EngineConfig, ModelConfig
+from hdserve.core import SamplingParams
+from hdserve.engine.attention.cpu_tree import max_attended_rows
+from hdserve.engine.attention.packed import ATTENTION_NAME, number_layers, register_attention
+from hdserve.engine.hardware.devices import has_amx_bf16, pick_device, pick_dtype
+from hdserve.engine.kv_cache.cache import KVShape
+from hdserve.engine.linear.layers import prepare_linear_layers
+from hdserve.engine.loading.hub import check_hub
+from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
+from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
+from hdserve.models import resolve_model
+
+logger = logging.getLogger(__name__)
+
+_SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
+_COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
+_LOADING_FAULTS = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+_MAX_LISTED = 5
+_FORMAT_HINT = (
+    " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
+    "allows them)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready for packed forwards.
+
+    Attributes:
+        module: the stock model, in evaluation mode.
+        dtype: of computation and cache; that of the weights unless they are quantised.
+        max_model_len: longest prompt and output together, tokens.
+        eos_token_ids: every id that ends a sequence by the model's generation config, except ids
+            that are not in the vocabulary.
+        num_heads: of queries.
+        max_attended_rows: rows of one sequence up to which the kernel attends on a CPU.
+        default_sampling: sampling parameters of the generation config that differ from the
+            OpenAI defaults, by our names.
+    """
+
+    module: torch.nn.Module
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    max_model_len: int
+    kv_shape: KVShape
+    num_heads: int
+    eos_token_ids: frozenset[int]
+    max_attended_rows: int
+    default_sampling: Mapping[str, float]
+    weight_bytes: int
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load the model of ``config`` with the ordinary transformers loaders.
+
+    Raises:
+        ConfigError: there is no such model, or no such device.
+        UnsupportedModel: its architecture cannot be verified in packed draft trees.
+    """
+    path = resolve_model(config.model)
+    device = pick_device(config.engine.device)
+    dtype = pick_dtype(config.engine.dtype, device)
+    hf_config = read_architecture(config)
+    options = _hub_options(config)
+    try:
+        register_attention()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True if config.load_format == "safetensors" else None,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below
+            **options,
+        )
+        module: torch.nn.Module = loaded[0].to(device).eval()
+        generation = _generation_config(path, options)
+    except KeyError as error:  # it looked its attention up in another table
+        reason = f"its attention {OF_ITS_OWN}: {error}"
+        raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
+    except _LOADING_FAULTS as error:
+        hint = _FORMAT_HINT if "safetensors" in str(error) else ""
+        raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
+    _check_weights(config.model, module, loaded[1])
+    return prepare_model(module, config.engine, generation)
+
+
+def read_architecture(config: ModelConfig) -> Any:
+    """The configuration of transformers; its architecture is supported as far as that says.
+
+    Raises:
+        ConfigError: there is no such model, or transformers does not know it.
+        UnsupportedModel: its architecture cannot be verified in packed draft trees.
+    """
+    check_hub(config.model, config.revision)
+    try:
+        found = AutoConfig.from_pretrained(resolve_model(config.model), **_hub_options(config))
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
+    _check_architecture(found)
+    if not _is_language_model(found):
+        reason = "transformers has no causal language model of this architecture"
+        raise UnsupportedModel(f"{found.model_type} ({config.model}): {reason}")
+    return found
+
+
+def _is_language_model(config: Any) -> bool:
+    """Whether transformers or the model's own code has a class to load it with."""
+    own_code = getattr(config, "auto_map", None) or {}
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or AutoModelForCausalLM.__name__ in own_code
+
+
+def _hub_options(config: ModelConfig) -> dict[str, Any]:
+    return {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+
+
+def _check_weights(model: str, module: torch.nn.Module, info: Mapping[str, Any]) -> None:
+    """
+    Args:
+        info: what transformers reports of the checkpoint.
+
+    Raises:
+        ConfigError: weights are missing, which would be random, and different in each process; or
+            it has biases that the configuration leaves out.
+    """
+    missing = sorted(info["missing_keys"])
+    missing += [f"{key} ({error})" for key, error in sorted(_mismatched(info))]
+    if missing:
+        reason = "weights that its configuration asks for are not in the checkpoint"
+        raise ConfigError(f"cannot load the model {model!r}: {reason}: {_listed(missing)}")
+    unexpected = sorted(info["unexpected_keys"])
+    biases = [key for key in unexpected if _is_bias_left_out(module, key)]
+    if biases:
+        reason = "its configuration leaves out biases that are in the checkpoint"
+        raise ConfigError(f"cannot load the model {model!r}: {reason}: {_listed(biases)}")
+    if unexpected:
+        logger.warning("%s: not of this architecture, and left out: %s", model, _listed(unexpected))
+
+
+def _mismatched(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, found, wanted in info["mismatched_keys"]:
+        yield key, f"{list(found)}, not {list(wanted)}"
+
+
+def _is_bias_left_out(module: torch.nn.Module, key: str) -> bool:
+    owner, _, name = key.rpartition(".")
+    modules = dict(module.named_modules())
+    return name == "bias" and owner in modules and getattr(modules[owner], "bias", key) is None
+
+
+def _listed(keys: list[str]) -> str:
+    more = f" and {len(keys) - _MAX_LISTED} more" if len(keys) > _MAX_LISTED else ""
+    return ", ".join(keys[:_MAX_LISTED]) + more
+
+
+def prepare_model(
+    module: torch.nn.Module, config: EngineConfig, generation: Any = None
+) -> LoadedModel:
+    """Check a model that is in memory and describe it.
+
+    Raises:
+        UnsupportedModel: see :func:`load_model`.
+    """
+    hf_config: Any = cast("Any", module.config).get_text_config()
+    _check_architecture(module.config)
+    if getattr(type(module), "_is_stateful", False) and not _layer_types(hf_config):
+        raise UnsupportedModel(
+            f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
+        )
+    register_attention()
+    first = next(module.parameters())
+    dtype, device = first.dtype, first.device
+    vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
+    is_packed = config.compile is True and has_amx_bf16(device, dtype)
+    prepare_linear_layers(module, config.exact is True and not is_packed)
+    generation = generation or getattr(module, "generation_config", None)
+    cast("Any", module).set_attn_implementation(ATTENTION_NAME)
+    number_layers(module)
+    kv_shape = probe_kv_shape(module, device)
+    max_model_len = _max_model_len(hf_config, config.max_model_len)
+    return LoadedModel(
+        module=module,
+        dtype=dtype,
+        device=device,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        kv_shape=kv_shape,
+        num_heads=int(hf_config.num_attention_heads),
+        eos_token_ids=frozenset(
+            token
+            for token in _eos_token_ids(generation, module.config, hf_config)
+            if token in range(vocab_size)
+        ),
+        max_attended_rows=max_attended_rows(kv_shape, dtype) if device.type == "cpu" else 0,
+        default_sampling=_default_sampling(generation),
+        weight_bytes=sum(map(_stored_bytes, (*module.parameters(), *module.buffers()))),
+    )
+
+
+def _stored_bytes(tensor: Any) -> int:
+    """The bytes of a tensor; if an object represents it, as with quantised weights, those of the
+    tensors in the object."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return int(tensor.nbytes)
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in names)
+
+
+def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(path, revision=options["revision"])
+    except OSError:
+        return None
+
+
+def _check_architecture(config: Any) -> None:
+    name = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name}: encoder-decoder models are not served")
+    strange = _layer_types(config.get_text_config()) - _SUPPORTED_LAYERS
+    if strange:
+        raise UnsupportedModel(
+            f"{name}: layers of type {', '.join(sorted(strange))} are not served; "
+            + (
+                "their state cannot drop rejected tokens"
+                if strange & _STATEFUL_LAYERS
+                else "only full_attention and sliding_attention are"
+            )
+        )
+
+
+def _layer_types(config: Any) -> set[str]:
+    """The types of layers that the configuration names; it may name none although the model's class
+    has recurrent layers."""
+    return set(getattr(config, "layer_types", None) or ())
+
+
+def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Every set of rotary parameters; models with several kinds of layers nest them."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        yield parameters
+    else:
+        yield from (value for value in parameters.values() if isinstance(value, Mapping))
+
+
+def _max_model_len(config: Any, wanted: int | None) -> int:
+    """The context length, limited to where rotary embeddings treat sequences independently.
+
+    ``yarn`` stretches the original context by its factor, whatever the length of a forward.
+    ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
+    forward, so beyond the original context one sequence would change another's output.  Llama 4
+    scales queries by their position in a forward, which has no effect before ``floor_scale``.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        reason = "its config does not say how long a context is (max_position_embeddings)"
+        raise UnsupportedModel(f"{config.model_type}: {reason}")
+    limit = int(longest)
+    for rope in _rope_parameters(config):
+        original = int(rope.get("original_max_position_embeddings") or longest)
+        if rope["rope_type"] in _COUPLING_ROPE_TYPES:
+            limit = min(limit, original)
+        elif rope["rope_type"] == "yarn":
+            limit = max(limit, int(float(rope.get("factor") or 1.0) * original))
+    if getattr(config, "attn_temperature_tuning", False) and not all(config.no_rope_layers):
+        limit = min(limit, int(config.floor_scale) - 1)
+    if wanted is not None and wanted > limit:
+        raise UnsupportedModel(f"max_model_len {wanted} is over the {limit} tokens that are safe")
+    if limit < int(longest):
+        logger.warning("context limited to %d tokens: longer ones are scaled by the forward", limit)
+    return wanted or limit
+
+
+def _eos_token_ids(*holders: Any) -> Iterable[int]:
+    """The end-of-sequence ids of the first holder that names some."""
+    for holder in holders:
+        found = getattr(holder, "eos_token_id", None)
+        if found is not None:
+            return found if isinstance(found, list) else [found]
+    return []
+
+
+def _default_sampling(generation: Any) -> dict[str, float]:
+    """The sampling parameters that the model's authors recommend, if they recommend sampling.
+
+    Raises:
+        ConfigError: a value would not be allowed in a request.
+    """
+    names = ["repetition_penalty"]
+    if getattr(generation, "do_sample", False):
+        names += ["temperature", "top_p", "top_k", "min_p"]
+    values = {name: getattr(generation, name, None) for name in names}
+    found = {name: value for name, value in values.items() if value is not None}
+    if found.get("top_k") == -1:  # other servers' value for off
+        found["top_k"] = 0
+    try:
+        SamplingParams(**found)
+    except InvalidRequest as error:
+        raise ConfigError(f"generation_config.json: {error.message}") from error
+    return found

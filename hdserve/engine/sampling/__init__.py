@@ -1,0 +1,1 @@
+"""From logits to tokens, and whether these are the drafted ones."""

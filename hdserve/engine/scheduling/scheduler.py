@@ -1,0 +1,357 @@
+"""Which sequences take part in the next step, and with how many rows each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import sqrt
+
+from hdserve.core import Sequence
+from hdserve.engine.kv_cache.cache import Owned, Segment, align
+from hdserve.engine.kv_cache.prefix_cache import PrefixCache
+from hdserve.engine.scheduling.prefill_pace import PrefillPace
+
+_MAX_CHUNK_SCORES = 1 << 22
+"""The most tokens of a chunk times the tokens they attend to: a mask of 16 MiB in float32."""
+
+GROWTH_TOKENS = 256
+_GROWTH_SHARE = 8
+"""A sequence gets room for ``GROWTH_TOKENS`` more tokens at a time, or for one in this many of its
+tokens, if that is more.  Moving a sequence costs as much as it has tokens, so each token is moved a
+bounded number of times."""
+
+
+MIN_AWAITED_TOKENS = 256
+"""A prompt waits for another one that is computing at least this many tokens of the same beginning:
+at least a chunk, which both would otherwise compute in turn."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A running sequence and its place in the cache.
+
+    Attributes:
+        is_offered: whether its whole prompt was offered for reuse, or never will be.
+        num_offered_tokens: of its prompt, offered for reuse before all of it is cached.
+        awaited: how many tokens of its prompt other sequences wait for; 0 for those that do not.
+        leaves_nothing: whether nobody may reuse its rows, as they may hold NaN or infinity.
+        is_plain: whether it is decoded without drafts, because one led to non-finite values.
+    """
+
+    seq: Sequence
+    segment: Segment
+    is_offered: bool = False
+    num_offered_tokens: int = 0
+    awaited: dict[Sequence, int] = field(default_factory=dict)
+    leaves_nothing: bool = False
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What one slot does in a step.
+
+    Attributes:
+        num_tokens: decided tokens that go through the model.
+        is_choosing: whether they include the last decided token, so that a token is chosen and
+            drafts may follow.
+        num_scored_tokens: how many of them, from the first, need logits for prompt logprobs.
+    """
+
+    slot: Slot
+    num_tokens: int
+    is_choosing: bool
+    num_scored_tokens: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only one token is pending; one token of a longer prompt counts as a chunk."""
+        return self.num_tokens == 1 and self.is_choosing
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether a draft that leads to non-finite values could be retried without drafts."""
+        return not self.slot.is_plain and not self.num_scored_tokens
+
+
+class Scheduler:
+    """Admits sequences in the order of arrival and splits prompts into chunks.
+
+    A sequence is admitted when there is a slot, and rows for its tokens and some more; it grows as
+    it is decoded.  When no rows are left the youngest is preempted: it waits first in line and
+    later continues with the tokens it has, some of whose keys and values may still be cached.  A
+    sequence whose prompt is scored has all its rows from the beginning, and is never preempted.  So
+    memory never runs out, some sequence always advances, and tokens a request might generate, but
+    does not, take no room from others::
+
+        rows   |aaaaaaa++ |bbbb++    |ccccccc++ |    + room to grow
+               |aaaaaaaaaaaaa++ |bbbbbb++       |    a has moved c out of the way
+
+    If the free rows are not contiguous, running sequences are moved together.  Every decoding
+    sequence takes part in every step; prompts share as many rows of it as ``pace`` allows, oldest
+    first, so a long prompt does not stall the others; far into a very long prompt chunks get
+    shorter, so that memory stays bounded.
+
+    Args:
+        prefixes: provides the segments.
+        num_extra_rows: rows a segment has beyond those of its tokens, for drafts.
+        max_scored_tokens: most prompt tokens of a step that have logits, so that memory stays
+            bounded.
+        growth_tokens: a sequence has room for at least this many tokens beyond those it has, unless
+            it ends before.
+    """
+
+    def __init__(
+        self,
+        prefixes: PrefixCache,
+        *,
+        max_num_sequences: int,
+        pace: PrefillPace,
+        num_extra_rows: int,
+        max_scored_tokens: int,
+        growth_tokens: int = GROWTH_TOKENS,
+    ) -> None:
+        self._prefixes = prefixes
+        self._max_num_sequences = max_num_sequences
+        self._pace = pace
+        self._num_extra_rows = num_extra_rows
+        self._max_scored_tokens = max_scored_tokens
+        self._growth_tokens = growth_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Slot] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and output of the longest sequence the cache could hold if it were alone."""
+        return self._prefixes.cache.num_rows - self._num_extra_rows
+
+    @property
+    def usage(self) -> float:
+        """The share of the cache's rows that belong to running sequences, 0 to 1."""
+        return self._prefixes.usage
+
+    def add(self, seq: Sequence) -> None:
+        """Queue ``seq``, which must fit."""
+        fits = seq.max_total_tokens <= self.max_total_tokens
+        assert fits, "a sequence larger than the cache was queued"
+        self.waiting.append(seq)
+
+    def make_room(self) -> list[Sequence]:
+        """Let sequences grow that have no room for the drafts of a step, the oldest first.
+
+        Returns:
+            Those that were preempted to make room.
+        """
+        preempted: list[Sequence] = []
+        for slot in [*self.running]:
+            num_needed = len(slot.seq.token_ids) + self._num_extra_rows
+            while slot.segment.num_rows < num_needed and slot in self.running:
+                if not self._grow(slot):
+                    preempted.append(self._preempt_youngest())
+        return preempted
+
+    def _preempt_youngest(self) -> Sequence:
+        """Preempt the youngest sequence that can continue later; others get its rows when they need
+        them."""
+        slot = next(slot for slot in reversed(self.running) if not slot.seq.scores_prompt)
+        self.release(slot)
+        slot.seq.num_cached_tokens = 0
+        self.waiting.appendleft(slot.seq)
+        return slot.seq
+
+    def admit(self) -> list[Sequence]:
+        """Move waiting sequences to slots as far as there is room.
+
+        One that does not fit blocks those after it; a choice that waits for another choice of its
+        prompt blocks nobody, and a prompt that waits for its beginning reserves a slot.
+        """
+        admitted: list[Sequence] = []
+        num_kept_slots = 0
+        has_slot = len(self.running) < self._max_num_sequences
+        for seq in [*self.waiting] if has_slot else ():
+            if len(self.running) + num_kept_slots == self._max_num_sequences:
+                break
+            if self._waits_for_choice(seq):
+                continue
+            if self._waits_for_beginning(seq):
+                num_kept_slots += 1
+                continue
+            num_rows = self._num_rows(seq)
+            placed = self._place(seq, num_rows)
+            if placed is None and self._prefixes.has_room_in_parts(num_rows):
+                self._compact(num_rows)
+                placed = self._place(seq, num_rows)
+            if placed is None:
+                break
+            segment, seq.num_cached_tokens = placed
+            self.waiting.remove(seq)
+            self.running.append(Slot(seq, segment))
+            admitted.append(seq)
+        return admitted
+
+    def _num_rows(self, seq: Sequence) -> int:
+        """Rows for the tokens of ``seq``, some more, and drafts; if its prompt is scored, which
+        cannot be restarted, all rows it may ever need."""
+        num_tokens = seq.max_total_tokens
+        if not seq.scores_prompt:
+            num_known = len(seq.token_ids)
+            room = max(self._growth_tokens, num_known // _GROWTH_SHARE)
+            num_tokens = min(num_tokens, num_known + room)
+        return num_tokens + self._num_extra_rows
+
+    def _grow(self, slot: Slot) -> bool:
+        num_rows = self._num_rows(slot.seq)
+        grown = self._prefixes.grow(slot.segment, slot.seq.num_cached_tokens, num_rows)
+        if grown is not None:
+            slot.segment = grown
+            return True
+        if not self._prefixes.has_room_in_parts(align(num_rows) - slot.segment.num_rows):
+            return False
+        self._compact(growing=slot)
+        return True
+
+    def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
+        prompt = () if seq.scores_prompt else seq.token_ids  # reused rows have no logits
+        is_shared = seq.speculation.is_output_shared
+        return self._prefixes.place(prompt, seq.namespace, num_rows, is_shared=is_shared)
+
+    def _waits_for_choice(self, seq: Sequence) -> bool:
+        """Whether another choice of the same prompt is computing it, so that ``seq`` can use its
+        log probabilities, or its keys and values."""
+        shared = seq.prompt_scores
+        if shared is None:
+            return False
+        others = [slot for slot in self.running if slot.seq.prompt_scores is shared]
+        if seq.scores_prompt:
+            return bool(others)
+        is_reused = seq.speculation.is_output_shared and self._prefixes.keeps(seq.num_prompt_tokens)
+        return is_reused and not all(slot.is_offered for slot in others)
+
+    def _waits_for_beginning(self, seq: Sequence) -> bool:
+        """Whether another sequence is computing the beginning of the same prompt.
+
+        Prompts are computed oldest first, so computing it a second time would take longer::
+
+            running   d d d d d d d d a a a
+            waiting   d d d d d d d d b b      until all of d is there
+        """
+        waits = False
+        for slot in self.running:
+            num_tokens = 0 if slot.is_offered else self._num_awaited(seq, slot)
+            if num_tokens > slot.seq.num_cached_tokens:
+                waits = True
+            elif num_tokens > slot.num_offered_tokens:
+                self._offer_beginning(slot)
+        return waits
+
+    def _num_awaited(self, seq: Sequence, slot: Slot) -> int:
+        """How many tokens of the prompt of ``slot`` are worth waiting for; computed once."""
+        found = slot.awaited.get(seq)
+        if found is None:
+            found = slot.awaited[seq] = self._num_to_await(seq, slot.seq)
+        return found
+
+    def _num_to_await(self, seq: Sequence, other: Sequence) -> int:
+        is_shared = seq.speculation.is_output_shared and other.speculation.is_output_shared
+        if seq.scores_prompt or not is_shared or seq.namespace != other.namespace:
+            return 0
+        prompt = other.token_ids[: other.num_prompt_tokens]
+        return self._prefixes.num_to_await(seq.token_ids, prompt, seq.namespace, MIN_AWAITED_TOKENS)
+
+    def _offer_beginning(self, slot: Slot) -> None:
+        """Offer the cached part of the prompt of ``slot`` for reuse."""
+        seq = slot.seq
+        slot.num_offered_tokens = seq.num_cached_tokens
+        cached = seq.token_ids[: seq.num_cached_tokens]
+        self._prefixes.offer(slot.segment, cached, seq.namespace)
+
+    def begin_anew(self) -> None:
+        """Let nobody reuse what is in the cache now, or what running sequences leave there."""
+        self._prefixes.clear()
+        for slot in self.running:
+            slot.is_offered = slot.leaves_nothing = True
+
+    def time_anew(self) -> None:
+        """Forget step times: steps take a different time from now on."""
+        self._pace.begin_anew()
+
+    def reset(self) -> None:
+        """Empty the cache and end all running sequences, whatever state they are in."""
+        self.running.clear()
+        self._prefixes.reset()
+
+    def _compact(self, num_rows: int = 0, growing: Slot | None = None) -> None:
+        """Move the sequences so that ``num_rows`` free rows are contiguous, and ``growing`` has
+        more room."""
+        owned = [
+            Owned(
+                slot.segment,
+                slot.seq.num_cached_tokens,
+                align(self._num_rows(slot.seq)) if slot is growing else slot.segment.num_rows,
+            )
+            for slot in self.running
+        ]
+        moved = self._prefixes.compact(owned, num_rows)
+        for slot, segment in zip(self.running, moved, strict=True):
+            slot.segment = segment
+
+    def schedule(self) -> list[Scheduled]:
+        """The next step's work, in slot order."""
+        return list(self._schedule())
+
+    def _schedule(self) -> Iterator[Scheduled]:
+        num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
+        num_prompts = len(self.running) - num_decoding
+        num_prefill_tokens = self._pace.num_tokens(num_decoding, num_prompts)
+        num_left_to_score = self._max_scored_tokens
+        for slot in self.running:
+            num_pending = slot.seq.num_pending_tokens
+            if num_pending == 1:
+                yield Scheduled(slot, 1, is_choosing=True)
+            elif num_prefill_tokens > 0:
+                num_tokens = min(num_pending, num_prefill_tokens, _max_chunk_tokens(slot.seq))
+                num_scored_tokens = 0
+                if slot.seq.scores_prompt:
+                    num_tokens = min(num_tokens, num_left_to_score)
+                    num_left_to_score -= num_tokens
+                    num_scored_tokens = min(num_tokens, num_pending - 1)
+                if num_tokens:
+                    num_prefill_tokens -= num_tokens
+                    is_choosing = num_tokens == num_pending
+                    yield Scheduled(slot, num_tokens, is_choosing, num_scored_tokens)
+
+    def took(self, scheduled: list[Scheduled], seconds: float) -> None:
+        """Learn how long the step took."""
+        num_decoding = sum(work.is_decoding for work in scheduled)
+        if num_decoding:
+            num_prompt_tokens = sum(work.num_tokens for work in scheduled if not work.is_decoding)
+            self._pace.observe(num_decoding, num_prompt_tokens, seconds)
+
+    def offer(self, slot: Slot) -> None:
+        """Offer the prompt of ``slot``, which is now cached, for reuse."""
+        seq = slot.seq
+        if not slot.is_offered and seq.speculation.is_output_shared:
+            prompt = seq.token_ids[: seq.num_prompt_tokens]
+            self._prefixes.offer(slot.segment, prompt, seq.namespace)
+        slot.is_offered = True
+        slot.awaited.clear()
+
+    def release(self, slot: Slot) -> None:
+        """Free the slot of a sequence that has ended; its segment is freed when it is needed."""
+        self.running.remove(slot)
+        seq = slot.seq
+        is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
+        namespace = seq.namespace if is_kept else None
+        self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
+
+
+def _max_chunk_tokens(seq: Sequence) -> int:
+    """The most tokens of a chunk such that each may attend to everything before the chunk and in
+    it."""
+    half = seq.num_cached_tokens / 2
+    return max(1, int(sqrt(half * half + _MAX_CHUNK_SCORES) - half))

@@ -1,0 +1,190 @@
+"""The drafts of a step: which sequences get a tree, how large it is, and what drafters learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from operator import index
+
+from hdserve import core
+from hdserve.drafting.base import Verified
+from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.drafting.merging import UNCORRECTED
+from hdserve.engine.scheduling.scheduler import Scheduled
+from hdserve.engine.structured_output.drafts import GrammarDrafts
+from hdserve.tree import Acceptance, DraftTree
+
+_MAX_STARTED_TOKENS = 8192
+"""The most tokens of the texts that drafters are started with in one step, but at least one text.
+A thousand tokens take about a millisecond."""
+
+_MAX_TRIED_TOKENS = 512
+"""The same limit while drafts do not pay, so that less of this work is wasted."""
+
+
+class StepDrafts:
+    """Asks the drafters for trees, cuts them to the size that pays, and reports the results.
+
+    Drafters are started with a text, and told of tokens that were decoded without them, only when a
+    draft is wanted next, so that steps without drafts cost nothing.
+
+    Args:
+        budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
+        max_draft_tokens: most drafted tokens of a sequence and step.
+        max_depth: longest drafted path.
+        may_follow_prompts: whether drafts may follow a prompt that goes through the model in the
+            same forward.
+    """
+
+    def __init__(
+        self,
+        drafters: GuardedDrafters,
+        budget: DraftBudget | None,
+        max_draft_tokens: int,
+        max_depth: int,
+        *,
+        may_follow_prompts: bool,
+    ) -> None:
+        self._drafters = drafters
+        self._grammar_drafts = GrammarDrafts(drafters)
+        self._budget = budget
+        self._max_draft_tokens = max_draft_tokens
+        self._max_depth = max_depth
+        self._may_follow_prompts = may_follow_prompts
+        self._num_started_tokens = 0
+        self._max_started_tokens = _MAX_STARTED_TOKENS
+        self._catching_up_s = 0.0
+        self._min_score = 0.0
+        self._corrections: Sequence[float] = UNCORRECTED
+        """Set for one step and used in the next: these five."""
+
+    @property
+    def are_read(self) -> bool:
+        """Whether drafters see the model's output at each node."""
+        budget = self._budget
+        return budget is None or budget.affords_reading or self._drafters.needs_hidden
+
+    def trees(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
+        """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
+        self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
+        budget = self._budget
+        if budget is None:
+            return self._trees(scheduled, is_drafting=True)
+        choosing = [work for work in scheduled if work.is_choosing]
+        if budget.skip_step(len(choosing)):
+            return self._trees(scheduled, is_drafting=False)
+        is_drafting = budget.begin_step(len(choosing))
+        if not (is_drafting or budget.wants_times(len(choosing))):
+            return self._trees(scheduled, is_drafting=False)
+        num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
+        num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
+        if is_drafting:
+            is_probe = budget.is_probe(len(choosing))
+            self._max_started_tokens = _MAX_TRIED_TOKENS if is_probe else _MAX_STARTED_TOKENS
+            self._corrections = budget.corrections()
+            max_drafts = self._max_draft_tokens * len(choosing)
+            self._min_score = budget.least_score(
+                max_drafts, len(choosing), num_other_rows, num_columns
+            )
+        trees = self._trees(scheduled, is_drafting=is_drafting)
+        budget.trim([tree for tree in trees if tree is not None], num_other_rows, num_columns)
+        return trees
+
+    def _trees(
+        self, scheduled: Sequence[Scheduled], *, is_drafting: bool
+    ) -> list[DraftTree | None]:
+        trees = [
+            self._empty_tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            for work in scheduled
+        ]
+        asked = [
+            (work.slot.seq, tree)
+            for work, tree in zip(scheduled, trees, strict=True)
+            if tree is not None and self._are_told(tree)
+        ]
+        if asked:
+            started = time.perf_counter()
+            self._catch_up([seq for seq, _ in asked])
+            self._catching_up_s = time.perf_counter() - started
+        for seq, tree in asked:
+            if tree.capacity:
+                proposes = self._drafters if seq.grammar_state is None else self._grammar_drafts
+                proposes.propose(seq, tree, self._corrections)
+        return trees
+
+    def _empty_tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
+        """An empty tree with the capacity it may use."""
+        seq = work.slot.seq
+        is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
+        is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
+        capacity = self._max_draft_tokens if is_drafting else 0
+        if seq.speculation.max_draft_tokens is not None:
+            capacity = min(capacity, index(seq.speculation.max_draft_tokens))
+        max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
+        if max_depth <= 0 or (capacity and not self._may_know(seq)):
+            capacity = 0
+        return DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
+
+    def _may_know(self, seq: core.Sequence) -> bool:
+        """Whether drafters know ``seq`` or may be started with it; if it is new, it counts towards
+        the limit of the step."""
+        if self._drafters.has_started(seq) or self._drafters.needs_hidden:
+            return True
+        if self._num_started_tokens >= self._max_started_tokens:
+            return False
+        self._num_started_tokens += len(seq.speculation.prediction) + len(seq.token_ids)
+        return True
+
+    def _are_told(self, tree: DraftTree) -> bool:
+        """Whether drafters need to know the text now."""
+        return tree.capacity > 0 or self._drafters.needs_hidden
+
+    def _catch_up(self, sequences: Sequence[core.Sequence]) -> None:
+        """Tell drafters the texts, whose last tokens may have been decoded without them."""
+        behind: list[Verified] = []
+        for seq in sequences:
+            number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
+            if not self._drafters.has_started(seq):
+                self._drafters.start(seq)
+            elif number:
+                behind.append(_told_later(seq, number))
+        if behind:
+            self._drafters.observe(behind)
+
+    def observe(self, verified: Sequence[Verified]) -> None:
+        """Tell budget and drafters the results of this step's trees."""
+        told: list[Verified] = []
+        are_read = self.are_read
+        for one in verified:
+            if not self._are_told(one.tree):  # it cannot have drafts
+                one.seq.num_unobserved_tokens += len(one.acceptance.token_ids)
+                continue
+            if self._budget is not None:
+                self._budget.observe(one.tree, one.acceptance)
+            if one.seq.grammar_state is not None:
+                self._grammar_drafts.observe(one.seq, one.tree, one.acceptance)
+            told.append(one if are_read else one._replace(forward=None))
+        if told:
+            self._drafters.observe(told)
+
+    def took(self, step_s: float, forward_s: float) -> float:
+        """Record how long the step took, and its forward.
+
+        Returns:
+            The time of the step without catching up, which belongs to earlier steps.
+        """
+        own_s = step_s - self._catching_up_s
+        if self._budget is not None:
+            self._budget.took(own_s, forward_s, self._catching_up_s)
+        return own_s
+
+
+def _told_later(seq: core.Sequence, number: int) -> Verified:
+    """The last ``number`` tokens of ``seq``, as reported to drafters that did not draft them."""
+    root, *token_ids = seq.token_ids[-number - 1 :]
+    num_drafted = number - 1
+    tree = DraftTree(root, num_drafted)
+    sources = [core.Source.PLAIN] * num_drafted
+    tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
+    return Verified(seq, tree, Acceptance(range(number), token_ids), None)

@@ -1,0 +1,316 @@
+"""Structured output: which tokens a grammar allows after those already chosen."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+
+from hdserve.engine.structured_output.guide import GrammarGuide
+from hdserve.engine.structured_output.trial import MAX_CPU_S, compiles_in_time, parser_limits
+from hdserve.engine.tokenization.tokenizer import Tokenizer
+from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.grammar import spells, unforced, with_marks
+
+logger = logging.getLogger(__name__)
+
+_MAX_KEPT = 32
+_MAX_REASON_CHARACTERS = 200
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
+_QUOTED_RULES = re.compile(r"\n *\d+ \| ")
+_LEXER_IS_FULL = "too many states"
+_MAX_RENEWAL_S = 0.1
+"""Grammars that take longer are not compiled in the engine's thread, where everybody waits."""
+
+_NUM_TOKENS_OF_A_MASK = 500
+"""How many tokens of a text are read again between two masks, each of which renews the lexer's
+budget; some microseconds each."""
+
+_MAX_RENEWALS = 4
+"""How often one text may get a fresh lexer because its own is full."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Compiled:
+    """A compiled grammar, with a matcher at the beginning of a text.
+
+    Attributes:
+        form: what it was compiled from.
+        cpu_s: the processor time that took.
+        guide: a second matcher, with its own lexer, for drafts; ``None`` if compiling took long.
+    """
+
+    matcher: LLMatcher
+    form: str
+    cpu_s: float
+    guide: LLMatcher | None
+
+
+class Grammars:
+    """Compiles grammars for one model and keeps those used last; thread-safe.
+
+    Compiling takes up to two seconds, after a trial that takes as long, so it is done in a thread
+    that prepares requests, one grammar at a time: the other cores are the model's, and a grammar
+    that many ask for at once is compiled once.  What took too long is not tried again.
+
+    All texts of a grammar share the states of its lexer, whose number is limited.  A lexer at the
+    limit can follow no text, so it is given up, and the grammar is compiled again: for later
+    requests, and for the texts that use it now if compiling is quick.
+
+    Args:
+        step_fuel: most work of the lexer for one token, in the library's unit of about 0.1 us.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        ending_token_ids: Iterable[int],
+        step_fuel: int = 200_000,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._step_fuel = step_fuel
+        self._backend = tokenizer.backend
+        self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
+        self._special_tokens = _special_tokens(tokenizer, self._tokenizer)
+        self._limits = parser_limits(step_fuel)
+        self._found: OrderedDict[str, _Compiled | InvalidRequest] = OrderedDict()
+        self._lock = threading.Lock()
+        self._compiling = threading.Lock()
+
+    def is_known(self, grammar: str) -> bool:
+        """Whether the result, a compiled grammar or a refusal, is available without waiting."""
+        return self._known(grammar) is not None
+
+    def check(self, grammar: str) -> None:
+        """Compile ``grammar`` (:mod:`hdserve.grammar`) and keep it.
+
+        Raises:
+            InvalidRequest: it is wrong, too large, or not supported; the message says which.
+            Unsupported: the bytes of this model's tokens are not known.
+        """
+        self._compiled(grammar)
+
+    def state(self, grammar: str) -> GrammarState:
+        """The state before the first token of a text of ``grammar``.
+
+        Raises:
+            InvalidRequest, Unsupported: as ``check``.
+        """
+        return GrammarState(self, grammar, self._compiled(grammar), self._vocab_size)
+
+    def renewed(self, grammar: str, failed: _Compiled) -> _Compiled | None:
+        """A replacement for ``failed``, whose lexer is full; ``None`` if none is available and it
+        would take long to compile.
+
+        Args:
+            failed: was given up.
+        """
+        found = self._known(grammar)
+        if found is None and failed.cpu_s <= _MAX_RENEWAL_S:
+            found = self._keep(grammar, self._begun(failed.form, failed.guide))
+        return None if isinstance(found, InvalidRequest) else found
+
+    def give_up(self, grammar: str, failed: _Compiled) -> None:
+        """Use ``failed`` for no further text."""
+        with self._lock:
+            if self._found.get(grammar) is failed:
+                del self._found[grammar]
+
+    def _compiled(self, grammar: str) -> _Compiled:
+        found = self._known(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._known(grammar) or self._compile(grammar)
+        if isinstance(found, InvalidRequest):
+            raise InvalidRequest(found.message, found.param)
+        return found
+
+    def _known(self, grammar: str) -> _Compiled | InvalidRequest | None:
+        with self._lock:
+            if grammar in self._found:
+                self._found.move_to_end(grammar)
+            return self._found.get(grammar)
+
+    def _compile(self, grammar: str) -> _Compiled | InvalidRequest:
+        if self._tokenizer is None:
+            raise Unsupported("structured output is not supported for this tokenizer", "grammar")
+        found: _Compiled | InvalidRequest
+        if compiles_in_time(with_marks(grammar, lambda _: None), self._step_fuel):
+            ending = self._tokenizer.eos_tokens
+            form = with_marks(grammar, self._special_token_id, ending)
+            if any(spells(form, text) for text in self._special_tokens):
+                form = unforced(form)
+            found = self._guided(self._begun(form))
+        else:
+            reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
+            found = InvalidRequest(reason, "grammar")
+        return self._keep(grammar, found)
+
+    def _keep(self, grammar: str, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
+        with self._lock:
+            self._found[grammar] = found
+            if len(self._found) > _MAX_KEPT:
+                self._found.popitem(last=False)
+        return found
+
+    def _begun(self, form: str, guide: LLMatcher | None = None) -> _Compiled | InvalidRequest:
+        """Compile, and compute the work of the first token, up to a second, which all texts share,
+        so that the engine's thread need not."""
+        assert self._tokenizer is not None
+        begin_s = time.thread_time()
+        found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
+        trial = found.deep_copy()
+        if not found.is_error():
+            trial.compute_bitmask()
+        if not trial.is_error():
+            return _Compiled(found, form, time.thread_time() - begin_s, guide)
+        return InvalidRequest(f"the grammar cannot be used: {_reason(trial)}", "grammar")
+
+    def _guided(self, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
+        """Add a second matcher that guides drafts, if the grammar compiles quickly; it is the same
+        grammar, so no trial is needed."""
+        if isinstance(found, InvalidRequest) or found.cpu_s > _MAX_RENEWAL_S:
+            return found
+        again = self._begun(found.form)
+        return found if isinstance(again, InvalidRequest) else replace(found, guide=again.matcher)
+
+    def _special_token_id(self, text: str) -> int | None:
+        token_id: int | None = self._backend.token_to_id(text)
+        if token_id is None or self._tokenizer is None:
+            return None
+        return token_id if self._tokenizer.is_special_token(token_id) else None
+
+
+class GrammarState:
+    """How far one sequence has come in its grammar.
+
+    The verifier asks for choices along one path from the root of a draft tree, and every choice
+    becomes part of the sequence, so the state only moves forward: drafts need no copy and no
+    rollback, and nodes that are not visited cost nothing.
+
+    Args:
+        grammars: the compiler it came from.
+
+    Attributes:
+        guide: tells drafts what the grammar allows next; ``None`` if they do without.
+    """
+
+    def __init__(
+        self, grammars: Grammars, grammar: str, compiled: _Compiled, vocab_size: int
+    ) -> None:
+        self._grammars = grammars
+        self._grammar = grammar
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self.guide: GrammarGuide | None = None
+        if compiled.guide is not None:
+            self.guide = GrammarGuide(compiled.guide.deep_copy())
+        self._vocab_size = vocab_size
+        self._token_ids: list[int] = []
+        self._num_renewals = 0
+
+    def give_up_guide(self) -> None:
+        """Drop the guide; later texts get one whose lexer is not full."""
+        self.guide = None
+        self._grammars.give_up(self._grammar, self._compiled)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[1, vocab_size]``: ``logits``, with forbidden tokens at minus infinity."""
+        if self._matcher.is_stopped():
+            return logits
+        mask = self._matcher.compute_bitmask()
+        while self._is_renewed():
+            mask = self._matcher.compute_bitmask()
+        words = np.frombuffer(mask, np.uint8)
+        bits = np.unpackbits(words, count=self._vocab_size, bitorder="little")
+        is_forbidden = torch.from_numpy(bits == 0).to(logits.device)
+        return logits.masked_fill(is_forbidden, -torch.inf)
+
+    def push(self, token_id: int) -> None:
+        """Advance by ``token_id``, which was chosen."""
+        if not self._matcher.is_stopped():
+            self._token_ids.append(token_id)
+            self._matcher.consume_token(token_id)
+            while self._is_renewed():
+                pass
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar allows nothing further."""
+        return self._matcher.is_stopped()
+
+    @property
+    def error(self) -> InvalidRequest | None:
+        """Why the grammar cannot be followed any more: it needs too much time or memory."""
+        if not self._matcher.is_error():
+            return None
+        return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
+
+    def _is_renewed(self) -> bool:
+        """Whether the matcher has just failed and was replaced by one that may fail too."""
+        if not self._matcher.is_error():
+            return False
+        self._grammars.give_up(self._grammar, self._compiled)
+        is_full = _LEXER_IS_FULL in self._matcher.get_error()
+        if not is_full or self._num_renewals == _MAX_RENEWALS:
+            return False
+        self._num_renewals += 1
+        compiled = self._grammars.renewed(self._grammar, self._compiled)
+        if compiled is None:
+            return False
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        self._read_again()
+        return True
+
+    def _read_again(self) -> None:
+        """Read the text again from its beginning.  Computing a mask renews the lexer's budget."""
+        for begin in range(0, len(self._token_ids), _NUM_TOKENS_OF_A_MASK):
+            if self._matcher.is_stopped():
+                return
+            if begin > 0:
+                self._matcher.compute_bitmask()
+            self._matcher.consume_tokens(self._token_ids[begin : begin + _NUM_TOKENS_OF_A_MASK])
+
+
+def _special_tokens(tokenizer: Tokenizer, known: LLTokenizer | None) -> tuple[str, ...]:
+    """The texts of tokens that llguidance takes for no text, some of which are in a text."""
+    added = tokenizer.backend.get_added_tokens_decoder().items()
+    return tuple(
+        token.content
+        for token_id, token in added
+        if token.special or (known is not None and known.is_special_token(token_id))
+    )
+
+
+def _make_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, ending_token_ids: Iterable[int]
+) -> LLTokenizer | None:
+    try:
+        return LLTokenizer(
+            tokenizer.backend.to_str(),
+            n_vocab=max(vocab_size, tokenizer.vocab_size),
+            eos_token=sorted(ending_token_ids) or tokenizer.eos_token_id,
+        )
+    except Exception as error:  # the library raises nothing more specific
+        logger.warning("no structured output with this tokenizer: %s", error)
+        return None
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The library's complaint in one line, without the rules that it quotes, which the client has
+    not written."""
+    text = matcher.get_error().replace("<non-verbose/>", "")
+    text = _PANIC.sub("it cannot be compiled", text)
+    text = _QUOTED_RULES.split(_PLACE.sub("", text))[0]
+    return " ".join(text.split())[:_MAX_REASON_CHARACTERS]

@@ -1,0 +1,1 @@
+"""What a chat template takes and shows, found out by rendering."""

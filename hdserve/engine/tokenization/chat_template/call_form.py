@@ -1,0 +1,91 @@
+"""The form in which a chat template takes messages that call tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hdserve.engine.tokenization.chat_template.single_calls import with_single_calls
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The names that templates have for what the assistant thought."""
+
+
+class CallForm(NamedTuple):
+    """How messages with calls differ from those of a conversation, for a template that would refuse
+    them, or drop a part of them, as they are."""
+
+    has_text_arguments: bool = False
+    """Arguments are the JSON of an object: DeepSeek's templates put marks around a text."""
+
+    silence_is_none: bool = False
+    """A content is ``None`` where nothing was said: only then do the templates of DeepSeek-V3 and
+    R1 look for calls."""
+
+    says_apart: bool = False
+    """What was said before a call is a message by itself."""
+
+    joins_reasoning: bool = False
+    """What was said before a call is the end of what was thought: gpt-oss' template takes one of
+    both, in its channel of what is thought."""
+
+    has_single_calls: bool = False
+    """Each call is a message by itself, before its result: templates of Llama 3 refuse several
+    calls, and gpt-oss' drops all but the first."""
+
+    joins_results: bool = False
+    """What the user says right behind a result is its end: Mistral's templates refuse a message of
+    the user there, since the assistant has not answered the last one."""
+
+    def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return a conversation in this form."""
+        if self.has_single_calls:
+            messages = list(with_single_calls(messages))
+        if self.joins_results:
+            messages = _with_joined_results(messages)
+        return [found for message in messages for found in self._of(message)]
+
+    def _of(self, message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        calls = message.get("tool_calls")
+        if calls:
+            if self.has_text_arguments:
+                message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+            if self.joins_reasoning:
+                message = _with_joined_reasoning(message)
+            if self.says_apart and message.get("content"):
+                yield {name: value for name, value in message.items() if name != "tool_calls"}
+                message = {name: message[name] for name in ("role", "tool_calls")}
+            if self.silence_is_none and not message.get("content"):
+                message = {**message, "content": None}
+        yield message
+
+
+def _with_joined_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        if message.get("role") == "user" and last.get("role") == "tool":
+            found[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, Mapping):  # the text of a call that was cut off
+        return call
+    text = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
+
+
+def _with_joined_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    thoughts = {name: message.get(name) for name in REASONING}
+    joined = {
+        name: f"{thought}\n{content}"
+        for name, thought in thoughts.items()
+        if thought and isinstance(thought, str)
+    }
+    return {**message, **joined, "content": ""} if content and joined else message

@@ -1,0 +1,92 @@
+"""The form in which a chat template takes the turns of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+from hdserve.engine.tokenization.chat_template.call_form import REASONING
+
+_SYSTEM = ("developer", "system")
+_SPEAKERS = ("assistant", "user")
+_TEXTS = ("content", *REASONING)
+
+
+class TurnForm(NamedTuple):
+    """How turns differ from those of a conversation, for a template that would refuse them, or drop
+    some, as they are."""
+
+    joins_neighbours: bool = False
+    """Texts of the user in a row are one message, and so are those of the assistant: the templates
+    of Gemma and Mistral refuse two."""
+
+    joins_systems: bool = False
+    """System messages at the beginning are one: gpt-oss' template shows the first alone, Qwen3.5's
+    refuses others."""
+
+    first_are_users: bool = False
+    """System messages at the beginning are the user's: Gemma 2's template refuses any, and Mistral
+    Nemo's drops them from conversations that end with a result."""
+
+    late_are_users: bool = False
+    """System messages that come later are the user's, each in its place, so that what was there
+    before them stays the beginning of the prompt."""
+
+    def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return a conversation in this form."""
+        num_first = _num_first(messages)
+        first, late = list(messages[:num_first]), list(messages[num_first:])
+        if self.joins_systems and num_first > 1:
+            first = [_joined(first)]
+        if self.first_are_users:
+            first = _as_users(first)
+        if self.late_are_users:
+            late = _as_users(late)
+        turns = [*first, *late]
+        return _with_joined_neighbours(turns) if self.joins_neighbours else turns
+
+
+def may_differ(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether there are turns that not all templates take: others than the user's and the
+    assistant's, one after the other."""
+    roles = [message.get("role") for message in messages]
+    has_system = any(role in _SYSTEM for role in roles)
+    return has_system or any(one == other for one, other in pairwise(roles))
+
+
+def _num_first(messages: Sequence[Mapping[str, Any]]) -> int:
+    others = (i for i, message in enumerate(messages) if message.get("role") not in _SYSTEM)
+    return next(others, len(messages))
+
+
+def _as_users(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [
+        {**message, "role": "user"} if message.get("role") in _SYSTEM else message
+        for message in messages
+    ]
+
+
+def _with_joined_neighbours(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [_joined(list(run)) for _, run in groupby(messages, key=_speaker)]
+
+
+def _speaker(message: Mapping[str, Any]) -> object:
+    """Return what is equal for messages that can be one: all but their texts, where they have
+    nothing else to show."""
+    texts = [message.get(name) or "" for name in _TEXTS]
+    are_texts = all(isinstance(text, str) for text in texts)
+    if message.get("role") not in _SPEAKERS or message.get("tool_calls") or not are_texts:
+        return object()
+    return {name: value for name, value in message.items() if name not in _TEXTS}
+
+
+def _joined(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    if len(messages) == 1:
+        return messages[0]
+    joined = {
+        name: "\n\n".join(message[name] for message in messages if message.get(name))
+        for name in _TEXTS
+        if any(name in message for message in messages)
+    }
+    return {**messages[0], **joined}

@@ -1,0 +1,53 @@
+"""What rows are, as a GPU reads it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.input_buffers import InputBuffers
+from hdserve.engine.batch.packed_rows import pack_rows
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.kv_cache.cache import Segment
+from hdserve.tree import DraftTree
+from tests.chunks import chunk_lists
+from tests.engine.caches import make_cache
+
+
+@given(lists=st.lists(chunk_lists(), min_size=1, max_size=2))
+def test_steps_lie_in_the_same_place(lists: list[list[Chunk]]) -> None:
+    """Whatever was there before."""
+    cache = make_cache()
+    buffers = InputBuffers(cache, 128)
+    for chunks in lists:
+        packed = pack_rows(chunks, Shapes((128,)), cache.scratch_row)
+        buffers.fill(packed)
+        buffers.send()
+        assert buffers.token_ids[0].tolist() == packed.token_ids.tolist()
+        assert buffers.position_ids[0].tolist() == packed.position_ids.tolist()
+        assert buffers.kv_rows.tolist() == packed.kv_rows.tolist()
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 128])
+def test_they_lie_as_in_tensors_of_their_own(num_rows: int) -> None:
+    """Which a model is compiled for; it would be once more for each number of rows."""
+    buffers = InputBuffers(make_cache(), num_rows)
+    for found in (buffers.token_ids, buffers.position_ids):
+        assert found.stride() == torch.empty(1, num_rows).stride()
+    assert buffers.logit_rows.is_contiguous()
+
+
+def test_rows_that_are_all_nodes_all_have_logits() -> None:
+    """So that a graph of so many rows has as many logits each time."""
+    cache = make_cache()
+    buffers = InputBuffers(cache, 8)
+    buffers.fill(pack_rows([Chunk(Segment(0, 32), 3, [1], DraftTree(1, 0))], Shapes((8,)), 640))
+    buffers.send()
+    assert buffers.logit_rows.tolist() == list(range(8))
+    within = Chunk(Segment(0, 32), 3, [1, 2, 3], DraftTree(3, 0))
+    buffers.fill(pack_rows([within], Shapes((8,)), 640))
+    buffers.send()
+    assert buffers.logit_rows[:1].tolist() == [2]

@@ -1,0 +1,247 @@
+"""Forwards as a GPU runs them, on a CPU: of a few shapes, with all rows attending in one call."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from hdserve.config import EngineConfig
+from hdserve.core import Source
+from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.forward.model_runner import ModelRunner
+from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
+from hdserve.engine.hardware.workers import Workers
+from hdserve.engine.kernels.rows import WORD_BITS
+from hdserve.engine.kernels.splits import MAX_DEPTH
+from hdserve.engine.kv_cache.cache import KVCache, Segment
+from hdserve.engine.loading.loader import prepare_model
+from hdserve.errors import ConfigError
+from hdserve.tree import DraftTree
+from tests.drafters import OracleDrafter
+from tests.engine.caches import make_cache
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import ARCHITECTURES, make_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+def make_runner(architecture: str, dtype: torch.dtype, *, attends_in_one_call: bool) -> ModelRunner:
+    loaded = prepare_model(make_model(architecture, dtype), EngineConfig())
+    cache = KVCache(loaded.kv_shape, 640, loaded.dtype, loaded.device)
+    return ModelRunner(loaded, cache, attends_in_one_call=attends_in_one_call)
+
+
+def forwarded(runner: ModelRunner) -> torch.Tensor:
+    """The logits of a tree, of a row that decodes plainly, and of the end of a prompt."""
+    segments = [runner.cache.allocate(100) for _ in range(3)]
+    assert all(segments)
+    own = [segment for segment in segments if segment is not None]
+    prompts = [make_prompt(20 + number, number) for number in range(3)]
+    runner.forward([Chunk(s, 0, p, None) for s, p in zip(own, prompts, strict=True)])
+    tree = DraftTree(5, 9)
+    for path in ([6, 7, 8], [9], [6, 10]):
+        tree.add_path(path, Source.OTHER)
+    chunks = [
+        Chunk(own[0], 20, [5], tree),
+        Chunk(own[1], 21, [5], DraftTree(5, 0)),
+        Chunk(own[2], 22, [1, 2, 3], DraftTree(3, 0)),
+    ]
+    outputs = [found for found in runner.forward(chunks) if found is not None]
+    return torch.cat([found.logits for found in outputs])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) -> None:
+    """With grouped heads, windows and whatever else its layers do; up to rounding, which in float32
+    takes either way up to 1.1e-5 from float64 (Gemma 4, whose scores are not scaled)."""
+    wanted = forwarded(make_runner(architecture, dtype, attends_in_one_call=False))
+    found = forwarded(make_runner(architecture, dtype, attends_in_one_call=True))
+    tolerance = 3e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
+    """A graph reads what was written there since."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+    batches = StaticBatches(runner.cache, 4, Workers(), num_heads=4, is_compiled=False)
+    tree = DraftTree(5, 4)
+    tree.add_path([6, 7], Source.OTHER)
+    first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
+    assert first.kind == (4, 4, False)
+    first.send()
+    assert first.token_ids.tolist() == [[5, 6, 7, 0]]
+    second = batches.build([Chunk(Segment(32, 32), 4, [8], DraftTree(8, 0))] * 3)
+    assert second.plan is first.plan
+    assert second.kind == first.kind
+    second.send()
+    assert first.token_ids.tolist() == [[8, 8, 8, 0]]
+    assert second.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert len(second.logit_rows) == 4
+    within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])
+    assert within.kind == (4, 1, False)
+    assert len(within.logit_rows) == 1
+    assert within.num_nodes == 0
+    large = DraftTree(5, WORD_BITS + 1)
+    large.add_path([1] * (WORD_BITS + 1), Source.OTHER)
+    assert not batches.fits([Chunk(Segment(0, 32), 3, [5], large)])
+    assert batches.fits([Chunk(Segment(0, 32), 3, [5], tree)])
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "num_drafts", "num_prompt_tokens", "kind", "num_logits"),
+    [
+        (1, 31, 0, (32, 32, True), 32),
+        (8, 31, 0, (256, 256, True), 256),
+        (9, 31, 0, None, 512),
+        (1, 0, 200, (256, 1, False), 1),
+        (2, 31, 200, (512, 256, False), 256),
+        (40, 0, 256, (512, 256, False), 256),
+        (16, 31, 256, None, 512),
+        (33, 0, 4096, None, 64),
+    ],
+)
+def test_kinds(
+    num_sequences: int,
+    num_drafts: int,
+    num_prompt_tokens: int,
+    kind: tuple[int, int, bool] | None,
+    num_logits: int,
+) -> None:
+    """Of drafting sequences and a prompt: each that has a graph is there before the first request,
+    and none has many more logits than it needs."""
+    cache = make_cache(8192)
+    batches = StaticBatches(cache, 31, Workers(), num_heads=1, is_compiled=False)
+    batches._tree_attention = cast("Any", len)  # called by no one here
+    tree = DraftTree(5, num_drafts)
+    for token_id in range(num_drafts):
+        tree.add_node(0, token_id, Source.OTHER)
+    segment = Segment(0, 8192)
+    chunks = [Chunk(segment, 40, [5], tree)] * num_sequences
+    if num_prompt_tokens:
+        chunks.append(Chunk(segment, 0, [1] * num_prompt_tokens, None))
+    batch = batches.build(chunks)
+    assert batch.kind == kind
+    assert len(batch.logit_rows) == num_logits
+    if kind is not None:
+        assert kind in {each.kind for each in batches.empty(kind[0])}
+
+
+def test_trees_that_are_too_deep_attend_by_blocks() -> None:
+    cache = make_cache()
+    batches = StaticBatches(cache, 62, Workers(), num_heads=1, is_compiled=False)
+    batches._tree_attention = cast("Any", len)
+    for depth in (MAX_DEPTH, MAX_DEPTH + 1):
+        tree = DraftTree(5, depth)
+        tree.add_path([1] * depth, Source.OTHER)
+        batch = batches.build([Chunk(Segment(0, 128), 3, [5], tree)])
+        assert batch.kind == (64, 64, depth == MAX_DEPTH)
+    batches.disable_tree_kernel()
+    assert batches.build([Chunk(Segment(0, 128), 3, [5], DraftTree(5, 0))]).kind == (1, 1, False)
+
+
+def test_numbers_of_rows_are_few() -> None:
+    """Each is compiled for, and has a graph."""
+    assert {CAPTURE_SHAPES.pad_rows(number) for number in range(1, 300)} == {
+        1, 2, 4, 8, 16, 32, 64, 128, 256, 512,
+    }  # fmt: skip
+
+
+def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
+    """A model that was compiled by itself has others."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+    runner.shapes = Shapes(row_counts=(48,))
+    segment = runner.cache.allocate(64)
+    assert segment is not None
+    for length in (3, 5, 6, 7):
+        runner.forward([Chunk(segment, 0, make_prompt(length), None)])
+    assert runner._static is not None
+    assert {num_rows for num_rows, _ in runner._static._made} == {4, 8}
+
+
+def test_large_forwards_warm_up_without_all_their_logits() -> None:
+    """Which may not fit beside the KV cache, and are of no use: no graph is made of them.  Others
+    warm up with all their logits, and with few, as those of prompts have."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+    seen: list[int] = []
+
+    def note(_head: torch.nn.Module, _rows: Any, logits: torch.Tensor) -> None:
+        seen.append(logits.shape[1])
+
+    handle = runner.model.module.get_output_embeddings().register_forward_hook(note)
+    runner.warm_up(600)
+    handle.remove()
+    assert seen == [
+        *(1, 1, 2, 1, 4, 1, 8, 1, 16, 1, 32),
+        *(1, 32, 64, 1, 32, 128, 1, 32, 256, 1, 32, 256, 1, 32, 256),
+    ]
+    assert runner.attends_in_one_call
+
+
+def warm_up_until(error: Exception) -> ModelRunner:
+    """At 64 rows of 600 it is raised."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+
+    def fail(_module: torch.nn.Module, _inputs: Any, options: dict[str, Any]) -> None:
+        if options["input_ids"].shape[1] == 64:
+            raise error
+
+    handle = runner.model.module.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        runner.warm_up(600)
+    finally:
+        handle.remove()
+    return runner
+
+
+def test_what_cannot_be_compiled_is_done_without() -> None:
+    """Whatever a compiler raises."""
+    assert not warm_up_until(RuntimeError("no code for this GPU")).attends_in_one_call
+
+
+def test_forwards_that_do_not_fit_are_a_user_error() -> None:
+    """Sequences that attend one by one would be served slowly, and would not fit either."""
+    with pytest.raises(ConfigError, match=r"a forward of 600 rows .* lower kv_cache_tokens"):
+        warm_up_until(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.9, "top_k": 20}, {"logprobs": 2}],
+    ids=str,
+)
+def test_drafts_change_nothing(params: dict[str, object]) -> None:
+    """Several sequences, some with another seed and other parameters, drafted for rightly and
+    wrongly; equal to what each gives alone, decoded plainly as a CPU does."""
+    model = make_model()
+    sequences = [
+        make_sequence(name, make_prompt(12 + number, number), **{"seed": number, **params})
+        for number, name in enumerate("abc")
+    ]
+    sequences.append(make_sequence("d", make_prompt(9, 9), temperature=0.7, seed=4))
+    wanted = plain_tokens(model, sequences)
+    drafter = OracleDrafter(wanted)
+    engine = make_engine([drafter], model=model, attends_in_one_call=True, exact=False)
+    run(engine, sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert engine.stats.drafts.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("attends_in_one_call", [True, False])
+def test_drafts_hang_on_a_prompt_where_it_rounds_alike(attends_in_one_call: bool) -> None:
+    """Not on a GPU, where drafts would come out otherwise than decoded alone; they do once the
+    prompt is read."""
+    model = make_model()
+    seq = make_sequence("a", make_prompt(12))
+    drafter = OracleDrafter(plain_tokens(model, [seq]))
+    engine = make_engine(
+        [drafter], model=model, attends_in_one_call=attends_in_one_call, exact=False
+    )
+    engine.add(seq)
+    engine.step()
+    assert (engine.stats.drafts.num_draft_tokens == 0) == attends_in_one_call
+    engine.step()
+    assert engine.stats.drafts.num_accepted_tokens > 0

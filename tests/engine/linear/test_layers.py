@@ -1,0 +1,112 @@
+"""Which kernel multiplies which layers of a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hdserve.engine.forward.compiled import can_pack
+from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16
+from hdserve.engine.linear import prepacked
+from hdserve.engine.linear.layers import (
+    call_natively,
+    multiply_row_by_row,
+    prepare_linear_layers,
+)
+from hdserve.engine.linear.prepacked import PrepackedLinear
+from hdserve.engine.linear.shared import replace_modules
+from hdserve.engine.linear.skinny import SkinnyLinear
+
+
+def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
+    return torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(3)]).to(dtype)
+
+
+def test_small_layers_are_stored_by_column() -> None:
+    """As PyTorch multiplies one row faster; if the kernel is faster for more, a copy of them."""
+    module = layers_of(64, torch.float32)
+    prepare_linear_layers(module, is_exact=False)
+    assert not multiply_row_by_row(module)
+    for layer in module:
+        is_copied = isinstance(layer, SkinnyLinear)
+        stored = layer.by_column if is_copied else layer.weight
+        assert stored.stride() == (1, 64)
+        assert torch.equal(stored, layer.weight)
+
+
+def test_an_embedding_is_not_transposed() -> None:
+    """Its rows are read, whoever else multiplies by them."""
+    module = layers_of(64, torch.float32)
+    embedding = torch.nn.Embedding(64, 64)
+    embedding.weight = module[1].weight
+    module.append(embedding)
+    prepare_linear_layers(module, is_exact=False)
+    assert embedding.weight.stride() == (64, 1)
+    assert module[1].weight is embedding.weight
+
+
+@pytest.mark.parametrize("size", [64, 1024])
+def test_exact_models_use_the_kernel_whatever_is_faster(size: int) -> None:
+    module = layers_of(size, torch.float32)
+    prepare_linear_layers(module, is_exact=True)
+    assert multiply_row_by_row(module)
+    assert module[0].weight.stride() == (size, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_layers_are_tried(dtype: torch.dtype) -> None:
+    """Whatever comes out, all layers are of one kind, and give what they gave to who calls them
+    outside of a step."""
+    module = layers_of(1024, dtype)
+    rows = torch.randn(3, 1024).to(dtype)
+    before = module(rows)
+    prepare_linear_layers(module, is_exact=False)
+    assert len({type(layer) for layer in module}) == 1
+    if isinstance(module[0], SkinnyLinear):
+        assert module[0].max_rows >= 4
+    torch.testing.assert_close(module(rows), before, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_layers_are_prepacked_where_there_is_a_kernel_for_them(is_exact: bool) -> None:
+    module = layers_of(128, torch.bfloat16)
+    module.append(torch.nn.Linear(128, 36).bfloat16())
+    prepare_linear_layers(module, is_exact)
+    assert multiply_row_by_row(module) or not is_exact
+    *many, few = module
+    assert not isinstance(few, PrepackedLinear)
+    for layer in many:
+        assert isinstance(layer, PrepackedLinear) == (HAS_AVX512_BF16 and (is_exact or not HAS_AMX))
+
+
+def test_float64_and_layers_of_odd_sizes_are_left() -> None:
+    for module in (layers_of(64, torch.float64), layers_of(1022, torch.bfloat16)):
+        prepare_linear_layers(module, is_exact=True)
+        assert not multiply_row_by_row(module)
+
+
+def test_rows_are_their_own_where_the_kernel_multiplies_all_of_them() -> None:
+    known = torch.nn.Linear(64, 20)
+    model = torch.nn.Sequential(known, torch.nn.Sequential(known))
+    assert not multiply_row_by_row(model)
+    replace_modules(model, {known: SkinnyLinear(known, torch.tensor(32))})
+    assert model[0] is model[1][0]
+    assert multiply_row_by_row(model)
+    model.append(SkinnyLinear(known, torch.tensor(32), known.weight.detach()))
+    assert not multiply_row_by_row(model), "a single row is PyTorch's"
+
+
+@pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
+def test_nothing_is_unpacked_when_layers_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take as long as prepacking all of them."""
+
+    def refuse(*_: object) -> torch.Tensor:
+        pytest.fail("weights were unpacked")
+
+    monkeypatch.setattr(prepacked, "unpack_weights", refuse)
+    module = layers_of(128, torch.bfloat16)
+    prepare_linear_layers(module, is_exact=True)
+    assert all(isinstance(layer, PrepackedLinear) for layer in module)
+    assert multiply_row_by_row(module)
+    assert not can_pack(module)
+    assert call_natively(module, is_native=True)
