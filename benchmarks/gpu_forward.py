@@ -21,11 +21,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from hdserve.bench.engine_setup import make_host
 from hdserve.engine.batch.chunk import Chunk
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.loading.compilation import compile_model
 from hdserve.engine.loading.forward_cost import binary_tree
-from hdserve.engine.loading.loader import LoadedModel
 
 CACHE_TOKENS = 32_768
 MAX_DRAFT_TOKENS = 31

@@ -63,6 +63,24 @@ LAYERS = {
 }
 """A module imports only from its own layer and lower ones; the longest prefix counts."""
 
+ENGINE = (
+    *("faults", "request_check", "stats"),
+    *("tokenization", "structured_output"),
+    *("hardware", "kernels", "gpu_kernels"),
+    *("kv_cache", "batch", "attention", "linear", "native"),
+    *("sampling", "forward", "loading", "scheduling"),
+    *("decoder", "decoder_factory", "engine", "async_engine", "build", "host"),
+)
+"""The parts of ``hdserve.engine``: a module imports only from its own part and those before it."""
+
+OUT_OF_ORDER = {
+    "hdserve.engine.gpu_kernels.attend": {"kv_cache", "attention"},
+    "hdserve.engine.gpu_kernels.trial": {"kv_cache", "batch", "attention"},
+}
+"""The exceptions.  Kernels for GPUs know arrays only, as those for CPUs do, but for two modules:
+``attend`` names in its annotations whose arrays they are, and ``trial``, which is imported when a
+GPU is first asked for, has a draft tree packed as a step packs it."""
+
 HOMES = {
     "torch": ("hdserve.engine", "hdserve.bench.contenders", "hdserve.bench.random_weights"),
     "transformers": ("hdserve.engine", "hdserve.bench.contenders", "hdserve.bench.random_weights"),
@@ -97,6 +115,11 @@ def _layer(name: str) -> int | None:
     return next((LAYERS[prefix] for prefix in _prefixes(name) if prefix in LAYERS), None)
 
 
+def _part(name: str) -> str | None:
+    """The part of the engine that a name is in."""
+    return name.split(".")[2] if name.startswith("hdserve.engine.") else None
+
+
 MODULES = dict(_modules())
 
 
@@ -111,6 +134,16 @@ def test_imports_point_to_lower_layers(module: str) -> None:
     for imported in _imports(MODULES[module]):
         layer = _layer(imported)
         assert layer is None or layer <= own, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [*filter(_part, MODULES)])
+def test_imports_within_the_engine_point_to_earlier_parts(module: str) -> None:
+    """Those within functions and for annotations, too; an exception that is not needed goes."""
+    part = _part(module)
+    assert part in ENGINE, f"{module} has no place"
+    imported = {_part(name) for name in _imports(MODULES[module])} - {None}
+    later = imported - {*ENGINE[: ENGINE.index(part) + 1]}
+    assert later == OUT_OF_ORDER.get(module, set()), f"{module} imports {later}"
 
 
 @pytest.mark.parametrize("module", MODULES)

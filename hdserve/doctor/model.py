@@ -16,7 +16,6 @@ from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, 
 from hdserve.drafting.registry import check_drafters
 from hdserve.engine.forward.compiled import can_compile as compiler_exists
 from hdserve.engine.hardware.description import describe_hardware
-from hdserve.engine.loading.hub import hub_fault
 from hdserve.engine.loading.loader import read_architecture
 from hdserve.engine.tokenization.tokenizer import load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
@@ -28,6 +27,7 @@ from hdserve.models import (
     is_path,
     resolve_model,
 )
+from hdserve.models.hub import hub_fault
 
 _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
 

@@ -15,6 +15,7 @@ from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.compiled import CompiledForward, can_pack
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner, rounded
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.prefix_cache import PrefixCache
@@ -22,7 +23,6 @@ from hdserve.engine.loading.cache_size import make_cache
 from hdserve.engine.loading.compilation import StartCompilation
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost
-from hdserve.engine.loading.loader import LoadedModel
 from hdserve.engine.loading.model_check import check_packed_forward
 from hdserve.engine.sampling.sampler import choose_one
 from hdserve.engine.scheduling.prefill_pace import PrefillPace

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from hdserve.core import SamplingParams, Sequence
 from hdserve.engine.decoder import SequenceDecoder
-from hdserve.engine.loading.loader import LoadedModel
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
 from hdserve.engine.sampling.allowed_tokens import AllowedTokens
 from hdserve.engine.sampling.logits_processor import LogitsProcessor

@@ -24,10 +24,11 @@ from hdserve.drafting.registry import build_drafters
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.compiled import CompiledForward, can_compile
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.cpu_count import available_cpus
 from hdserve.engine.hardware.workers import end_own_threads
 from hdserve.engine.loading.compilation import compile_in_background, compile_model
-from hdserve.engine.loading.loader import LoadedModel, load_model, read_architecture
+from hdserve.engine.loading.loader import load_model, read_architecture
 from hdserve.engine.sampling.allowed_tokens import AllowedTokens
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer

@@ -17,6 +17,7 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.compiled import CompiledForward
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.node_outputs import NodeOutputs
 from hdserve.engine.hardware.memory import free_bytes
@@ -24,7 +25,7 @@ from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.loading.cache_size import forward_bytes
 from hdserve.engine.loading.compilation import compile_model
 from hdserve.engine.loading.forward_cost import measure_forward_cost
-from hdserve.engine.loading.loader import LoadedModel, load_model, prepare_model
+from hdserve.engine.loading.loader import load_model, prepare_model
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter

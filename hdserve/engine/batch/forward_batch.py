@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from hdserve.engine.attention.cpu_tree import CpuTreeAttention
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.packed_rows import PackedRows, pack_rows
 from hdserve.engine.batch.placed_chunks import PlacedChunks
 from hdserve.engine.batch.shapes import Shapes
-from hdserve.engine.batch.step_plan import Listed, Span, StepPlan
+from hdserve.engine.batch.step_plan import AttendListed, Listed, Span, StepPlan
 from hdserve.engine.batch.visible_columns import list_columns
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
@@ -64,7 +63,7 @@ def build_batch(
     cache: KVCache,
     device: torch.device,
     shapes: Shapes,
-    kernel: CpuTreeAttention | None,
+    kernel: AttendListed | None,
     workers: Workers,
 ) -> ForwardBatch:
     """Pack ``chunks`` into one forward of an allowed shape.
@@ -91,7 +90,7 @@ def _plan(
     cache: KVCache,
     kv_rows: torch.Tensor,
     shapes: Shapes,
-    kernel: CpuTreeAttention | None,
+    kernel: AttendListed | None,
     workers: Workers,
 ) -> StepPlan:
     most = 0 if kernel is None else len(kv_rows) if shapes.is_exact else kernel.max_rows

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hdserve.engine.attention.cpu_tree import CpuTreeAttention
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.visible_columns import VisibleColumns
 from hdserve.engine.hardware.workers import Workers
@@ -36,6 +36,26 @@ MultiplyRows = Callable[
     [torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]
 ]
 """See :class:`~hdserve.engine.gpu_kernels.multiply.RowProducts`."""
+
+
+class AttendListed(Protocol):
+    """See :class:`~hdserve.engine.attention.cpu_tree.CpuTreeAttention`."""
+
+    max_rows: int
+    layers: npt.NDArray[np.int64]
+    uses_amx: bool
+    scratch_floats: int
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        columns: VisibleColumns,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +97,7 @@ class Span:
 class Listed:
     """Sequences whose rows attend by the compiled kernel, with the columns listed for each row."""
 
-    kernel: CpuTreeAttention
+    kernel: AttendListed
     columns: VisibleColumns
 
 

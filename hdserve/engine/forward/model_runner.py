@@ -18,11 +18,11 @@ from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.batch.step_context import running
 from hdserve.engine.forward.compiled import CompiledForward
 from hdserve.engine.forward.cuda_graphs import ForwardGraphs
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.node_outputs import Found, NodeOutputs, TopTokens
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
-from hdserve.engine.loading.loader import LoadedModel
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:

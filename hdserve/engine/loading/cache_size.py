@@ -6,11 +6,11 @@ import logging
 
 from hdserve.config import ModelConfig
 from hdserve.engine.forward.cuda_graphs import MAX_GRAPH_LOGITS
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES
 from hdserve.engine.hardware.memory import free_bytes
 from hdserve.engine.kernels.splits import MAX_SPLITS, QUERIES
 from hdserve.engine.kv_cache.cache import KVCache, align
-from hdserve.engine.loading.loader import LoadedModel
 from hdserve.engine.sampling.batched_choices import MAX_LOGITS
 from hdserve.engine.sampling.logits_processor import LogitsProcessor
 from hdserve.errors import ConfigError

@@ -19,12 +19,12 @@ from hdserve.drafting.batch_cost import BatchCost
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.forward.compiled import CompiledForward, can_pack
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.kv_cache.cache import KVCache, Segment
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost, num_rows_to_measure
-from hdserve.engine.loading.loader import LoadedModel
 from hdserve.engine.loading.model_check import relative_errors, tolerance
 from hdserve.engine.loading.trial_text import trial_text
 from hdserve.errors import UnsupportedModel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,13 +21,13 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.engine.attention.cpu_tree import max_attended_rows
 from hdserve.engine.attention.packed import ATTENTION_NAME, number_layers, register_attention
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.devices import has_amx_bf16, pick_device, pick_dtype
-from hdserve.engine.kv_cache.cache import KVShape
 from hdserve.engine.linear.layers import prepare_linear_layers
-from hdserve.engine.loading.hub import check_hub
 from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
+from hdserve.models.hub import check_hub
 
 logger = logging.getLogger(__name__)
 
@@ -48,35 +47,6 @@ _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
     "allows them)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that is ready for packed forwards.
-
-    Attributes:
-        module: the stock model, in evaluation mode.
-        dtype: of computation and cache; that of the weights unless they are quantised.
-        max_model_len: longest prompt and output together, tokens.
-        eos_token_ids: every id that ends a sequence by the model's generation config, except ids
-            that are not in the vocabulary.
-        num_heads: of queries.
-        max_attended_rows: rows of one sequence up to which the kernel attends on a CPU.
-        default_sampling: sampling parameters of the generation config that differ from the
-            OpenAI defaults, by our names.
-    """
-
-    module: torch.nn.Module
-    dtype: torch.dtype
-    device: torch.device
-    vocab_size: int
-    max_model_len: int
-    kv_shape: KVShape
-    num_heads: int
-    eos_token_ids: frozenset[int]
-    max_attended_rows: int
-    default_sampling: Mapping[str, float]
-    weight_bytes: int
 
 
 def load_model(config: ModelConfig) -> LoadedModel:

@@ -17,17 +17,16 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hdserve.conversation import ChatEnd, check_goes_on
-from hdserve.engine.loading.hub import check_hub
 from hdserve.engine.tokenization.chat_template.call_form import CallForm
 from hdserve.engine.tokenization.chat_template.shown_parts import (
     PROBE_TOOL,
     ShownParts,
     shown_parts,
 )
-from hdserve.engine.tokenization.chat_template.shown_turns import turn_form
-from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, may_differ
+from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, may_differ, turn_form
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import is_path, resolve_model
+from hdserve.models.hub import check_hub
 
 _DEVELOPER = "developer"
 _KNOWS_DEVELOPER = re.compile(rf"""["']{_DEVELOPER}["']""")

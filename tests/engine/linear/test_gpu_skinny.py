@@ -13,11 +13,12 @@ from hdserve.config import EngineConfig
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.step_context import running
 from hdserve.engine.forward.compiled import can_compile
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner, rounded
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.linear.gpu_skinny import GpuSkinnyLinear, use_gpu_skinny_linear
 from hdserve.engine.loading.compilation import compile_model
-from hdserve.engine.loading.loader import LoadedModel, prepare_model
+from hdserve.engine.loading.loader import prepare_model
 from hdserve.tree import DraftTree
 from tests.models import make_model
 

@@ -23,6 +23,7 @@ from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.build import build_engine
 from hdserve.engine.forward import repeated_layers
 from hdserve.engine.forward.compiled import CompiledForward, can_compile
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.kv_cache.cache import KVCache
@@ -32,7 +33,7 @@ from hdserve.engine.loading.compilation import (
     compile_model,
 )
 from hdserve.engine.loading.exactness import choose_shapes
-from hdserve.engine.loading.loader import LoadedModel, prepare_model
+from hdserve.engine.loading.loader import prepare_model
 from hdserve.engine.loading.model_check import check_packed_forward
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
 from hdserve.config import EngineConfig, ModelConfig
+from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.repeated_layers import should_repeat
-from hdserve.engine.loading.loader import LoadedModel, load_model
+from hdserve.engine.loading.loader import load_model
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 

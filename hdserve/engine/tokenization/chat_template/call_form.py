@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from hdserve.engine.tokenization.chat_template.single_calls import with_single_calls
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that templates have for what the assistant thought."""
@@ -59,6 +58,47 @@ class CallForm(NamedTuple):
             if self.silence_is_none and not message.get("content"):
                 message = {**message, "content": None}
         yield message
+
+
+def with_single_calls(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield a conversation in which each of several calls of a message is a message of its own. The
+    first one keeps the text before them."""
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        if len(message.get("tool_calls") or ()) < 2:
+            yield message
+            continue
+        results = []
+        while rest and rest[0].get("role") == "tool":
+            results.append(rest.popleft())
+        yield from _apart(message, results)
+
+
+def _apart(
+    message: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    calls = message["tool_calls"]
+    for call, returned in zip(calls, _of_each(calls, results), strict=True):
+        yield {**message, "tool_calls": [call]}
+        yield from returned
+        message = {"role": message["role"], "content": ""}
+
+
+def _of_each(
+    calls: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
+) -> list[list[Mapping[str, Any]]]:
+    """Return the results of each call: those that name it, or, if some name none of them, in order
+    of appearance."""
+    last = len(calls) - 1
+    places = {call.get("id"): place for place, call in enumerate(calls)}
+    names = [result.get("tool_call_id") for result in results]
+    are_named = len(places) == len(calls) and all(name in places for name in names)
+    found: list[list[Mapping[str, Any]]] = [[] for _ in calls]
+    for order, result in enumerate(results):
+        place = places[names[order]] if are_named else min(order, last)
+        found[place].append(result)
+    return found
 
 
 def _with_joined_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

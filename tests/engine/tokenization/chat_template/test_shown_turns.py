@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hdserve.engine.tokenization.chat_template.shown_turns import turn_form
-from hdserve.engine.tokenization.chat_template.turn_form import TurnForm
+from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, turn_form
 
 MAX_RENDERED = 22
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hdserve.engine.tokenization.chat_template.single_calls import with_single_calls
+from hdserve.engine.tokenization.chat_template.call_form import with_single_calls
 
 USER = {"role": "user", "content": "hi"}
 
