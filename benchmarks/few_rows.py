@@ -34,7 +34,9 @@ from hdserve.engine.hardware.devices import has_amx_bf16, multiplies_bfloat16
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.prepacked_tiles import MAX_STREAMS
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import align
+from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.engine.linear.prepacked import multiply_prepacked
 from hdserve.engine.linear.prepacked_weights import prepack
 from hdserve.engine.linear.skinny import multiply_rows
@@ -82,7 +84,7 @@ def make_chunks(
     """Yield a chunk for each sequence, with a tree of ``num_rows`` nodes."""
     generator = random.Random(1)
     for _ in range(num_sequences):
-        segment = cache.allocate(num_cached + num_rows)
+        segment = cache.rows.allocate(num_cached + num_rows)
         assert segment is not None
         tree = DraftTree(5, num_rows - 1)
         for node in range(1, num_rows):
@@ -198,7 +200,7 @@ def forwards(model: str, num_rounds: int) -> Iterator[tuple[str, dict[str, float
             used += [(runner.cache, chunk.segment) for chunk in chunks]
         yield f"{num_sequences} x {num_rows}", best_ms(contenders, num_rounds)
         for cache, segment in used:
-            cache.free(segment)
+            cache.rows.free(segment)
 
 
 def show(title: str, found: Iterable[tuple[str, dict[str, float]]]) -> None:

@@ -109,12 +109,12 @@ def chunks_of(
 ) -> Iterator[list[Chunk]]:
     """Return a binary tree of drafts for each sequence."""
     tree = binary_tree(num_rows)
-    allocated = [runner.cache.allocate(num_columns + num_rows) for _ in range(num_sequences)]
+    allocated = [runner.cache.rows.allocate(num_columns + num_rows) for _ in range(num_sequences)]
     segments = [segment for segment in allocated if segment is not None]
     assert len(segments) == num_sequences, "the cache is too small"
     yield [Chunk(segment, num_columns, [0], tree) for segment in segments]
     for segment in segments:
-        runner.cache.free(segment)
+        runner.cache.rows.free(segment)
 
 
 def graph_of(runner: ModelRunner, chunks: list[Chunk]) -> torch.cuda.CUDAGraph:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hdserve.core import Source
 from hdserve.engine.batch.chunk import Chunk
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 
 

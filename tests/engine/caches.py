@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hdserve.engine.kv_cache.cache import KVCache, KVShape
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.shape import KVShape
 
 
 def make_cache(num_rows: int = 640) -> KVCache:

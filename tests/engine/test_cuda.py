@@ -94,7 +94,7 @@ def make_work(
     """A tree for each sequence, after a prompt of its own, of ``num_tokens`` at least."""
     chunks = []
     for number in range(num_sequences):
-        segment = runner.cache.allocate(num_tokens + 44 + num_nodes)
+        segment = runner.cache.rows.allocate(num_tokens + 44 + num_nodes)
         assert segment is not None
         prompt = make_prompt(num_tokens + 9 * number, number)
         runner.forward([Chunk(segment, 0, prompt, None)])
@@ -131,8 +131,8 @@ def test_graphs_give_what_sequences_give_one_by_one(architecture: str, dtype: to
         wanted = logits_of(plain, make_work(plain, number))
         found = logits_of(graphs, make_work(graphs, number))
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
-        plain.cache.free_all()
-        graphs.cache.free_all()
+        plain.cache.rows.free_all()
+        graphs.cache.rows.free_all()
 
 
 def test_batched_rows_are_those_of_single_sequences() -> None:

@@ -16,7 +16,8 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.packed_rows import PackedRows, pack_rows
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.kernels import splits
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, LayerShape
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 from hdserve.tree import DraftTree
 from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 
@@ -84,7 +85,7 @@ class Forward:
         self.cache = KVCache(KVShape((shape,)), _NUM_CACHE_ROWS, layer.dtype, device)
         self.chunks: list[Chunk] = []
         for num_cached, num_drafts in work:
-            segment = self.cache.allocate(num_cached + num_drafts + 1)
+            segment = self.cache.rows.allocate(num_cached + num_drafts + 1)
             assert segment is not None
             self.chunks.append(Chunk(segment, num_cached, [3], make_tree(num_drafts)))
         self.keys, self.values = (each.normal_() for each in self.cache.read_all(0))

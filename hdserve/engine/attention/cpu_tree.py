@@ -31,7 +31,9 @@ from hdserve.engine.kernels.bf16_dot_attention import attend_by_bf16_dot
 from hdserve.engine.kernels.pairs import NUM_PAIRED
 from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16, NUM_LANES
 from hdserve.engine.kernels.tiles import PAIRED
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, LayerShape, Segment, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment, align
+from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 
 MIN_PAIRS_PER_THREAD = 16_384
 """The fewest pairs of a query and a key that a thread is given; they take about 50 us."""

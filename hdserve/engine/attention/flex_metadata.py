@@ -18,7 +18,8 @@ from hdserve.engine.kernels.rows import (
     describe_rows,
     list_blocks,
 )
-from hdserve.engine.kv_cache.cache import STORED_ALIGNMENT, KVCache, align
+from hdserve.engine.kv_cache.cache import STORED_ALIGNMENT, KVCache
+from hdserve.engine.kv_cache.segments import align
 
 KEYS_PER_BLOCK: Final = STORED_ALIGNMENT
 """Rows of the cache that attention reads or skips together."""

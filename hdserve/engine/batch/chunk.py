@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 
 

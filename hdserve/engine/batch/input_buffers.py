@@ -9,7 +9,8 @@ import torch
 
 from hdserve.engine.batch.cpu_gpu_buffer import CpuGpuBuffer
 from hdserve.engine.batch.packed_rows import PackedRows
-from hdserve.engine.kv_cache.cache import KVCache, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import align
 
 ALIGNMENT: Final = 16
 """Numbers of rows are rounded up to multiples of this, so that every field is aligned for wide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hdserve.engine.kv_cache.cache import align
+from hdserve.engine.kv_cache.segments import align
 
 
 @dataclass(frozen=True, slots=True)

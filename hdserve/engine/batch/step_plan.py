@@ -13,7 +13,8 @@ import torch
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.visible_columns import VisibleColumns
 from hdserve.engine.hardware.workers import Workers
-from hdserve.engine.kv_cache.cache import KVCache, Segment, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment, align
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hdserve.engine.kv_cache.cache import KVShape
+from hdserve.engine.kv_cache.shape import KVShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from hdserve.engine.forward.cuda_graphs import MAX_GRAPH_LOGITS
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kernels.splits import MAX_DEPTH, MAX_ROWS
-from hdserve.engine.kv_cache.cache import KVCache, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import align
 
 if TYPE_CHECKING:
     from hdserve.engine.gpu_kernels.attend import GpuTreeAttention

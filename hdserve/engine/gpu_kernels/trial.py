@@ -15,7 +15,7 @@ from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
 from hdserve.engine.gpu_kernels.top import find_largest
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 
 _SIZE = 256

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect, bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +12,12 @@ import torch
 
 from hdserve.engine import gpu_kernels
 from hdserve.engine.kernels.moves import BYTES_AT_ONCE, move_rows
-
-ROW_ALIGNMENT = 32
-"""Segments begin and end at multiples of this."""
+from hdserve.engine.kv_cache.segments import ROW_ALIGNMENT, Owned, RowAllocator, Segment, align
+from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 
 STORED_ALIGNMENT = 128
 """The number of stored rows is a multiple of this, so that attention may read them in
 blocks."""
-
-
-def align(number: int, alignment: int = ROW_ALIGNMENT) -> int:
-    """``number`` rounded up to a multiple of ``alignment``."""
-    return -(-number // alignment) * alignment
-
 
 StoreRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """See :func:`hdserve.engine.gpu_kernels.store.store_rows`."""
@@ -38,59 +28,6 @@ Mover = Callable[[Sequence[torch.Tensor], Sequence[tuple[int, int]]], None]
 _ROWS_COPIED_AT_ONCE = 1024
 """Rows copied at once if the rows that are read and those that are written overlap.  They are
 copied twice, so the number is small."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive rows of the cache that belong to one sequence; column ``c`` is row
-    ``start + c``."""
-
-    start: int
-    num_rows: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_rows
-
-
-class Owned(NamedTuple):
-    """A segment with ``num_used`` columns in use, counted from the first, that is to have
-    ``num_rows`` rows: aligned, and no fewer than now."""
-
-    segment: Segment
-    num_used: int
-    num_rows: int
-
-
-class LayerShape(NamedTuple):
-    """What one token stores in a layer: ``num_heads`` keys of ``key_size`` and values of
-    ``value_size`` numbers."""
-
-    num_heads: int
-    key_size: int
-    value_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one token stores, layer by layer."""
-
-    layers: tuple[LayerShape, ...]
-
-    @classmethod
-    def of_equal_layers(
-        cls, num_layers: int, num_heads: int, key_size: int, value_size: int
-    ) -> KVShape:
-        """The shape of a model whose layers all store the same, as in most models."""
-        return cls((LayerShape(num_heads, key_size, value_size),) * num_layers)
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        size = sum(layer.num_heads * (layer.key_size + layer.value_size) for layer in self.layers)
-        return size * dtype.itemsize
 
 
 class KVCache:
@@ -111,6 +48,7 @@ class KVCache:
     clears them first.
 
     Attributes:
+        rows: gives them away and takes them back.
         is_read_whole: whether :meth:`read_all` is used; then only finite values are stored.
     """
 
@@ -119,6 +57,7 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.num_rows = align(num_rows)
+        self.rows = RowAllocator(self.num_rows)
         with_scratch = self.num_rows + ROW_ALIGNMENT
         self.num_stored_rows = align(with_scratch, STORED_ALIGNMENT)
         self.dtype = dtype
@@ -133,7 +72,6 @@ class KVCache:
             self._stored += keys, values
             found[layer] = zip(keys.unsqueeze(1), values.unsqueeze(1), strict=True)
         self._layers = [next(found[layer]) for layer in shape.layers]
-        self._free: list[Segment] = [Segment(0, self.num_rows)]
         self._store_rows: StoreRows | None = None
         self._mover: Mover | None = None
         if gpu_kernels.are_available(device):
@@ -150,66 +88,6 @@ class KVCache:
     def scratch_row(self) -> int:
         """The row where the keys of padding rows are written; nothing reads it."""
         return self.num_rows
-
-    @property
-    def num_free_rows(self) -> int:
-        return sum(segment.num_rows for segment in self._free)
-
-    @property
-    def gaps(self) -> tuple[Segment, ...]:
-        """The rows that are free, in order."""
-        return tuple(self._free)
-
-    def gap_at(self, start: int) -> Segment | None:
-        """The gap that begins at row ``start``, if one does."""
-        index = bisect_left(self._free, start, key=lambda gap: gap.start)
-        gap = self._free[index] if index < len(self._free) else None
-        return gap if gap is not None and gap.start == start else None
-
-    def allocate(self, num_rows: int) -> Segment | None:
-        """Take the first gap of at least ``num_rows`` rows; ``None`` if there is none now."""
-        wanted = align(num_rows)
-        for index, gap in enumerate(self._free):
-            if gap.num_rows >= wanted:
-                rest = Segment(gap.start + wanted, gap.num_rows - wanted)
-                self._free[index : index + 1] = [rest] if rest.num_rows else []
-                return Segment(gap.start, wanted)
-        return None
-
-    def allocate_at(self, start: int, num_rows: int) -> Segment | None:
-        """Take the rows from ``start``, which must be free; ``None`` if a later one is taken."""
-        wanted = Segment(start, align(num_rows))
-        for index, gap in enumerate(self._free):
-            if gap.start <= start and wanted.end <= gap.end:
-                rests = (
-                    Segment(gap.start, start - gap.start),
-                    Segment(wanted.end, gap.end - wanted.end),
-                )
-                self._free[index : index + 1] = [rest for rest in rests if rest.num_rows]
-                return wanted
-        return None
-
-    def free(self, segment: Segment) -> None:
-        """Give the rows back; adjacent gaps become one."""
-        index = bisect(self._free, segment.start, key=lambda gap: gap.start)
-        around = slice(max(0, index - 1), index + 1)
-        self._free[around] = _merge([*self._free[around], segment])
-
-    def shorten(self, segment: Segment, num_rows: int) -> Segment:
-        """Give back all but the first ``num_rows`` rows of ``segment``, which has at least as
-        many.
-
-        Returns:
-            The rows that are left.
-        """
-        kept = Segment(segment.start, align(num_rows))
-        if kept.num_rows < segment.num_rows:
-            self.free(Segment(kept.end, segment.num_rows - kept.num_rows))
-        return kept
-
-    def free_all(self) -> None:
-        """Give all rows back, whoever owns them."""
-        self._free = [Segment(0, self.num_rows)]
 
     def clear(self, segment: Segment) -> None:
         """Set its rows to zero, as they may hold NaN or infinity."""
@@ -232,7 +110,7 @@ class KVCache:
             self.copy(one.segment.start, next_row, one.num_used)
             starts.append(next_row)
             next_row += one.segment.num_rows
-        assert next_row + self.num_free_rows == self.num_rows, "a segment was forgotten"
+        assert next_row + self.rows.num_free == self.num_rows, "a segment was forgotten"
         moved: dict[Segment, Segment] = {}
         end = num_taken = sum(one.num_rows for one in in_order)
         assert num_taken <= self.num_rows, "there is no room to grow"
@@ -240,8 +118,7 @@ class KVCache:
             end -= one.num_rows
             self.copy(start, end, one.num_used)
             moved[one.segment] = Segment(end, one.num_rows)
-        gap = Segment(num_taken, self.num_rows - num_taken)
-        self._free = [gap] if gap.num_rows else []
+        self.rows.join(0, self.num_rows, Segment(num_taken, self.num_rows - num_taken))
         return [moved[one.segment] for one in owned]
 
     def push(self, segments: Sequence[Segment], start: int, end: int, to: int) -> list[Segment]:
@@ -262,12 +139,11 @@ class KVCache:
         moved = [
             Segment(target, old.num_rows) for old, target in zip(segments, targets, strict=False)
         ]
-        self._free = [gap for gap in self._free if gap.end <= start or end <= gap.start]
         pairs = list(zip(segments, moved, strict=True))
         for old, new in pairs if to == start else reversed(pairs):
             self.copy(old.start, new.start, old.num_rows)
         gap_start = start + num_rows if to == start else start
-        self.free(Segment(gap_start, end - start - num_rows))
+        self.rows.join(start, end, Segment(gap_start, end - start - num_rows))
         return moved
 
     def copy(self, source: int, target: int, num_rows: int) -> None:
@@ -341,16 +217,3 @@ def _move(stored: torch.Tensor, moves: npt.NDArray[np.int64]) -> None:
         return
     sources, targets = torch.from_numpy(moves).to(stored.device).unbind(1)
     stored[:, :, targets] = stored[:, :, sources]
-
-
-def _merge(gaps: Iterable[Segment]) -> list[Segment]:
-    """``gaps`` in order, adjacent ones merged."""
-    merged: list[Segment] = []
-    for gap in sorted(gaps, key=lambda gap: gap.start):
-        if not merged or merged[-1].end < gap.start:
-            merged.append(gap)
-            continue
-        last = merged[-1]
-        assert last.end == gap.start, "a segment was freed twice"
-        merged[-1] = Segment(last.start, last.num_rows + gap.num_rows)
-    return merged

@@ -10,8 +10,9 @@ from itertools import chain, islice
 
 import numpy as np
 
-from hdserve.engine.kv_cache.cache import KVCache, Owned, Segment, align
+from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.row_runs import RowRun, cheapest_part, find_runs
+from hdserve.engine.kv_cache.segments import Owned, Segment, align
 
 BLOCK_TOKENS = 32
 """Prefixes are found by whole blocks of this many tokens, then extended token by token."""
@@ -78,7 +79,7 @@ class PrefixCache:
     def _num_rows_to_have(self) -> int:
         """How many rows are free or can be freed, whether or not they are contiguous."""
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
-        return self.cache.num_free_rows + num_idle_rows
+        return self.cache.rows.num_free + num_idle_rows
 
     def keeps(self, num_tokens: int) -> bool:
         """Whether anything of a prompt of ``num_tokens`` tokens can be reused."""
@@ -139,7 +140,7 @@ class PrefixCache:
         if grown is None and self._has_room(num_rows):
             grown = self._allocate(num_rows)
             self.cache.copy(segment.start, grown.start, num_used)
-            self.cache.free(segment)
+            self.cache.rows.free(segment)
         if grown is not None:
             self._move({segment.start: grown})
         return grown
@@ -156,8 +157,8 @@ class PrefixCache:
         """
         num_wanted = align(num_rows)
         num_wanted += sum(one.num_rows - one.segment.num_rows for one in running)
-        while self.cache.num_free_rows < num_wanted and next(self._idle(), None) is not None:
-            self._drop(num_wanted - self.cache.num_free_rows)
+        while self.cache.rows.num_free < num_wanted and next(self._idle(), None) is not None:
+            self._drop(num_wanted - self.cache.rows.num_free)
         idle = [
             Owned(entry.segment, len(entry.token_ids), entry.segment.num_rows)
             for entry in self._idle()
@@ -193,7 +194,7 @@ class PrefixCache:
         self._entries.clear()
         self._by_start.clear()
         self._by_key.clear()
-        self.cache.free_all()
+        self.cache.rows.free_all()
 
     def release(self, segment: Segment, token_ids: Sequence[int], namespace: str | None) -> None:
         """Take back the segment of a sequence that has ended, whose columns hold ``token_ids``.
@@ -204,9 +205,9 @@ class PrefixCache:
         self._remove(self._by_start.get(segment.start))
         is_kept = self.is_enabled and namespace is not None and len(token_ids) >= BLOCK_TOKENS
         if not is_kept or self._is_known(token_ids, namespace or ""):
-            self.cache.free(segment)
+            self.cache.rows.free(segment)
             return
-        kept = self.cache.shorten(segment, len(token_ids))
+        kept = self.cache.rows.shorten(segment, len(token_ids))
         self._add(kept, token_ids, namespace or "", is_running=False)
 
     def _reuse(
@@ -254,7 +255,7 @@ class PrefixCache:
         if part is None:
             return None
         self._push(part, to=part.end)
-        more = self.cache.allocate_at(segment.end, num_more)
+        more = self.cache.rows.allocate_at(segment.end, num_more)
         assert more is not None, "there was no room after the segment"
         return Segment(segment.start, segment.num_rows + num_more)
 
@@ -263,7 +264,7 @@ class PrefixCache:
         no more rows move."""
         pieces, are_free, end = list[Segment](), list[bool](), start
         while num_rows > 0:
-            piece, entry = self.cache.gap_at(end), self._by_start.get(end)
+            piece, entry = self.cache.rows.gap_at(end), self._by_start.get(end)
             are_free.append(piece is not None)
             if piece is not None:
                 num_rows -= piece.num_rows
@@ -279,8 +280,8 @@ class PrefixCache:
     def _allocate(self, num_rows: int) -> Segment:
         """Take rows; there must be enough once entries of ended sequences move or are dropped."""
         wanted = align(num_rows)
-        while (segment := self.cache.allocate(wanted)) is None:
-            if self.cache.num_free_rows < wanted:
+        while (segment := self.cache.rows.allocate(wanted)) is None:
+            if self.cache.rows.num_free < wanted:
                 self._drop(wanted)
                 continue
             part = cheapest_part(self._runs(), wanted)
@@ -293,13 +294,13 @@ class PrefixCache:
     def _has_room(self, num_rows: int) -> bool:
         """Whether ``num_rows`` contiguous rows would be free without entries of ended sequences."""
         wanted = align(num_rows)
-        pieces = chain(self.cache.gaps, (entry.segment for entry in self._idle()))
+        pieces = chain(self.cache.rows.gaps, (entry.segment for entry in self._idle()))
         if any(piece.num_rows >= wanted for piece in pieces):
             return True
         return any(run.num_rows >= wanted for run in self._runs())
 
     def _runs(self) -> list[RowRun]:
-        return find_runs(self.cache.gaps, (entry.segment for entry in self._idle()))
+        return find_runs(self.cache.rows.gaps, (entry.segment for entry in self._idle()))
 
     def _run_of(self, entry: _Entry) -> RowRun:
         return next(run for run in self._runs() if entry.segment in run.ended)
@@ -324,7 +325,7 @@ class PrefixCache:
         """Keep the first tokens of an entry, and free the rows after them."""
         self._cut_keys(entry, num_tokens // BLOCK_TOKENS)
         entry.token_ids = entry.token_ids[:num_tokens]
-        entry.segment = self.cache.shorten(entry.segment, num_tokens)
+        entry.segment = self.cache.rows.shorten(entry.segment, num_tokens)
 
     def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
         """The entry with the longest match of ``token_ids`` without the last, and its length."""
@@ -363,7 +364,7 @@ class PrefixCache:
         """Free the rows of an entry."""
         assert not entry.is_running, "a running sequence would lose its rows"
         self._remove(entry)
-        self.cache.free(entry.segment)
+        self.cache.rows.free(entry.segment)
 
     def _remove(self, entry: _Entry | None) -> None:
         if entry is not None:

@@ -10,7 +10,8 @@ from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES
 from hdserve.engine.hardware.memory import free_bytes
 from hdserve.engine.kernels.splits import MAX_SPLITS, QUERIES
-from hdserve.engine.kv_cache.cache import KVCache, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import align
 from hdserve.engine.sampling.batched_choices import MAX_LOGITS
 from hdserve.engine.sampling.logits_processor import LogitsProcessor
 from hdserve.errors import ConfigError

@@ -22,7 +22,8 @@ from hdserve.engine.forward.compiled import CompiledForward, can_pack
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.repeated_layers import repeat_layers, should_repeat, unroll_layers
-from hdserve.engine.kv_cache.cache import KVCache, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost, num_rows_to_measure
 from hdserve.engine.loading.model_check import relative_errors, tolerance

@@ -16,7 +16,7 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes, exact_candidates
 from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.model_runner import ModelRunner
-from hdserve.engine.kv_cache.cache import Segment, align
+from hdserve.engine.kv_cache.segments import Segment, align
 from hdserve.engine.linear.layers import multiply_row_by_row
 from hdserve.engine.loading.trial_text import trial_text
 from hdserve.errors import ConfigError
@@ -181,7 +181,7 @@ def _logits_at(
     lengths = _context_lengths(runner, num_rows)
     if not lengths:
         return []
-    own, other = cache.allocate(max(lengths) + 1), cache.allocate(num_rows)
+    own, other = cache.rows.allocate(max(lengths) + 1), cache.rows.allocate(num_rows)
     assert own is not None, "the lengths leave room"
     assert other is not None, "the lengths leave room"
     found = []
@@ -196,8 +196,8 @@ def _logits_at(
             assert last is not None
             found.append((first.logits.cpu(), last.logits.cpu()))
     finally:
-        cache.free(own)
-        cache.free(other)
+        cache.rows.free(own)
+        cache.rows.free(other)
     return found
 
 
@@ -229,7 +229,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
     cached = min(_CONTEXT_LENGTHS[-1], runner.cache.num_rows - 1, runner.model.max_model_len - 1)
     longest = min(runner.cache.num_rows, runner.model.max_model_len)
     lengths = {min(number, longest) for number in _CHUNKS_TOKENS}
-    segment = runner.cache.allocate(max(cached + 1, *lengths))
+    segment = runner.cache.rows.allocate(max(cached + 1, *lengths))
     if segment is None:
         return True
     tried = [Chunk(segment, 0, [0] * length, None) for length in sorted(lengths)]
@@ -242,7 +242,7 @@ def _is_affordable(runner: ModelRunner, shapes: Shapes) -> bool:
             for each in tried
         )
     finally:
-        runner.cache.free(segment)
+        runner.cache.rows.free(segment)
 
 
 def _cost(runner: ModelRunner, shapes: Shapes, chunk: Chunk) -> float:

@@ -15,7 +15,7 @@ from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.forward.model_runner import ModelRunner, rounded
 from hdserve.engine.forward.node_outputs import TopTokens
-from hdserve.engine.kv_cache.cache import align
+from hdserve.engine.kv_cache.segments import align
 from hdserve.tree import DraftTree
 
 _NUM_COLUMNS = 128
@@ -124,10 +124,10 @@ def _write_rows(runner: ModelRunner, points: Sequence[_Point]) -> None:
     num_rows = max(
         point.num_sequences * align(point.num_columns + point.num_rows) for point in points
     )
-    segment = runner.cache.allocate(min(num_rows, runner.cache.num_rows))
+    segment = runner.cache.rows.allocate(min(num_rows, runner.cache.num_rows))
     assert segment is not None, "the forward's cost is measured while the cache is empty"
     runner.cache.clear(segment)
-    runner.cache.free(segment)
+    runner.cache.rows.free(segment)
 
 
 def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCost | None:
@@ -190,7 +190,9 @@ def _doubled(stop: int) -> Iterator[int]:
 def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
     """Seconds, or ``None`` if the cache is too small."""
     cache, num_columns = runner.cache, point.num_columns
-    allocated = [cache.allocate(num_columns + point.num_rows) for _ in range(point.num_sequences)]
+    allocated = [
+        cache.rows.allocate(num_columns + point.num_rows) for _ in range(point.num_sequences)
+    ]
     segments = [segment for segment in allocated if segment is not None]
     try:
         if len(segments) < point.num_sequences:
@@ -202,7 +204,7 @@ def _time_forward(runner: ModelRunner, point: _Point) -> float | None:
         return time.perf_counter() - started
     finally:
         for segment in segments:
-            cache.free(segment)
+            cache.rows.free(segment)
 
 
 def binary_tree(num_rows: int) -> DraftTree:

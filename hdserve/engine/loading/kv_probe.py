@@ -13,7 +13,7 @@ import torch
 from hdserve.engine.batch.step_context import running
 from hdserve.engine.batch.step_plan import StepPlan
 from hdserve.engine.hardware.workers import Workers
-from hdserve.engine.kv_cache.cache import KVShape, LayerShape
+from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 from hdserve.errors import UnsupportedModel
 
 OF_ITS_OWN = "does not go through the attention interface of transformers"

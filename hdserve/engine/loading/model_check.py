@@ -10,7 +10,7 @@ from hdserve.core import Source
 from hdserve.engine.attention.packed import ATTENTION_NAME
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.forward.model_runner import ModelRunner
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.mask_check import check_masks
 from hdserve.engine.loading.trial_text import trial_text
 from hdserve.errors import UnsupportedModel
@@ -46,7 +46,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
     tree = DraftTree(tokens[-1], sum(map(len, _PATHS)))
     for path in _PATHS:
         tree.add_path([token % model.vocab_size for token in path], Source.OTHER)
-    segment = cache.allocate(num_cached + len(tree))
+    segment = cache.rows.allocate(num_cached + len(tree))
     if segment is None:
         return  # the cache is too small to try
     try:
@@ -56,7 +56,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
     except _FAULTS as error:
         raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
     finally:
-        cache.free(segment)
+        cache.rows.free(segment)
     if not is_written:
         raise UnsupportedModel(f"{name} does not call the attention function it is given")
     try:

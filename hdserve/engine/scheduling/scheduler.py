@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from hdserve.core import Sequence
-from hdserve.engine.kv_cache.cache import Owned, Segment, align
 from hdserve.engine.kv_cache.prefix_cache import PrefixCache
+from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 
 _MAX_CHUNK_SCORES = 1 << 22

@@ -21,7 +21,9 @@ from hdserve.engine.batch.placed_chunks import PlacedChunks
 from hdserve.engine.batch.visible_columns import list_columns
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, LayerShape, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
+from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 from hdserve.tree import DraftTree
 
 CPU = torch.device("cpu")

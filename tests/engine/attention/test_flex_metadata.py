@@ -17,7 +17,8 @@ from hdserve.engine.attention.flex_metadata import (
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.packed_rows import pack_rows
 from hdserve.engine.batch.shapes import Shapes
-from hdserve.engine.kv_cache.cache import KVCache, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 from tests.chunks import brute_force, chunk_lists
 from tests.engine.caches import make_cache

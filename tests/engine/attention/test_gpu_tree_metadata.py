@@ -18,7 +18,7 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.packed_rows import PackedRows, pack_rows
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.kernels import splits
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 from tests.chunks import brute_force
 

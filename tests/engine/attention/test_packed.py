@@ -17,7 +17,9 @@ from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.batch.step_context import running
 from hdserve.engine.batch.step_plan import Span
 from hdserve.engine.hardware.workers import Workers
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
+from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.tree import DraftTree
 
 NUM_HEADS = 4

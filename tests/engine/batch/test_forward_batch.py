@@ -15,7 +15,7 @@ from hdserve.engine.batch.placed_chunks import PlacedChunks
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.batch.visible_columns import list_columns
 from hdserve.engine.hardware.workers import Workers
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 from tests.chunks import brute_force, chunk_lists
 from tests.engine.caches import make_cache

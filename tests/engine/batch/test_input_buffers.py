@@ -11,7 +11,7 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.input_buffers import InputBuffers
 from hdserve.engine.batch.packed_rows import pack_rows
 from hdserve.engine.batch.shapes import Shapes
-from hdserve.engine.kv_cache.cache import Segment
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 from tests.chunks import chunk_lists
 from tests.engine.caches import make_cache

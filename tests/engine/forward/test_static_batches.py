@@ -16,7 +16,8 @@ from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kernels.splits import MAX_DEPTH
-from hdserve.engine.kv_cache.cache import KVCache, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
@@ -36,7 +37,7 @@ def make_runner(architecture: str, dtype: torch.dtype, *, attends_in_one_call: b
 
 def forwarded(runner: ModelRunner) -> torch.Tensor:
     """The logits of a tree, of a row that decodes plainly, and of the end of a prompt."""
-    segments = [runner.cache.allocate(100) for _ in range(3)]
+    segments = [runner.cache.rows.allocate(100) for _ in range(3)]
     assert all(segments)
     own = [segment for segment in segments if segment is not None]
     prompts = [make_prompt(20 + number, number) for number in range(3)]
@@ -154,7 +155,7 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
     """A model that was compiled by itself has others."""
     runner = make_runner("llama", torch.float32, attends_in_one_call=True)
     runner.shapes = Shapes(row_counts=(48,))
-    segment = runner.cache.allocate(64)
+    segment = runner.cache.rows.allocate(64)
     assert segment is not None
     for length in (3, 5, 6, 7):
         runner.forward([Chunk(segment, 0, make_prompt(length), None)])

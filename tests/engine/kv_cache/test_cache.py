@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hdserve.engine.kv_cache.cache import ROW_ALIGNMENT, KVCache, KVShape, Owned, Segment, align
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import ROW_ALIGNMENT, Owned, Segment, align
+from hdserve.engine.kv_cache.shape import KVShape
 
 SHAPE = KVShape.of_equal_layers(num_layers=2, num_heads=3, key_size=4, value_size=5)
 CPU = torch.device("cpu")
@@ -30,7 +32,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(num_rows=st.integers(1, 200))
     def allocate(self, num_rows: int) -> None:
-        segment = self.cache.allocate(num_rows)
+        segment = self.cache.rows.allocate(num_rows)
         if segment is None:
             assert self.largest_gap() < align(num_rows)
         else:
@@ -42,11 +44,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.segments) - 1))
-        self.cache.free(self.segments.pop(index))
+        self.cache.rows.free(self.segments.pop(index))
 
     @rule(data=st.data())
     def compact(self, data: st.DataObject) -> None:
-        num_free_rows = self.cache.num_free_rows
+        num_free_rows = self.cache.rows.num_free
         wanted = []
         for segment in self.segments:
             num_more = data.draw(st.integers(0, num_free_rows // ROW_ALIGNMENT)) * ROW_ALIGNMENT
@@ -58,11 +60,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert [segment.num_rows for segment in self.segments] == wanted
         assert self.largest_gap() == num_free_rows
 
-    @precondition(lambda self: self.cache.gaps)
+    @precondition(lambda self: self.cache.rows.gaps)
     @rule(data=st.data(), to_end=st.booleans())
     def push(self, data: st.DataObject, to_end: bool) -> None:
         """All that lie between two gaps, those gaps included."""
-        gaps = self.cache.gaps
+        gaps = self.cache.rows.gaps
         first = data.draw(st.integers(0, len(gaps) - 1))
         last = data.draw(st.integers(first, len(gaps) - 1))
         start, end = gaps[first].start, gaps[last].end
@@ -72,7 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert [each.num_rows for each in moved] == [each.num_rows for each in between]
         num_rows = sum(each.num_rows for each in moved)
         gap = Segment(start if to_end else start + num_rows, end - start - num_rows)
-        assert self.cache.gaps == (*gaps[:first], gap, *gaps[last + 1 :])
+        assert self.cache.rows.gaps == (*gaps[:first], gap, *gaps[last + 1 :])
         self.segments = [each for each in self.segments if each not in between] + moved
 
     def owned(self) -> list[int]:
@@ -95,12 +97,12 @@ class CacheMachine(RuleBasedStateMachine):
         rows = self.owned()
         assert len(rows) == len(set(rows))
         assert all(0 <= row < self.cache.num_rows for row in rows)
-        assert self.cache.num_free_rows == self.cache.num_rows - len(rows)
+        assert self.cache.rows.num_free == self.cache.num_rows - len(rows)
 
     def teardown(self) -> None:
         for segment in self.segments:
-            self.cache.free(segment)
-        assert self.cache.allocate(self.cache.num_rows) == Segment(0, self.cache.num_rows)
+            self.cache.rows.free(segment)
+        assert self.cache.rows.allocate(self.cache.num_rows) == Segment(0, self.cache.num_rows)
 
 
 TestSegments = CacheMachine.TestCase
@@ -176,7 +178,7 @@ def test_what_is_pushed_keeps_what_it_holds(to_end: bool) -> None:
     keys, _ = fill(cache)
     held = Segment(32, 64), Segment(160, 64), Segment(224, 64)
     for segment in held:
-        assert cache.allocate_at(segment.start, segment.num_rows) == segment
+        assert cache.rows.allocate_at(segment.start, segment.num_rows) == segment
     moved = cache.push(held[:2], 0, 224, 224 if to_end else 0)
     starts = (96, 160) if to_end else (0, 64)
     assert moved == [Segment(start, 64) for start in starts]
@@ -225,7 +227,7 @@ def test_padding_has_a_row_of_its_own() -> None:
     """What padding rows write lands where no sequence can own a row, and a segment at the very end
     can be read to the next multiple of any key alignment."""
     cache = make_cache(64)
-    last = cache.allocate(64)
+    last = cache.rows.allocate(64)
     assert last is not None
     assert cache.scratch_row >= last.start + last.num_rows
     cache.write(
@@ -237,35 +239,17 @@ def test_padding_has_a_row_of_its_own() -> None:
 def test_a_forgotten_segment_is_our_own_fault() -> None:
     """Rows that nobody names are not given away."""
     cache = make_cache()
-    cache.allocate(64)
+    cache.rows.allocate(64)
     with pytest.raises(AssertionError):
         cache.compact([])
 
 
 def test_growing_beyond_the_rows_is_our_own_fault() -> None:
     cache = make_cache()
-    segment = cache.allocate(64)
+    segment = cache.rows.allocate(64)
     assert segment is not None
     with pytest.raises(AssertionError, match="no room to grow"):
         cache.compact([Owned(segment, 0, cache.num_rows + ROW_ALIGNMENT)])
-
-
-def test_freeing_twice_is_our_own_fault() -> None:
-    """A segment that is freed twice breaks an invariant, and is noticed."""
-    cache = make_cache()
-    segment = cache.allocate(40)
-    assert segment is not None
-    cache.free(segment)
-    with pytest.raises(AssertionError):
-        cache.free(segment)
-
-
-@given(number=st.integers(0, 5000), alignment=st.sampled_from([1, 4, 32, 512]))
-def test_align(number: int, alignment: int) -> None:
-    """Rounding up goes to the next multiple and no further."""
-    rounded = align(number, alignment)
-    assert rounded % alignment == 0
-    assert number <= rounded < number + alignment
 
 
 def test_bytes_per_token() -> None:
@@ -276,14 +260,3 @@ def test_bytes_per_token() -> None:
     stored = sum(tensor.nbytes for tensor in cache._stored)
     assert stored == SHAPE.bytes_per_token(torch.float64) * cache.num_stored_rows
     assert 320 + ROW_ALIGNMENT <= cache.num_stored_rows < 320 + 2 * 128
-
-
-def test_rows_taken_in_a_gap_leave_the_gaps_behind_it() -> None:
-    cache = make_cache(4 * ROW_ALIGNMENT)
-    segments = [cache.allocate(ROW_ALIGNMENT) for _ in range(4)]
-    for segment in segments[::2]:
-        assert segment is not None
-        cache.free(segment)
-    assert cache.allocate_at(0, ROW_ALIGNMENT) == segments[0]
-    assert cache.num_free_rows == ROW_ALIGNMENT
-    assert cache.allocate_at(2 * ROW_ALIGNMENT, ROW_ALIGNMENT) == segments[2]

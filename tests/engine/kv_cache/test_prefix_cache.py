@@ -10,8 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.engine import Engine
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, Owned, Segment, align
+from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.prefix_cache import BLOCK_TOKENS, PrefixCache
+from hdserve.engine.kv_cache.segments import Owned, Segment, align
+from hdserve.engine.kv_cache.shape import KVShape
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
@@ -112,9 +114,9 @@ def test_what_is_taken_over_survives_a_move() -> None:
     filler = model.prefixes.place(make_prompt(20, 1), "b", 32)
     assert filler is not None
     model.serve(tokens)
-    blocker = model.cache.allocate_at(128, 32)
+    blocker = model.cache.rows.allocate_at(128, 32)
     assert blocker is not None
-    model.cache.free(filler[0])
+    model.cache.rows.free(filler[0])
     longer = [*tokens, *make_prompt(8, 2)]
     assert model.serve(longer, num_rows=120) == LONG
 
@@ -169,7 +171,7 @@ def test_what_ended_moves_along() -> None:
     model.prefixes.release(ended[0], texts[1], None)
     model.prefixes.release(ended[2], texts[3], "a")
     model.prefixes.compact([Owned(running, LONG, running.num_rows)], 128)
-    assert max(gap.num_rows for gap in model.cache.gaps) >= 128
+    assert max(gap.num_rows for gap in model.cache.rows.gaps) >= 128
     assert model.serve([*texts[3], 1], num_rows=128) == LONG
     assert model.serve([*texts[2], 1], num_rows=128) == LONG - BLOCK_TOKENS
 
@@ -214,7 +216,7 @@ def test_gaps_between_what_ended_become_one() -> None:
     assert first is not None
     model.serve(kept, num_rows=LONG)
     model.prefixes.release(first[0], [], None)
-    assert [(gap.start, gap.num_rows) for gap in model.cache.gaps] == [(0, 96), (192, 128)]
+    assert [(gap.start, gap.num_rows) for gap in model.cache.rows.gaps] == [(0, 96), (192, 128)]
     placed = model.prefixes.place(make_prompt(9, 2), "a", 192)
     assert placed == (Segment(96, 192), 0)
     model.prefixes.release(placed[0], [], None)

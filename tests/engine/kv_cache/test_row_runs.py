@@ -7,8 +7,8 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdserve.engine.kv_cache.cache import Segment
 from hdserve.engine.kv_cache.row_runs import RowRun, cheapest_part, find_runs
+from hdserve.engine.kv_cache.segments import Segment
 
 
 def runs_of(layout: str) -> list[RowRun]:

@@ -76,7 +76,7 @@ def test_compiled_code_multiplies_layers_of_the_same_input_together(
     compiled = compile_model(loaded, is_repeating=is_repeating, uses_native=False)
     cache = KVCache(loaded.kv_shape, 64, loaded.dtype, loaded.device)
     runner = ModelRunner(loaded, cache, attends_in_one_call=False)
-    segment = cache.allocate(8)
+    segment = cache.rows.allocate(8)
     assert segment is not None
     recorder = Recorder()
     for token_ids in ([5], [5, 6, 7]):

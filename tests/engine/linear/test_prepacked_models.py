@@ -94,7 +94,7 @@ def test_compiled_it_is_the_same_whatever_is_in_the_forward(is_repeating: bool) 
     chunks = [
         Chunk(segment, 0, [*token_ids[number:], *token_ids[:number]], DraftTree(3, 0))
         for number in range(3)
-        if (segment := runner.cache.allocate(64)) is not None
+        if (segment := runner.cache.rows.allocate(64)) is not None
     ]
     plain = runner.forward(chunks)
     runner.compile_with(compile_model(runner.model, is_repeating=is_repeating))

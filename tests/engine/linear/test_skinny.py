@@ -17,7 +17,8 @@ from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.batch.step_context import running
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.hardware.workers import Workers
-from hdserve.engine.kv_cache.cache import KVCache, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.linear.layers import multiply_row_by_row
 from hdserve.engine.linear.skinny import (
     SkinnyLinear,

@@ -104,7 +104,7 @@ def make_runner(model: torch.nn.Module) -> tuple[LoadedModel, ModelRunner]:
 
 def make_work(runner: ModelRunner, num_nodes: int, num_sequences: int) -> Iterator[Chunk]:
     for number in range(num_sequences):
-        segment = runner.cache.allocate(64 + num_nodes)
+        segment = runner.cache.rows.allocate(64 + num_nodes)
         assert segment is not None
         prompt = make_prompt(20 + number, number)
         runner.forward([Chunk(segment, 0, prompt, None)])
@@ -137,7 +137,7 @@ def test_no_number_of_rows_compiles_again(
     """Not that of a prompt that ends without a choice, nor that of a large batch."""
     _, runner = make_runner(model)
     runner.compiled = compiled
-    segment = runner.cache.allocate(200)
+    segment = runner.cache.rows.allocate(200)
     assert segment is not None
     with torch.compiler.set_stance("fail_on_recompile"):
         for length in (1, 2, 3, 17, 64):
@@ -184,7 +184,7 @@ def test_prompts_are_scored_by_the_same_graphs(
 ) -> None:
     """Inside a prompt and at its end."""
     _, runner = make_runner(model)
-    segment = runner.cache.allocate(64)
+    segment = runner.cache.rows.allocate(64)
     assert segment is not None
     prompt = make_prompt(length)
     for tree, num_scored in ((None, length), (DraftTree(prompt[-1], 0), length - 1)):

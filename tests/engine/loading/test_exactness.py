@@ -34,13 +34,13 @@ def make_runner(num_rows: int, dtype: torch.dtype = torch.float32) -> ModelRunne
 
 def logits_of(runner: ModelRunner, num_drafts: int) -> torch.Tensor:
     """The root's logits after a context of nine tokens, with drafts below it."""
-    segment = runner.cache.allocate(64)
+    segment = runner.cache.rows.allocate(64)
     assert segment is not None
     runner.forward([Chunk(segment, 0, list(range(1, 10)), None)])
     tree = DraftTree(7, num_drafts)
     tree.add_path(list(range(20, 20 + num_drafts)), Source.OTHER)
     (outputs,) = runner.forward([Chunk(segment, 9, [7], tree)])
-    runner.cache.free(segment)
+    runner.cache.rows.free(segment)
     assert outputs is not None
     return outputs.logits[0]
 
@@ -59,7 +59,7 @@ def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:
     """Whatever this machine's kernels do, a token's logits do not depend on its drafts."""
     runner = make_runner(512)
     found = find_exact_shapes(runner, exact_candidates(64))
-    assert runner.cache.num_free_rows == runner.cache.num_rows
+    assert runner.cache.rows.num_free == runner.cache.num_rows
     if found is None:
         pytest.skip("no two row counts agree on this machine")
     assert set(found.row_counts) <= set(exact_candidates(64).row_counts)
@@ -79,7 +79,7 @@ def test_drafts_with_siblings_come_out_as_if_decoded_plainly(dtype: torch.dtype)
     generator = random.Random(3)
     for length in (9, 120, 300):
         context = [generator.randrange(VOCAB_SIZE) for _ in range(length)]
-        segment = runner.cache.allocate(length + 64)
+        segment = runner.cache.rows.allocate(length + 64)
         assert segment is not None
         runner.forward([Chunk(segment, 0, context, None)])
         tree, path = DraftTree(7, 30), [0]
@@ -95,7 +95,7 @@ def test_drafts_with_siblings_come_out_as_if_decoded_plainly(dtype: torch.dtype)
             (plain,) = runner.forward([chunk])
             assert plain is not None
             assert torch.equal(drafted.logits[node], plain.logits[0])
-        runner.cache.free(segment)
+        runner.cache.rows.free(segment)
 
 
 def children(tree: DraftTree, node: int) -> list[int]:
@@ -141,7 +141,7 @@ def test_a_model_whose_rows_are_never_equal_is_not_called_exact(
         with caplog.at_level(logging.INFO):
             assert choose_shapes(runner, 64, exact) is runner.shapes
         assert "not exact" in caplog.text
-    assert runner.cache.num_free_rows == runner.cache.num_rows
+    assert runner.cache.rows.num_free == runner.cache.num_rows
     assert not runner.shapes.is_exact
 
 
@@ -152,7 +152,7 @@ def test_what_auto_chooses_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_shapes(runner, 64, exact="auto") is runner.shapes
     monkeypatch.setattr(exactness, "_AFFORDABLE_COST", math.inf)
     chosen = choose_shapes(runner, 64, exact="auto")
-    assert runner.cache.num_free_rows == runner.cache.num_rows
+    assert runner.cache.rows.num_free == runner.cache.num_rows
     if chosen is runner.shapes:
         pytest.skip("no two row counts agree on this machine")
     assert chosen.is_exact

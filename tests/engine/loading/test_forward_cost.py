@@ -50,7 +50,7 @@ def test_any_cache_and_context_will_do(
     for max_num_sequences in (1, 3):
         cost = measure_forward_cost(runner, max_rows, max_num_sequences)
         assert cost.reading_share > 0
-        assert runner.cache.num_free_rows == runner.cache.num_rows
+        assert runner.cache.rows.num_free == runner.cache.num_rows
         for num_sequences in (1, 3, 8):
             seconds = cost([1, max_rows, 1000], num_sequences)
             assert 0 < seconds[0] <= seconds[1] <= seconds[2]

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hdserve.config import EngineConfig
-from hdserve.engine.kv_cache.cache import LayerShape
+from hdserve.engine.kv_cache.shape import LayerShape
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import UnsupportedModel
 from tests.models import make_model

@@ -48,7 +48,7 @@ from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.loaded_model import LoadedModel
-from hdserve.engine.kv_cache.cache import KVShape
+from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.engine.loading.loader import load_model, prepare_model
 from hdserve.errors import ConfigError, UnsupportedModel
 from tests.drafters import JunkDrafter

@@ -23,7 +23,9 @@ from hdserve.engine.batch.step_plan import StepPlan
 from hdserve.engine.forward.compiled import can_compile
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
-from hdserve.engine.kv_cache.cache import KVCache, KVShape, Segment
+from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment
+from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.engine.linear.prepacked import multiply_prepacked_by_plan
 from hdserve.engine.linear.prepacked_weights import prepack
 from hdserve.engine.linear.skinny import multiply_rows_by_plan

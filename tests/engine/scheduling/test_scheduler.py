@@ -232,7 +232,7 @@ def test_no_more_than_the_slots() -> None:
     while scheduler.has_work:
         step(scheduler)
         assert len(scheduler.running) <= 3
-    assert cache.num_free_rows == cache.num_rows
+    assert cache.rows.num_free == cache.num_rows
 
 
 def test_what_fits_exactly_is_taken() -> None:
@@ -335,4 +335,4 @@ def test_everything_finishes(
     assert not scheduler.has_work
     assert started == [seq.request_id for _, seq in arriving]
     assert all(seq.finish_reason is not None for _, seq in arriving)
-    assert cache.num_free_rows == cache.num_rows
+    assert cache.rows.num_free == cache.num_rows
