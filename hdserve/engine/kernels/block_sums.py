@@ -10,25 +10,26 @@ from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import load, store
 
 
-@inlined
-def _load_sum(index: int, given: Any) -> Any:
-    sums, line = given
-    return load(sums, (line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES))
+def loads_block(num_rows: int, num_columns: int = NUM_COLUMNS) -> Any:
+    """A function for compiled code that loads a block of ``num_rows`` rows, given float32 ``sums
+    [..., NUM_COLUMNS * NUM_LANES]``, the line and the column of the first sum."""
+
+    @inlined
+    def load_sum(index: int, given: Any) -> Any:
+        sums, line, column = given
+        return load(sums, (line + index // num_columns, column + index % num_columns * NUM_LANES))
+
+    return repeated(load_sum, num_rows * num_columns)
 
 
-@inlined
-def _store_sum(index: int, given: Any) -> None:
-    sums, line, block = given
-    place = line + index // NUM_COLUMNS, index % NUM_COLUMNS * NUM_LANES
-    store(sums, place, block[index])
+def stores_block(num_rows: int, num_columns: int = NUM_COLUMNS) -> Any:
+    """A function for compiled code that stores such a block, given ``sums``, line, column and
+    block."""
 
+    @inlined
+    def store_sum(index: int, given: Any) -> None:
+        sums, line, column, block = given
+        place = line + index // num_columns, column + index % num_columns * NUM_LANES
+        store(sums, place, block[index])
 
-def loads_block(num_rows: int) -> Any:
-    """A function for compiled code that loads a block of ``num_rows`` rows, from a line on, of
-    float32 ``sums [..., NUM_COLUMNS * NUM_LANES]``."""
-    return repeated(_load_sum, num_rows * NUM_COLUMNS)
-
-
-def stores_block(num_rows: int) -> Any:
-    """A function for compiled code that stores such a block, given ``sums``, line and block."""
-    return repeated(_store_sum, num_rows * NUM_COLUMNS)
+    return repeated(store_sum, num_rows * num_columns)

@@ -10,10 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hdserve.engine.kernels.vectors import VECTOR, call_llvm, vector_type
+from hdserve.engine.kernels.vectors import (
+    VECTOR,
+    call_llvm,
+    in_all_lanes,
+    pointer_to,
+    vector_type,
+)
 
 NUM_COLUMNS: Final = 4
 
@@ -119,5 +125,54 @@ def with_products(fuse: Callable[[Any, Any, Any, Any], Any]) -> Any:
     return intrinsic(build)
 
 
-fused_block: Any = with_products(lambda builder, *vectors: call_llvm(builder, "fma", *vectors))
+def with_spread_rows(
+    spread: Callable[..., Any], fuse: Callable[[Any, Any, Any, Any], Any], num_rows: int
+) -> Any:
+    """A function for compiled code that adds to a block the products of what ``num_rows`` rows have
+    at ``rows[row, column]`` and those of ``columns``.
+
+    What a row has is loaded when it is multiplied, so that of all rows takes one register.
+
+    Args:
+        spread: builds the code that loads an item of an array into all lanes; it gets the context,
+            the builder, the array's type, the array, and the indices.
+        fuse: see :func:`with_products`.
+    """
+
+    def build(_context: Any, rows: Any, row: Any, column: Any, columns: Any, block: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array, first, place, *parts = args
+            rights, sums = (
+                [builder.extract_value(part, index) for index in range(len(kind))]
+                for part, kind in zip(parts, (columns, block), strict=True)
+            )
+            for index in range(num_rows):
+                own = builder.add(first, context.get_constant(types.intp, index))
+                at = cgutils.pack_array(builder, [own, place])  # type: ignore[no-untyped-call]
+                left = spread(context, builder, signature.args[0], array, at)
+                for number, right in enumerate(rights):
+                    sum_at = index * len(rights) + number
+                    sums[sum_at] = fuse(builder, left, right, sums[sum_at])
+            return context.make_tuple(builder, block, sums)
+
+        return block(rows, row, column, columns, block), codegen
+
+    return intrinsic(build)
+
+
+def _fuse(builder: Any, *vectors: Any) -> Any:
+    return call_llvm(builder, "fma", *vectors)
+
+
+def _spread_from(context: Any, builder: Any, kind: Any, array: Any, indices: Any) -> Any:
+    number = builder.load(pointer_to(context, builder, kind, array, indices))
+    return in_all_lanes(builder, number)
+
+
+fused_block: Any = with_products(_fuse)
 """The function of :func:`with_products` for vectors of float32."""
+
+
+def fuses_rows(num_rows: int) -> Any:
+    """The function of :func:`with_spread_rows` for rows and columns of float32."""
+    return with_spread_rows(_spread_from, _fuse, num_rows)

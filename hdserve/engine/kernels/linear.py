@@ -182,7 +182,7 @@ def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
         distance = 0 if is_whole else part.next_input - part.first
         block = zero_block()
         if not is_whole and part.first:
-            block = load_sums((sums, part.line))
+            block = load_sums((sums, part.line, 0))
         for k in range(0 if is_whole else part.first, part.stop, num_lanes):
             outputs = load_outputs((weights, part.output, k))
             prefetch(weights, (ahead, k + distance))
@@ -194,7 +194,7 @@ def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
         if is_whole or part.stop == rows.shape[1]:
             store_rows((products, part.row, part.output, bias, block))
         else:
-            store_sums((sums, part.line, block))
+            store_sums((sums, part.line, 0, block))
 
     return multiply_tile
 

@@ -16,7 +16,7 @@ from numba.core import cgutils, types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
-from hdserve.engine.kernels.blocks import with_products
+from hdserve.engine.kernels.blocks import with_products, with_spread_rows
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import (
     BFLOAT16_SHIFT,
@@ -133,31 +133,8 @@ def _spread_pair(_context: Any, array: Any, indices: Any) -> Any:
 
 
 def fuses_rows(num_rows: int) -> Any:
-    """A function for compiled code that adds to a block the products of the pairs of ``num_rows``
-    rows at ``rows[row, column]`` and those of ``columns``.
-
-    A row's pair is loaded when it is multiplied, so the pairs of all rows take one register.
-    """
-
-    def build(_context: Any, rows: Any, row: Any, column: Any, columns: Any, block: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array, first, place, *parts = args
-            rights, sums = (
-                [builder.extract_value(part, index) for index in range(len(kind))]
-                for part, kind in zip(parts, (columns, block), strict=True)
-            )
-            for index in range(num_rows):
-                own = builder.add(first, context.get_constant(types.intp, index))
-                at = cgutils.pack_array(builder, [own, place])  # type: ignore[no-untyped-call]
-                left = _spread_from(context, builder, signature.args[0], array, at)
-                for number, right in enumerate(rights):
-                    sum_at = index * len(rights) + number
-                    sums[sum_at] = _fuse(builder, left, right, sums[sum_at])
-            return context.make_tuple(builder, block, sums)
-
-        return block(rows, row, column, columns, block), codegen
-
-    return intrinsic(build)
+    """The function of :func:`~hdserve.engine.kernels.blocks.with_spread_rows` for pairs."""
+    return with_spread_rows(_spread_from, _fuse, num_rows)
 
 
 def _load_in_turns(_context: Any, array: Any, first: Any, second: Any) -> Any:

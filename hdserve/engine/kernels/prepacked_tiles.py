@@ -33,7 +33,7 @@ PAIR: Final = 2
 MAX_ROWS: Final = 6
 """The most rows of a tile: with four vectors of weights their sums fill the registers."""
 
-_FEWEST_OF_SEVERAL: Final = 3
+FEWEST_OF_SEVERAL: Final = 3
 """The fewest rows of a tile if more than :data:`MAX_ROWS` are divided evenly: 7 are 3 and 4."""
 
 
@@ -122,7 +122,7 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
         other = part.tile % 2 * NUM_PAIRED
         block = zero_block()
         if not is_alone and part.first:
-            block = load_sums((sums, part.line))
+            block = load_sums((sums, part.line, 0))
         for k in range(part.first, part.stop, PAIR):
             outputs = _load_all_outputs((weights, line, gap))
             if not is_alone:
@@ -132,7 +132,7 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
             block = fused_pairs(load_rows((rows, part.row, k)), outputs, block)
             line += step
         if not is_alone and part.stop < num_inputs:
-            store_sums((sums, part.line, block))
+            store_sums((sums, part.line, 0, block))
         else:
             n = first_output(part.block, products)
             store_products((products, part.row, n, bias, block))
@@ -145,6 +145,6 @@ multiply_alone = chosen({number: _tile(number, is_alone=True) for number in rang
 ``weights`` as ``[num_blocks * num_inputs, NUMBERS_PER_LINE]``."""
 
 multiply_one_of_several = chosen(
-    {number: _tile(number, is_alone=False) for number in range(_FEWEST_OF_SEVERAL, MAX_ROWS + 1)}
+    {number: _tile(number, is_alone=False) for number in range(FEWEST_OF_SEVERAL, MAX_ROWS + 1)}
 )
 """The product of some inputs of such rows, with the sums of the panel for ``None``."""

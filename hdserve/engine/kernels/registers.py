@@ -16,6 +16,9 @@ def _features() -> frozenset[str]:
 HAS_AVX512: Final = "avx512f" in _features()
 """32 registers of 512 bits, elsewhere 16 of 256 (AVX2), or 32 of 128 (ARM)."""
 
+HAS_AVX2_ALONE: Final = {"avx2", "fma"} <= _features() and not HAS_AVX512
+"""Vectors have 256 bits, in 16 registers."""
+
 HAS_AVX512_BF16: Final = HAS_AVX512 and "avx512bf16" in _features()
 """The processor has products of bfloat16 vectors that are summed in pairs (AVX-512 BF16)."""
 

@@ -27,6 +27,9 @@ INTEGERS = ir.VectorType(_INT32, NUM_LANES)
 _EXPONENT_SHIFT = 23
 _NUM_TOTALS = 4
 BFLOAT16_SHIFT = 16
+_HIGH_HALF = 0xFFFF0000
+_BELOW_HALF = 0x7FFF
+_NAN = 0x7FC00000
 
 
 class _VectorType(types.Type):
@@ -86,6 +89,46 @@ def _load(typing_context: Any, array: Any, indices: Any) -> Any:
         return builder.bitcast(words, VECTOR)
 
     return vector_type(array, indices), codegen
+
+
+def _half_of_words(*, is_high: bool) -> Callable[..., Any]:
+    """Loads the bfloat16 in the low or high halves of uint32 of C-contiguous ``array``."""
+
+    def load_half(typing_context: Any, array: Any, indices: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = pointer_to(context, builder, signature.args[0], *args)
+            words = builder.load(builder.bitcast(pointer, INTEGERS.as_pointer()), align=4)
+            if is_high:
+                words = builder.and_(words, integers(_HIGH_HALF))
+            else:
+                words = builder.shl(words, integers(BFLOAT16_SHIFT))
+            return builder.bitcast(words, VECTOR)
+
+        return vector_type(array, indices), codegen
+
+    return load_half
+
+
+def _store_rounded_halves(typing_context: Any, array: Any, indices: Any, value: Any) -> Any:
+    """Write a vector, rounded to bfloat16, to ``array`` of uint16 from ``indices`` on.
+
+    It rounds to the nearest, to an even one between two; a NaN stays one.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        words = builder.bitcast(args[2], INTEGERS)
+        shift = integers(BFLOAT16_SHIFT)
+        is_odd = builder.and_(builder.lshr(words, shift), integers(1))
+        rounded = builder.add(builder.add(words, integers(_BELOW_HALF)), is_odd)
+        is_nan = builder.fcmp_unordered("uno", args[2], args[2])
+        found = builder.lshr(builder.select(is_nan, integers(_NAN), rounded), shift)
+        halves = ir.VectorType(ir.IntType(16), NUM_LANES)
+        found = builder.trunc(found, halves)
+        builder.store(found, builder.bitcast(pointer, halves.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, indices, value), codegen
 
 
 def _item(typing_context: Any, array: Any, indices: Any) -> Any:
@@ -242,8 +285,11 @@ def _store_totals(
 
 
 load: Any = intrinsic(_load)
+load_low_halves: Any = intrinsic(_half_of_words(is_high=False))
+load_high_halves: Any = intrinsic(_half_of_words(is_high=True))
 item: Any = intrinsic(_item)
 store: Any = intrinsic(_store)
+store_rounded_halves: Any = intrinsic(_store_rounded_halves)
 prefetch: Any = intrinsic(_prefetch)
 spread: Any = intrinsic(_spread)
 total: Any = intrinsic(_total)

@@ -36,8 +36,8 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     which a trial finds PyTorch faster.  PyTorch multiplies float32 weights faster by column: if
     layers are small, they are copied in that order, and PyTorch computes one row and many; layers
     the kernel cannot speed up are stored by column only.  On processors with AMX tiles, PyTorch
-    does everything unless results must be exact; on those with bfloat16 pairs, a kernel for any
-    number of rows, with prepacked weights.
+    does everything unless results must be exact; on those with bfloat16 pairs, or with AVX2 alone,
+    a kernel for any number of rows, with prepacked weights.
     """
     layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
@@ -47,6 +47,10 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
         return
     if has_amx_bf16(layers[0].weight.device, layers[0].weight.dtype) and not is_exact:
         return
+    prepack_layers(module)
+    layers = [*filter(is_plain, linear_layers_of(module))]
+    if not layers:
+        return
     own = _not_embedded(module, layers) if layers[0].weight.dtype == torch.float32 else []
     by_column = {}
     if not is_exact and _are_small(layers):
@@ -55,7 +59,6 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    prepack_layers(module)
     found = [layer for layer in linear_layers_of(module) if can_multiply(layer)]
     max_rows = _max_rows(found, by_column)
     replaced = dict[torch.nn.Module, torch.nn.Module]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,11 +12,16 @@ from hdserve.engine.batch.python_operator import define_operator
 from hdserve.engine.batch.step_context import current_plan
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.pairs import NUM_PAIRED
+from hdserve.engine.kernels.prepacked_floats import (
+    MAX_INPUTS,
+    multiply_prepacked_floats_at,
+    multiply_prepacked_pairs_at,
+)
 from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, HAS_AVX512_BF16, NUM_LANES
 from hdserve.engine.linear.prepacked_weights import prepack, unpack_weights
-from hdserve.engine.linear.skinny import can_multiply, multiply_by_bf16_dot
+from hdserve.engine.linear.skinny import can_multiply, multiply_by_kernel
 
 
 class PrepackedLinear(torch.nn.Linear):
@@ -61,17 +66,31 @@ class PrepackedLinear(torch.nn.Linear):
 
 
 def can_prepack(layer: torch.nn.Linear) -> bool:
-    """Whether the processor multiplies bfloat16 in pairs, and the kernel supports the sizes."""
-    bias = layer.bias
+    """Whether there is a kernel for the processor, the dtype and the sizes."""
+    bias, dtype = layer.bias, layer.weight.dtype
     return (
-        HAS_AVX512_BF16
+        prepacked_kernel(dtype) is not None
         and can_multiply(layer)
-        and layer.weight.dtype == torch.bfloat16
-        and layer.in_features % NUM_PAIRED == 0
+        and (dtype == torch.float32 or layer.in_features % NUM_PAIRED == 0)
+        and layer.in_features <= MAX_INPUTS
         and layer.out_features >= OUTPUTS_PER_BLOCK
         and layer.out_features % NUM_LANES == 0
-        and (bias is None or (bias.dtype == torch.bfloat16 and bias.is_contiguous()))
+        and (bias is None or (bias.dtype == dtype and bias.is_contiguous()))
     )
+
+
+def prepacked_kernel(dtype: torch.dtype) -> Callable[..., None] | None:
+    """The kernel for rows and prepacked weights of ``dtype``, if there is one for the processor: on
+    those that multiply bfloat16 in pairs for bfloat16, on those with AVX2 alone for float32 too."""
+    if HAS_AVX512_BF16:
+        return multiply_prepacked_at if dtype == torch.bfloat16 else None
+    if not HAS_AVX2_ALONE:
+        return None
+    by_dtype = {
+        torch.float32: multiply_prepacked_floats_at,
+        torch.bfloat16: multiply_prepacked_pairs_at,
+    }
+    return by_dtype.get(dtype)
 
 
 def multiply_prepacked(
@@ -81,11 +100,11 @@ def multiply_prepacked(
     num_outputs: int,
     workers: Workers,
 ) -> torch.Tensor:
-    """``rows [..., num_inputs]`` times prepacked weights: bfloat16 ``[..., num_outputs]``."""
-    num_streams = prepacked.shape[1]
-    return multiply_by_bf16_dot(
-        multiply_prepacked_at, rows, prepacked, bias, num_outputs, workers, 1, num_streams
-    )
+    """``rows [..., num_inputs]`` times prepacked weights of the same dtype: ``[...,
+    num_outputs]``."""
+    kernel, num_streams = prepacked_kernel(rows.dtype), prepacked.shape[1]
+    assert kernel is not None, "weights were prepacked for another processor or dtype"
+    return multiply_by_kernel(kernel, rows, prepacked, bias, num_outputs, workers, 1, num_streams)
 
 
 def multiply_prepacked_by_plan(

@@ -6,7 +6,7 @@ import torch
 
 from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
 from hdserve.engine.linear.prepacked import PrepackedLinear
-from hdserve.engine.linear.prepacked_weights import in_pairs, unpack_weights
+from hdserve.engine.linear.prepacked_weights import in_words, unpack_weights
 
 
 class PrepackedEmbedding(torch.nn.Module):
@@ -27,7 +27,7 @@ class PrepackedEmbedding(torch.nn.Module):
         return unpack_weights(self.prepacked, self.num_embeddings)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        streams = in_pairs(self.prepacked).flatten(0, 1)
+        streams = in_words(self.prepacked).flatten(0, 1)
         width = streams.shape[-2]
         return streams[input // width, :, input % width].flatten(-2)
 

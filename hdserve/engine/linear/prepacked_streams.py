@@ -12,6 +12,7 @@ from hdserve.engine.kernels.prepacked_tiles import (
     OUTPUTS_PER_BLOCK,
     PAIR,
 )
+from hdserve.engine.kernels.registers import HAS_AVX2_ALONE
 from hdserve.engine.linear.prepacked import multiply_prepacked
 
 _MAX_CACHED_BYTES = 1 << 26
@@ -26,7 +27,10 @@ _TRIED_INPUTS = 1024
 
 def pick_num_streams(num_bytes: int) -> int:
     """Two if ``num_bytes`` of weights are read from memory, and this processor then multiplies some
-    rows faster with two, else one.  Products are the same to the bit."""
+    rows faster with two, else one; always two with AVX2 alone, whose tiles read one at a time.
+    Products are the same to the bit."""
+    if HAS_AVX2_ALONE:
+        return MAX_STREAMS
     return MAX_STREAMS if num_bytes > _MAX_CACHED_BYTES and _are_two_faster() else 1
 
 

@@ -94,7 +94,7 @@ def multiply_rows(
     """
     rows = rows.contiguous()
     if _fits_bf16_dot(rows, weight, bias):
-        return multiply_by_bf16_dot(
+        return multiply_by_kernel(
             multiply_by_bf16_dot_at, rows, weight, bias, len(weight), workers, OUTPUTS_AT_ONCE
         )
     num_outputs, num_inputs = weight.shape
@@ -126,7 +126,7 @@ def _fits_bf16_dot(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     )
 
 
-def multiply_by_bf16_dot(
+def multiply_by_kernel(
     kernel: Callable[..., None],
     rows: torch.Tensor,
     weights: torch.Tensor,
@@ -136,8 +136,8 @@ def multiply_by_bf16_dot(
     step: int,
     *layout: int,
 ) -> torch.Tensor:
-    """Bfloat16 ``rows [..., num_inputs]`` times ``weights`` in the ``layout`` that ``kernel``
-    reads, shared among the workers as :func:`_share` does."""
+    """``rows [..., num_inputs]`` times ``weights`` in the ``layout`` that ``kernel`` reads, of one
+    dtype, shared among the workers as :func:`_share` does."""
     rows = rows.contiguous()
     num_inputs = rows.shape[-1]
     num_rows = rows.numel() // num_inputs

@@ -53,6 +53,7 @@ struct Kernels {
   Multiply multiply;
   MultiplyByBf16Dot multiply_by_bf16_dot;
   MultiplyPrepacked multiply_prepacked;
+  MultiplyPrepacked multiply_prepacked_floats;
   Attend attend;
   AttendBfloat16 attend_by_bf16_dot;
   AttendBfloat16 attend_with_amx;
@@ -180,6 +181,8 @@ std::array<at::Tensor, num_layers> multiply_prepacked(
     const at::Tensor &rows, const std::array<Prepacked, num_layers> &layers) {
   const int64_t num_inputs = rows.size(-1), num_rows = rows.numel() / num_inputs;
   const at::Tensor inputs = rows.contiguous();
+  const auto kernel = rows.scalar_type() == at::kFloat ? kernels->multiply_prepacked_floats
+                                                       : kernels->multiply_prepacked;
   auto sizes = rows.sizes().vec();
   std::array<at::Tensor, num_layers> products;
   int64_t num_blocks = 0;
@@ -193,10 +196,9 @@ std::array<at::Tensor, num_layers> multiply_prepacked(
       const auto &[weights, bias, num_outputs] = layers[i];
       const int64_t own_blocks = weights.size(0);
       if (first < own_blocks && stop > 0)
-        kernels->multiply_prepacked(address(inputs), address(weights), bias ? address(*bias) : 0,
-                                    address(products[i]), num_rows, num_inputs, num_outputs,
-                                    weights.size(1), std::max<int64_t>(first, 0),
-                                    std::min(stop, own_blocks));
+        kernel(address(inputs), address(weights), bias ? address(*bias) : 0, address(products[i]),
+               num_rows, num_inputs, num_outputs, weights.size(1), std::max<int64_t>(first, 0),
+               std::min(stop, own_blocks));
       first -= own_blocks, stop -= own_blocks;
     }
   };

@@ -37,9 +37,9 @@ from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.compiled import address_in_c
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.linear import prepacked, skinny  # noqa: F401 - with operators
+from hdserve.engine.linear.prepacked import prepacked_kernel
 from hdserve.engine.linear.skinny import ROWS_WHILE_READ
 from hdserve.engine.native.compiler import compile_library
 
@@ -79,6 +79,7 @@ class _Kernels(ctypes.Structure):
         ("multiply", ctypes.c_void_p),
         ("multiply_by_bf16_dot", ctypes.c_void_p),
         ("multiply_prepacked", ctypes.c_void_p),
+        ("multiply_prepacked_floats", ctypes.c_void_p),
         ("attend", ctypes.c_void_p),
         ("attend_by_bf16_dot", ctypes.c_void_p),
         ("attend_with_amx", ctypes.c_void_p),
@@ -129,7 +130,8 @@ class NativeOperators:
         self._kernels = _Kernels(
             address_in_c(multiply_at, _MULTIPLY),
             address_in_c(multiply_by_bf16_dot_at, _MULTIPLY) if HAS_AVX512_BF16 else None,
-            address_in_c(multiply_prepacked_at, _MULTIPLY_PREPACKED) if HAS_AVX512_BF16 else None,
+            _prepacked_kernel_in_c(torch.bfloat16),
+            _prepacked_kernel_in_c(torch.float32),
             address_in_c(attend, _ATTEND),
             address_in_c(attend_by_bf16_dot, _ATTEND_BFLOAT16) if HAS_AVX512_BF16 else None,
             address_in_c(attend_with_amx, _ATTEND_BFLOAT16) if can_attend_with_amx() else None,
@@ -160,6 +162,11 @@ class NativeOperators:
             yield
         finally:
             self._begin_step(None)
+
+
+def _prepacked_kernel_in_c(dtype: torch.dtype) -> int | None:
+    kernel = prepacked_kernel(dtype)
+    return None if kernel is None else address_in_c(kernel, _MULTIPLY_PREPACKED)
 
 
 def load_operators() -> NativeOperators | None:

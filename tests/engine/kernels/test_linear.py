@@ -14,13 +14,20 @@ from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
 from hdserve.engine.kernels.narrow_tiles import MAX_NARROW_ROWS
-from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK, multiply_prepacked_at
+from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK
 from hdserve.engine.kernels.prepacked_tiles import MAX_ROWS, OUTPUTS_PER_BLOCK
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
-from hdserve.engine.linear.prepacked_weights import prepack, unpack_weights
+from hdserve.engine.linear.prepacked import prepacked_kernel
+from hdserve.engine.linear.prepacked_weights import inputs_per_word, prepack, unpack_weights
 
 needs_bf16_dot = pytest.mark.skipif(
     not HAS_AVX512_BF16, reason="this processor has no AVX-512 BF16"
+)
+needs_prepacked = pytest.mark.skipif(
+    prepacked_kernel(torch.bfloat16) is None, reason="no kernel of this processor prepacks weights"
+)
+needs_prepacked_floats = pytest.mark.skipif(
+    prepacked_kernel(torch.float32) is None, reason="no kernel of this processor prepacks float32"
 )
 
 
@@ -120,7 +127,7 @@ def bfloat16_product(
     kernel, stored, step, layout = multiply_by_bf16_dot_at, weights, 4, ()
     if num_streams:
         stored, step, layout = prepacked(weights, num_streams), 1, (num_streams,)
-        kernel = multiply_prepacked_at
+        kernel = prepacked_kernel(torch.bfloat16)
     products = np.full((len(rows), len(weights)), 0x7FC0, np.uint16)
     arrays = (rows, stored, products if bias is None else bias, products)
     addresses = [address_of(array) for array in arrays]
@@ -136,8 +143,14 @@ def prepacked(weights: np.ndarray, num_streams: int) -> np.ndarray:
     return found
 
 
-@needs_bf16_dot
-@pytest.mark.parametrize("num_streams", [0, 1, 2])
+@pytest.mark.parametrize(
+    "num_streams",
+    [
+        pytest.param(0, marks=needs_bf16_dot),
+        pytest.param(1, marks=needs_prepacked),
+        pytest.param(2, marks=needs_prepacked),
+    ],
+)
 @settings(deadline=None)
 @given(
     num_rows=st.integers(1, 70),
@@ -147,7 +160,7 @@ def prepacked(weights: np.ndarray, num_streams: int) -> np.ndarray:
     has_bias=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_bf16_dot_gives_the_same_product(
+def test_products_of_bfloat16_are_right_and_rows_are_their_own(
     num_rows: int,
     num_inputs: int,
     number: int,
@@ -176,15 +189,15 @@ def test_bf16_dot_gives_the_same_product(
     assert (product_of(few)[-1] == found[row]).all()
 
 
-@needs_bf16_dot
+@needs_prepacked
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416])
 @pytest.mark.parametrize("num_rows", [*range(MAX_ROWS, MAX_NARROW_ROWS + 3), 257, 300, 520])
 def test_prepacked_weights_in_blocks_have_the_bits_of_whole_ones(
     num_rows: int, num_inputs: int, num_streams: int
 ) -> None:
-    """Few rows are multiplied in whole, some more by narrow tiles where there are two streams;
-    tiles of a panel are of two sizes."""
+    """Few rows are multiplied in whole, some more by narrow tiles where there are two streams and
+    bfloat16 products; tiles of a panel are of two sizes."""
     generator = np.random.default_rng(num_rows)
     rows = as_bfloat16(generator.standard_normal((num_rows, num_inputs), np.float32))
     weights = as_bfloat16(generator.standard_normal((80, num_inputs), np.float32))
@@ -216,13 +229,14 @@ def test_bf16_dot_writes_nothing_beside_the_outputs() -> None:
     num_outputs=st.integers(0, 9).map(lambda number: OUTPUTS_PER_BLOCK + 16 * number),
     num_inputs=st.integers(1, 40).map(lambda number: 2 * number),
     num_streams=st.integers(1, 2),
+    dtype=st.sampled_from([torch.int16, torch.int32]),
 )
 def test_what_is_prepacked_has_every_weight_where_it_is_looked_for(
-    num_outputs: int, num_inputs: int, num_streams: int
+    num_outputs: int, num_inputs: int, num_streams: int, dtype: torch.dtype
 ) -> None:
-    weights = torch.arange(num_outputs * num_inputs).reshape(num_outputs, num_inputs)
+    weights = torch.arange(num_outputs * num_inputs, dtype=dtype).view(num_outputs, num_inputs)
     found = prepack(weights, num_streams)
-    blocks = found.unflatten(3, (OUTPUTS_PER_BLOCK // num_streams, 2))
+    blocks = found.unflatten(3, (OUTPUTS_PER_BLOCK // num_streams, inputs_per_word(dtype)))
     for output in range(num_outputs):
         block = min(output // OUTPUTS_PER_BLOCK, len(blocks) - 1)
         first = min(block * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
@@ -231,10 +245,10 @@ def test_what_is_prepacked_has_every_weight_where_it_is_looked_for(
     assert torch.equal(unpack_weights(found, num_outputs), weights)
 
 
-@needs_bf16_dot
+@needs_prepacked
 @pytest.mark.parametrize("num_inputs", [1 << 14, (1 << 14) + 32, 1 << 15])
-def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks(num_inputs: int) -> None:
-    """Narrow tiles lay rows together on the stack, which eight of 2 ** 14 inputs fill."""
+def test_rows_for_which_there_is_no_room_are_multiplied_in_turns(num_inputs: int) -> None:
+    """Rows are laid together or widened on the stack, which eight of 2 ** 14 inputs fill."""
     generator = np.random.default_rng(1)
     rows = as_bfloat16(generator.standard_normal((8, num_inputs), np.float32))
     weights = as_bfloat16(generator.standard_normal((64, num_inputs), np.float32))
@@ -245,7 +259,7 @@ def test_rows_for_which_there_is_no_room_are_multiplied_in_blocks(num_inputs: in
     assert (found[3:4] == alone).all()
 
 
-@needs_bf16_dot
+@needs_prepacked
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("num_rows", [5, 13, 18])
 def test_prepacked_weights_write_nothing_beside_their_blocks(
@@ -256,8 +270,76 @@ def test_prepacked_weights_write_nothing_beside_their_blocks(
     stored = prepacked(weights, num_streams)
     products = np.full((num_rows + 1, num_outputs), 7, np.uint16)
     addresses = (address_of(rows), address_of(stored), 0, address_of(products))
-    multiply_prepacked_at(*addresses, num_rows, 32, num_outputs, num_streams, 1, 2)
+    kernel = prepacked_kernel(torch.bfloat16)
+    assert kernel is not None
+    kernel(*addresses, num_rows, 32, num_outputs, num_streams, 1, 2)
     second = slice(OUTPUTS_PER_BLOCK, 2 * OUTPUTS_PER_BLOCK)
     assert (widened(products[:num_rows, second]) == 32.0).all()
     products[:num_rows, second] = 7
     assert (products == 7).all()
+
+
+def float32_product(
+    rows: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, parts: int, num_streams: int
+) -> np.ndarray:
+    """In so many calls, of prepacked weights."""
+    kernel = prepacked_kernel(torch.float32)
+    assert kernel is not None
+    stored = prepack(torch.from_numpy(weights), num_streams).numpy()
+    products = np.full((len(rows), len(weights)), np.nan, np.float32)
+    bias_at = 0 if bias is None else address_of(bias)
+    addresses = (address_of(rows), address_of(stored), bias_at, address_of(products))
+    ends = [len(stored) * part // parts for part in range(parts + 1)]
+    for first, stop in pairwise(ends):
+        kernel(*addresses, *rows.shape, len(weights), num_streams, first, stop)
+    return products
+
+
+@needs_prepacked_floats
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(1, 70),
+    num_inputs=st.integers(1, 20).map(lambda number: 16 * number),
+    num_outputs=st.integers(0, 30).map(lambda number: OUTPUTS_PER_BLOCK + 8 * number),
+    parts=st.integers(1, 3),
+    num_streams=st.integers(1, 2),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_prepacked_products_of_float32_are_right_and_rows_are_their_own(
+    num_rows: int,
+    num_inputs: int,
+    num_outputs: int,
+    parts: int,
+    num_streams: int,
+    has_bias: bool,
+    seed: int,
+) -> None:
+    generator = np.random.default_rng(seed)
+    rows, weights, bias = (
+        generator.standard_normal(shape, np.float32)
+        for shape in ((num_rows, num_inputs), (num_outputs, num_inputs), (num_outputs,))
+    )
+
+    def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
+        return float32_product(rows, weights, bias if has_bias else None, parts, num_streams)
+
+    found = product_of(rows, parts)
+    wanted = rows.astype(np.float64) @ weights.astype(np.float64).T + has_bias * bias
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    row = int(generator.integers(num_rows))
+    assert (product_of(rows[row : row + 1])[0] == found[row]).all()
+    few = rows[max(0, row - 6) : row + 1]
+    assert (product_of(few)[-1] == found[row]).all()
+
+
+@needs_prepacked_floats
+@pytest.mark.parametrize("num_rows", [6, 7, 8, 13, 251, 253, 300])
+def test_panels_of_float32_have_the_bits_of_few_rows(num_rows: int) -> None:
+    generator = np.random.default_rng(num_rows)
+    rows = generator.standard_normal((num_rows, 160), np.float32)
+    weights = generator.standard_normal((72, 160), np.float32)
+    found = float32_product(rows, weights, weights[:, 0].copy(), 2, 2)
+    for first in range(0, num_rows, 5):
+        few = float32_product(rows[first : first + 5], weights, weights[:, 0].copy(), 1, 2)
+        assert (few == found[first : first + 5]).all()

@@ -6,22 +6,30 @@ import pytest
 import torch
 
 from hdserve.engine.forward.compiled import can_pack
-from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16
-from hdserve.engine.linear import prepacked
+from hdserve.engine.kernels.registers import HAS_AMX
+from hdserve.engine.linear import layers, prepacked
 from hdserve.engine.linear.layers import (
     call_natively,
     multiply_row_by_row,
     prepare_linear_layers,
 )
-from hdserve.engine.linear.prepacked import PrepackedLinear
+from hdserve.engine.linear.prepacked import PrepackedLinear, prepacked_kernel
 from hdserve.engine.linear.shared import replace_modules
 from hdserve.engine.linear.skinny import SkinnyLinear
+from tests.engine.linear.test_prepacked import needs_kernel
 
 
 def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
     return torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(3)]).to(dtype)
 
 
+@pytest.fixture
+def without_prepacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors that have no kernel for it."""
+    monkeypatch.setattr(layers, "prepack_layers", lambda _module: None)
+
+
+@pytest.mark.usefixtures("without_prepacking")
 def test_small_layers_are_stored_by_column() -> None:
     """As PyTorch multiplies one row faster; if the kernel is faster for more, a copy of them."""
     module = layers_of(64, torch.float32)
@@ -34,6 +42,7 @@ def test_small_layers_are_stored_by_column() -> None:
         assert torch.equal(stored, layer.weight)
 
 
+@pytest.mark.usefixtures("without_prepacking")
 def test_an_embedding_is_not_transposed() -> None:
     """Its rows are read, whoever else multiplies by them."""
     module = layers_of(64, torch.float32)
@@ -45,6 +54,7 @@ def test_an_embedding_is_not_transposed() -> None:
     assert module[1].weight is embedding.weight
 
 
+@pytest.mark.usefixtures("without_prepacking")
 @pytest.mark.parametrize("size", [64, 1024])
 def test_exact_models_use_the_kernel_whatever_is_faster(size: int) -> None:
     module = layers_of(size, torch.float32)
@@ -53,6 +63,7 @@ def test_exact_models_use_the_kernel_whatever_is_faster(size: int) -> None:
     assert module[0].weight.stride() == (size, 1)
 
 
+@pytest.mark.usefixtures("without_prepacking")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_layers_are_tried(dtype: torch.dtype) -> None:
     """Whatever comes out, all layers are of one kind, and give what they gave to who calls them
@@ -67,16 +78,20 @@ def test_large_layers_are_tried(dtype: torch.dtype) -> None:
     torch.testing.assert_close(module(rows), before, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_exact", [False, True])
-def test_layers_are_prepacked_where_there_is_a_kernel_for_them(is_exact: bool) -> None:
-    module = layers_of(128, torch.bfloat16)
-    module.append(torch.nn.Linear(128, 36).bfloat16())
+def test_layers_are_prepacked_where_there_is_a_kernel_for_them(
+    is_exact: bool, dtype: torch.dtype
+) -> None:
+    is_faster = prepacked_kernel(dtype) is not None and (is_exact or not HAS_AMX)
+    module = layers_of(128, dtype)
+    module.append(torch.nn.Linear(128, 36).to(dtype))
     prepare_linear_layers(module, is_exact)
     assert multiply_row_by_row(module) or not is_exact
     *many, few = module
     assert not isinstance(few, PrepackedLinear)
     for layer in many:
-        assert isinstance(layer, PrepackedLinear) == (HAS_AVX512_BF16 and (is_exact or not HAS_AMX))
+        assert isinstance(layer, PrepackedLinear) == is_faster
 
 
 def test_float64_and_layers_of_odd_sizes_are_left() -> None:
@@ -96,7 +111,7 @@ def test_rows_are_their_own_where_the_kernel_multiplies_all_of_them() -> None:
     assert not multiply_row_by_row(model), "a single row is PyTorch's"
 
 
-@pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
+@needs_kernel
 def test_nothing_is_unpacked_when_layers_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take as long as prepacking all of them."""
 

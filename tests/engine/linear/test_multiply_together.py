@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.linear import gpu_skinny, prepacked  # noqa: F401 - with operators
 from hdserve.engine.linear.multiply_together import MultiplyTogether
+from hdserve.engine.linear.prepacked import prepacked_kernel
 from hdserve.engine.linear.prepacked_weights import prepack
 from tests.engine.linear.test_skinny import step
 
@@ -67,7 +67,7 @@ def test_calls_of_the_same_rows_are_merged(
     together = [getattr(torch.ops.hdserve, each).default for each in OPERATORS_OF_SEVERAL[name]]
     found = [len(node.users) for node in merged.nodes if node.target in together]
     assert found == numbers
-    if name == "prepacked_linear" and not HAS_AVX512_BF16:
+    if name == "prepacked_linear" and prepacked_kernel(torch.bfloat16) is None:
         return
     inputs = [given(node.name, name) for node in graph.nodes if node.op == "placeholder"]
     with step():

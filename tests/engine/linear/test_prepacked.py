@@ -5,29 +5,43 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16
-from hdserve.engine.linear.prepacked import PrepackedLinear, can_prepack
+from hdserve.engine.kernels.pairs import NUM_PAIRED
+from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
+from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, NUM_LANES
+from hdserve.engine.linear.prepacked import PrepackedLinear, can_prepack, prepacked_kernel
 from tests.engine.linear.test_skinny import step
 
-pytestmark = pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
+needs_kernel = pytest.mark.skipif(
+    prepacked_kernel(torch.bfloat16) is None, reason="no kernel of this processor prepacks weights"
+)
+pytestmark = needs_kernel
+
+DTYPES = [dtype for dtype in (torch.bfloat16, torch.float32) if prepacked_kernel(dtype)]
 
 
-def make_layer(num_inputs: int, num_outputs: int, *, has_bias: bool = False) -> torch.nn.Linear:
+def make_layer(
+    num_inputs: int,
+    num_outputs: int,
+    *,
+    has_bias: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.nn.Linear:
     layer = torch.nn.Linear(num_inputs, num_outputs, bias=has_bias)
-    return layer.bfloat16().requires_grad_(False)
+    return layer.to(dtype).requires_grad_(False)
 
 
 @pytest.mark.usefixtures("num_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_outputs", [64, 80, 128, 1_040])
 @pytest.mark.parametrize("size", [(1, 1, 512), (1, 7, 512), (2, 3, 512), (40, 512), (1, 0, 512)])
 @torch.inference_mode()
 def test_it_is_the_layer(
-    size: tuple[int, ...], num_outputs: int, has_bias: bool, num_streams: int
+    size: tuple[int, ...], num_outputs: int, has_bias: bool, num_streams: int, dtype: torch.dtype
 ) -> None:
-    layer = make_layer(512, num_outputs, has_bias=has_bias)
-    rows = torch.randn(size).bfloat16()
+    layer = make_layer(512, num_outputs, has_bias=has_bias, dtype=dtype)
+    rows = torch.randn(size).to(dtype)
     wanted = layer(rows)
     prepacked = PrepackedLinear(layer, num_streams)
     with step():
@@ -38,13 +52,15 @@ def test_it_is_the_layer(
     with step():
         assert torch.equal(prepacked(rows), found)
     assert found.shape == wanted.shape
-    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+    error = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, wanted, atol=error, rtol=error)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_a_row_is_its_own_whatever_shapes_are_exact() -> None:
-    layer = PrepackedLinear(make_layer(256, 352))
-    rows = torch.randn(300, 256).bfloat16()
+def test_a_row_is_its_own_whatever_shapes_are_exact(dtype: torch.dtype) -> None:
+    layer = PrepackedLinear(make_layer(256, 352, dtype=dtype))
+    rows = torch.randn(300, 256).to(dtype)
     with step():
         few = layer(rows[7:8])
     with step(is_exact=True):
@@ -61,10 +77,12 @@ def test_weights_are_unpacked_once() -> None:
 
 def test_layers_are_told_apart() -> None:
     assert can_prepack(make_layer(64, 80, has_bias=True))
-    assert not can_prepack(make_layer(48, 80)), "inputs are multiplied by 32"
-    assert not can_prepack(make_layer(64, 48)), "there is no whole block"
-    assert not can_prepack(make_layer(64, 72)), "outputs are no whole vectors"
-    assert not can_prepack(make_layer(64, 80).float())
+    halves = NUM_PAIRED // 2, NUM_LANES // 2
+    assert not can_prepack(make_layer(64 + halves[0], 80)), "inputs are multiplied in pairs"
+    assert not can_prepack(make_layer(64, OUTPUTS_PER_BLOCK - NUM_LANES)), "no whole block"
+    assert not can_prepack(make_layer(64, 80 + halves[1])), "outputs are no whole vectors"
+    assert can_prepack(make_layer(64, 80).float()) == HAS_AVX2_ALONE
+    assert not can_prepack(make_layer(64, 80).half())
     layer = make_layer(64, 80, has_bias=True)
     layer.bias = torch.nn.Parameter(layer.bias.float(), requires_grad=False)
     assert not can_prepack(layer)

@@ -7,18 +7,20 @@ import torch
 import torch.nn.functional as F
 
 from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.linear.prepacked import PrepackedLinear
 from hdserve.engine.linear.prepacked_embedding import PrepackedEmbedding, has_rows
-from tests.engine.linear.test_prepacked import make_layer
+from tests.engine.linear.test_prepacked import DTYPES, make_layer, needs_kernel
 
 
-@pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("size", [(1,), (1, 9), (2, 3), (0,)])
 @torch.inference_mode()
-def test_an_embedding_reads_prepacked_weights(size: tuple[int, ...], num_streams: int) -> None:
-    layer = make_layer(96, 3 * OUTPUTS_PER_BLOCK)
+def test_an_embedding_reads_prepacked_weights(
+    size: tuple[int, ...], num_streams: int, dtype: torch.dtype
+) -> None:
+    layer = make_layer(96, 3 * OUTPUTS_PER_BLOCK, dtype=dtype)
     embedding = PrepackedEmbedding(PrepackedLinear(layer, num_streams))
     token_ids = torch.randint(layer.out_features, size)
     assert torch.equal(embedding(token_ids), F.embedding(token_ids, layer.weight))

@@ -7,13 +7,13 @@ import copy
 import pytest
 import torch
 
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.linear import prepacked_layers
 from hdserve.engine.linear.prepacked import PrepackedLinear
 from hdserve.engine.linear.prepacked_embedding import PrepackedEmbedding
 from hdserve.engine.linear.prepacked_layers import prepack_layers
+from tests.engine.linear.test_prepacked import needs_kernel
 
-pytestmark = pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
+pytestmark = needs_kernel
 
 
 class ScaledEmbedding(torch.nn.Embedding):

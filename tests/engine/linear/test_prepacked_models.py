@@ -13,7 +13,6 @@ from hdserve.config import EngineConfig
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.forward.compiled import can_compile
 from hdserve.engine.forward.model_runner import ModelRunner
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.linear import prepacked_layers
 from hdserve.engine.linear.prepacked import PrepackedLinear
@@ -22,12 +21,13 @@ from hdserve.engine.loading.compilation import compile_model
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.engine.loading.model_check import check_packed_forward
 from hdserve.tree import DraftTree
+from tests.engine.linear.test_prepacked import needs_kernel
 from tests.models import ARCHITECTURES
 
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
-    pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16"),
+    needs_kernel,
 ]
 
 _SIZES: dict[str, Any] = {

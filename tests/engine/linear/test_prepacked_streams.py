@@ -16,8 +16,14 @@ from hdserve.engine.linear.prepacked_streams import pick_num_streams
 def test_two_where_weights_come_from_memory_and_that_is_faster(
     monkeypatch: pytest.MonkeyPatch, num_bytes: int, is_faster: bool, num_streams: int
 ) -> None:
+    monkeypatch.setattr(prepacked_streams, "HAS_AVX2_ALONE", False)
     monkeypatch.setattr(prepacked_streams, "_are_two_faster", lambda: is_faster)
     assert pick_num_streams(num_bytes) == num_streams
+
+
+def test_always_two_for_tiles_that_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepacked_streams, "HAS_AVX2_ALONE", True)
+    assert pick_num_streams(1) == 2
 
 
 @pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
