@@ -37,7 +37,7 @@ from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import align
 from hdserve.engine.kv_cache.shape import KVShape
-from hdserve.engine.linear.prepacked import multiply_prepacked
+from hdserve.engine.linear.prepacked import multiply_prepacked, prepacked_kernel
 from hdserve.engine.linear.prepacked_weights import prepack
 from hdserve.engine.linear.skinny import multiply_rows
 from hdserve.engine.loading.compilation import compile_model
@@ -146,12 +146,13 @@ def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) 
     if multiplies_bfloat16(CPU):
         contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
         contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
-    if HAS_AVX512_BF16:
-        inputs = rows.bfloat16()
+    for name, stored in (("", weights), (" bfloat16", halves)):
+        if prepacked_kernel(stored[0].dtype) is None:
+            continue
         for num_streams in range(1, MAX_STREAMS + 1):
-            prepacked = [prepack(weight, num_streams) for weight in halves]
-            contenders[f"kernel, prepacked, streams: {num_streams}"] = partial(
-                multiply_all, prepacked, inputs, num_outputs, workers
+            prepacked = [prepack(weight, num_streams) for weight in stored]
+            contenders[f"kernel, prepacked{name}, streams: {num_streams}"] = partial(
+                multiply_all, prepacked, rows.to(stored[0].dtype), num_outputs, workers
             )
     return best_ms(contenders, num_rounds)
 

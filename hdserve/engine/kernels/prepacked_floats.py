@@ -18,39 +18,28 @@ into the L1 cache; between two blocks the sums of a panel of rows are in memory.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from hdserve.engine.kernels.block_sums import loads_block, stores_block
-from hdserve.engine.kernels.blocks import NUM_COLUMNS, chosen, fuses_rows, repeated, zeros
+from hdserve.engine.kernels.blocks import chosen
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import bfloats_at, floats_at, stack_floats, words_at
+from hdserve.engine.kernels.prepacked_float_tiles import (
+    BFLOAT16,
+    FLOAT32,
+    MAX_ROWS_OF_WHOLE,
+    WORDS_PER_LINE,
+    Kind,
+    Part,
+    tile,
+)
 from hdserve.engine.kernels.prepacked_tiles import (
-    COLUMNS_PER_STREAM,
     FEWEST_OF_SEVERAL,
     MAX_ROWS,
     MAX_STREAMS,
     OUTPUTS_PER_BLOCK,
-    first_output,
 )
 from hdserve.engine.kernels.registers import NUM_LANES
-from hdserve.engine.kernels.vectors import (
-    added,
-    load,
-    load_high_halves,
-    load_low_halves,
-    prefetch,
-    store,
-    store_rounded_halves,
-)
-
-WORDS_PER_LINE: Final = COLUMNS_PER_STREAM * NUM_LANES
-"""Words of weights in a cache line: those of half the outputs of a block."""
-
-_MAX_ROWS_OF_WHOLE: Final = 2
-"""The most rows that are multiplied with a whole block at a time."""
-
-_LINES_AHEAD: Final = 48
-"""How far ahead a tile that is alone prefetches its weights."""
+from hdserve.engine.kernels.vectors import load, store
 
 WORDS_PER_BLOCK: Final = 64
 """Words of an output in a block of weights, which takes 8 KB: two of them fit into an L1 cache of
@@ -64,140 +53,10 @@ _stack_sums = stack_floats(_MAX_ROWS_PER_PANEL, OUTPUTS_PER_BLOCK)
 _stack_rows = stack_floats(1, MAX_INPUTS)
 
 
-class Part(NamedTuple):
-    """What a tile multiplies.
-
-    Attributes:
-        row: the first of the tile; ``line`` is the first row of its sums in those of the panel.
-        block: of outputs.
-        stream: the first of the tile.
-        first, stop: the range of words.
-        num_streams: in which the weights of a block are stored.
-    """
-
-    row: int
-    line: int
-    block: int
-    stream: int
-    first: int
-    stop: int
-    num_streams: int
-
-
-class Kind(NamedTuple):
-    """How compiled code reads the weights of one dtype and stores products of it.
-
-    Attributes:
-        loads: loads a vector of weights for each input of a word.
-        store: stores a vector of products.
-    """
-
-    loads: tuple[Any, ...]
-    store: Any
-
-
-FLOAT32: Final = Kind((load,), store)
-BFLOAT16: Final = Kind((load_low_halves, load_high_halves), store_rounded_halves)
-
-
-@inlined
-def _steps(num_streams: int, num_words: int) -> tuple[int, int]:
-    """How many lines are between a word and the next, and between the streams of a word."""
-    return (1, num_words) if num_streams == MAX_STREAMS else (MAX_STREAMS, 1)
-
-
-def _loads_line(load_words: Any, num_columns: int) -> Any:
-    """A function for compiled code that loads the weights of a word for a tile."""
-
-    @inlined
-    def load_column(index: int, given: Any) -> Any:
-        weights, line, gap = given
-        place = index % COLUMNS_PER_STREAM * NUM_LANES
-        return load_words(weights, (line + index // COLUMNS_PER_STREAM * gap, place))
-
-    return repeated(load_column, num_columns)
-
-
-def _adds_word(kind: Kind, num_rows: int, num_columns: int) -> Any:
-    """A function for compiled code that adds to sums the products of a word of weights."""
-    fuse = fuses_rows(num_rows)
-    load_first = _loads_line(kind.loads[0], num_columns)
-    load_last = _loads_line(kind.loads[-1], num_columns)
-
-    @inlined
-    def add_float(rows: Any, row: int, word: int, line: Any, sums: Any) -> Any:
-        return fuse(rows, row, word, load_first(line), sums)
-
-    @inlined
-    def add_pair(rows: Any, row: int, word: int, line: Any, sums: Any) -> Any:
-        sums = fuse(rows, row, 2 * word, load_first(line), sums)
-        return fuse(rows, row, 2 * word + 1, load_last(line), sums)
-
-    return add_float if len(kind.loads) == 1 else add_pair
-
-
-def _stores_products(kind: Kind, num_rows: int, num_columns: int) -> Any:
-    """A function for compiled code that stores the sums of a tile, with the bias."""
-    store_vector = kind.store
-
-    @inlined
-    def store_product(index: int, given: Any) -> None:
-        products, bias, row, output, sums = given
-        column = output + index % num_columns * NUM_LANES
-        found = sums[index]
-        if bias.shape[0]:
-            found = added(found, load(bias, (0, column)))
-        store_vector(products, (row + index // num_columns, column), found)
-
-    return repeated(store_product, num_rows * num_columns)
-
-
-def _columns_of(num_rows: int) -> int:
-    """The columns of a tile: those of a block, or of one stream."""
-    return NUM_COLUMNS if num_rows <= _MAX_ROWS_OF_WHOLE else COLUMNS_PER_STREAM
-
-
-def _tile(kind: Kind, num_rows: int, *, is_alone: bool) -> Any:
-    """The product of ``num_rows`` rows and a block of weights, or one stream of it.  One of several
-    tiles prefetches the block of words that comes next."""
-    num_columns = _columns_of(num_rows)
-    num_streams_read = num_columns // COLUMNS_PER_STREAM
-    zero_sums, add_word = zeros(num_rows, num_columns), _adds_word(kind, num_rows, num_columns)
-    load_sums = loads_block(num_rows, num_columns)
-    store_sums = stores_block(num_rows, num_columns)
-    store_products = _stores_products(kind, num_rows, num_columns)
-    inputs_per_word = len(kind.loads)
-
-    @inlined
-    def multiply_tile(given: Any) -> None:
-        rows, weights, bias, products, sums, part = given
-        num_words = rows.shape[1] // inputs_per_word
-        step, gap = _steps(part.num_streams, num_words)
-        line = part.block * num_words * MAX_STREAMS + part.stream * gap + part.first * step
-        column = part.stream * COLUMNS_PER_STREAM * NUM_LANES
-        ahead = _LINES_AHEAD if is_alone else (part.stop - part.first) * step
-        found = zero_sums()
-        if not is_alone and part.first:
-            found = load_sums((sums, part.line, column))
-        for word in range(part.first, part.stop):
-            prefetch(weights, (line + ahead, 0))
-            if num_streams_read == MAX_STREAMS:
-                prefetch(weights, (line + gap + ahead, 0))
-            found = add_word(rows, part.row, word, (weights, line, gap), found)
-            line += step
-        if not is_alone and part.stop < num_words:
-            store_sums((sums, part.line, column, found))
-        else:
-            output = first_output(part.block, products) + column
-            store_products((products, bias, part.row, output, found))
-
-    return multiply_tile
-
-
 def _multiplies_few(kind: Kind) -> Any:
     """The product of up to ``MAX_ROWS`` float32 rows and prepacked weights for compiled code."""
     multiply_tile = chosen(
-        {number: _tile(kind, number, is_alone=True) for number in range(1, MAX_ROWS + 1)}
+        {number: tile(kind, number, is_alone=True) for number in range(1, MAX_ROWS + 1)}
     )
     inputs_per_word = len(kind.loads)
 
@@ -205,7 +64,7 @@ def _multiplies_few(kind: Kind) -> Any:
     def multiply(given: Any, num_streams: int, first: int, stop: int) -> None:
         rows, weights, bias, products = given
         num_rows, num_inputs = rows.shape
-        step = MAX_STREAMS if num_rows <= _MAX_ROWS_OF_WHOLE else 1
+        step = MAX_STREAMS if num_rows <= MAX_ROWS_OF_WHOLE else 1
         for block in range(first, stop):
             for stream in range(0, MAX_STREAMS, step):
                 part = Part(0, 0, block, stream, 0, num_inputs // inputs_per_word, num_streams)
@@ -218,7 +77,7 @@ def _multiplies_many(kind: Kind) -> Any:
     """The product of more rows."""
     multiply_tile = chosen(
         {
-            number: _tile(kind, number, is_alone=False)
+            number: tile(kind, number, is_alone=False)
             for number in range(FEWEST_OF_SEVERAL, MAX_ROWS + 1)
         }
     )
@@ -238,8 +97,8 @@ def _multiplies_many(kind: Kind) -> Any:
                 for word in range(0, num_words, WORDS_PER_BLOCK):
                     word_stop = min(word + WORDS_PER_BLOCK, num_words)
                     line = 0
-                    for tile in range(num_tiles):
-                        num_own = (size + tile) // num_tiles
+                    for index in range(num_tiles):
+                        num_own = (size + index) // num_tiles
                         for stream in range(MAX_STREAMS):
                             row = panel + line
                             part = Part(row, line, block, stream, word, word_stop, num_streams)
