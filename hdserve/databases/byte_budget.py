@@ -108,8 +108,8 @@ class ByteBudget(Generic[PartT]):
         num_free = self.max_bytes - self.num_bytes
         allowed = min(self.max_bytes, self._sizes[namespace] + num_free)
         if num_free > self.max_bytes // FREE_SHARE and allowed > part.max_bytes:
-            part.limit(allowed)
             self._on_change()
+            part.limit(allowed)
 
     def note(self, namespace: str) -> None:
         """A part may have grown: make room for it."""

@@ -30,9 +30,9 @@ RECYCLED_SHARE = 16
 PROMPT_BLOCK_TOKENS = 32
 
 MAX_PUT_OFF_TOKENS: Final = 1024
-"""Outputs are deferred until they have this many tokens together or somebody reads.  Between
-forwards, which leave other data in the processor's caches, inserting each output by itself takes
-three times as long (docs/adr/0030)."""
+"""Outputs are deferred until they have this many tokens together, or somebody reads or catches up.
+Between forwards, which leave other data in the processor's caches, inserting each output by itself
+takes three times as long (docs/adr/0030)."""
 
 MAX_COUNTED_TOKENS: Final = 4096
 """This many tokens of a long output are counted at once, which takes 2 to 3 ms.  More can only be
@@ -100,14 +100,14 @@ class ModelDatabase:
 
     @property
     def version(self) -> int:
-        """Changes whenever an array of any namespace is added, removed or replaced."""
-        self._insert_put_off()
+        """Changes whenever an array of any namespace is added, removed or replaced.  What is
+        deferred changes it when it is inserted."""
         return self._version
 
     @property
     def _partitions(self) -> ByteBudget[NamespaceTables]:
         """The partitions with all deferred outputs inserted, as readers must see them."""
-        self._insert_put_off()
+        self.catch_up()
         return self._byte_budget
 
     @property
@@ -159,6 +159,11 @@ class ModelDatabase:
         """The tables of a namespace; ``None`` while nothing was inserted."""
         return self._partitions.get(namespace)
 
+    def peek(self, namespace: str) -> NamespaceTables | None:
+        """The tables of a namespace without what is deferred.  Nothing is inserted, so arrays found
+        before are still the present ones."""
+        return self._byte_budget.get(namespace)
+
     def recycled(self, namespace: str) -> RecycledDatabase | None:
         """What the model thought likely in a namespace; ``None`` while nothing was kept."""
         return self._recycled.get(namespace)
@@ -169,7 +174,7 @@ class ModelDatabase:
         found = self._recycled.use(namespace, RecycledDatabase)
         while found.table.is_reserve_low(num_new):
             self._note_change()
-            found.reserve_more(num_new)
+            found.table.reserve_more(num_new)
         found.table.advance_stamp()
         self._recycled.note(namespace)
         return found
@@ -194,9 +199,9 @@ class ModelDatabase:
                 partition.insert(tokens, num_counted, prompt)
 
     def answer_place(self, namespace: str, prompt: Sequence[int]) -> int:
-        """Where in the log of a namespace the last recorded answer to a prompt begins; 0 if there
-        is none."""
-        partition = self.partition(namespace)
+        """Where in the log of a namespace the last recorded answer to a prompt begins, as far as
+        outputs are inserted; 0 if there is none."""
+        partition = self.peek(namespace)
         if partition is None or not partition.answers.num_bytes:
             return 0
         return partition.answers.place_of(prompt_hash(prompt))
@@ -223,9 +228,9 @@ class ModelDatabase:
         self._put_off.append(put_off)
         self._num_put_off_tokens += put_off.num_tokens
         if self._num_put_off_tokens >= MAX_PUT_OFF_TOKENS:
-            self._insert_put_off()
+            self.catch_up()
 
-    def _insert_put_off(self) -> None:
+    def catch_up(self) -> None:
         """Insert the deferred outputs; the rest of a long output in the next calls."""
         while self._put_off:
             put_off = self._put_off.popleft()
@@ -316,11 +321,12 @@ class ModelDatabase:
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, created if there is none, to add to."""
         partition = self._byte_budget.use(namespace, self._new_partition)
-        version = partition.version
+        before = partition.arrays
         try:
             yield partition
         finally:
-            self._version += partition.version - version
+            if any(old is not new for old, new in zip(before, partition.arrays, strict=True)):
+                self._note_change()
             self._byte_budget.note(namespace)
 
     def _new_partition(self, max_bytes: int) -> NamespaceTables:

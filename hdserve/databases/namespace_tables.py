@@ -17,7 +17,7 @@ from hdserve.databases.history import (
     index_tokens,
     new_places,
 )
-from hdserve.databases.ngram import BUCKET_BYTES, START, Ints, Tokens, insert_parts
+from hdserve.databases.ngram import BUCKET_BYTES, START, Ints, Rows, Tokens, insert_parts
 from hdserve.databases.ngram_table import MIN_BUCKETS, NgramTable
 
 MODEL_ORDERS = (0, 1, 2, 4)
@@ -62,8 +62,6 @@ class NamespaceTables:
         log, places, log_state: the text itself, for copies of any length, see ``history``.
         answers: where in the log the answers to prompts begin.
         prompt_blocks: hashes of the beginnings of prompts that were inserted.
-        version: changes before an array is replaced, so that nobody keeps the old array if the
-            replacement is interrupted.
     """
 
     def __init__(self, max_bytes: int, number: int = 1) -> None:
@@ -77,7 +75,6 @@ class NamespaceTables:
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
         self.places: Ints = new_places(MIN_LOG_TOKENS)
         self.log_state: Ints = np.array([0, 1], np.int64)
-        self.version = 0
         self.num_tokens = 0
         self.num_texts = 0
         self.prompt_blocks: set[int] = set()
@@ -88,6 +85,12 @@ class NamespaceTables:
         """Memory in use."""
         places_bytes = self._prompt_bytes + self.answers.num_bytes
         return OBJECT_BYTES + self.table.num_bytes + self._log_bytes + places_bytes
+
+    @property
+    def arrays(self) -> tuple[Rows, Ints, Tokens, Ints, Ints]:
+        """What is drafted from: rows and size of the table, log, places and state of the log.  Each
+        may be replaced by another array when something is inserted, or the limit changes."""
+        return self.table.rows, self.table.size, self.log, self.places, self.log_state
 
     @property
     def _log_bytes(self) -> int:
@@ -116,7 +119,6 @@ class NamespaceTables:
             self._max_log_tokens = max(self._max_log_tokens, len(self.log))
         if len(self.log) > self._max_log_tokens:
             self._resize_log(self._max_log_tokens)
-        self.version += 1
         self._bound_prompts(())
         self.answers.limit(max_bytes // ANSWER_SHARE)
         return self.table.limit(max_bytes - self._log_bytes - self._reserved_bytes)
@@ -128,7 +130,6 @@ class NamespaceTables:
         self._bound_prompts(blocks)
         if is_first and self.prompt_blocks:
             log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
-            self.version += 1
             self.table.limit(self.max_bytes - log_bytes - self._reserved_bytes)
 
     @property
@@ -174,7 +175,6 @@ class NamespaceTables:
         num_new = sum(max(0, length - begin) for length, begin in parts)
         num_contexts = num_new * (len(MODEL_ORDERS) - 1)  # the empty context exists only once
         while self.table.is_reserve_low(num_contexts):
-            self.version += 1
             self.table.reserve_more(num_contexts)
         rows, size, stamp = self.table.rows, self.table.size, self.table.stamp
         insert_parts(rows, size, tokens, np.array(parts, np.int64), self._orders, stamp)
@@ -200,7 +200,6 @@ class NamespaceTables:
         log, places = np.zeros(capacity, np.int32), new_places(capacity)
         log[positions & (capacity - 1)] = self.log[positions & (len(self.log) - 1)]
         index_tokens(log, places, begin + MATCH_TOKENS, end)
-        self.version += 1
         self.log, self.places = log, places
 
     def _forget_before(self, position: int) -> None:

@@ -73,13 +73,11 @@ class RecycledDatabase:
 
     Attributes:
         table: grows up to ``max_bytes``.
-        version: changes before the rows become another array.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.table = NgramTable(max_bytes - OBJECT_BYTES, MIN_RESERVE_BYTES)
-        self.version = 0
 
     @property
     def num_bytes(self) -> int:
@@ -91,13 +89,7 @@ class RecycledDatabase:
         """Contexts held, counted when added; at most what the table has room for."""
         return min(int(self.table.size[NUM_ADDED]), self.table.max_buckets * BUCKET_ROWS)
 
-    def reserve_more(self, num_new: int = 0) -> None:
-        """Let the table grow further, see :meth:`NgramTable.is_reserve_low`."""
-        self.version += 1
-        self.table.reserve_more(num_new)
-
     def limit(self, max_bytes: int) -> int:
         """Take no more than ``max_bytes`` from now on; returns how many contexts were given up."""
         self.max_bytes = max_bytes
-        self.version += 1
         return self.table.limit(max_bytes - OBJECT_BYTES)

@@ -44,7 +44,7 @@ from hdserve.drafting.growth import grow_tree
 from hdserve.drafting.handles import HandleTable
 from hdserve.drafting.hierarchy_request import LEVEL_SOURCES, HierarchyRequest, new_state
 from hdserve.drafting.observing import DecidedStep
-from hdserve.drafting.sources import DraftSources
+from hdserve.drafting.sources import DraftSources, NamespaceSources
 from hdserve.tree import Acceptance, DraftTree
 
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
@@ -192,6 +192,7 @@ class Hierarchy(BatchDrafter):
         self._levels = self._available_levels()
 
     def start(self, seq: Sequence) -> None:
+        self._sources.catch_up()
         calibration = self._calibration_of(seq)
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
         if expected:  # it follows a copy of the prompt's end, so that its beginning is found
@@ -225,23 +226,24 @@ class Hierarchy(BatchDrafter):
         calibration = self.calibration(seq.namespace)
         return calibration if seq.speculation.is_output_shared else calibration.copy()
 
-    def _levels_of(self, seq: Sequence) -> int:
+    def _levels_of(self, seq: Sequence, sources: NamespaceSources) -> int:
         levels = self._levels
         for level in range(NUM_LEVELS):
             if not seq.speculation.allows(LEVEL_SOURCES[level]):
                 levels &= ~(1 << level)
-        if self._sources.of(seq.namespace).recycled is None:
+        if sources.recycled is None:
             levels &= ~(1 << RECYCLED)
         return levels
 
     def _connect(self, request: HierarchyRequest, seq: Sequence) -> None:
         """Draft for ``request`` from the arrays that exist now."""
-        request.connect(self._sources.of(seq.namespace), self._levels_of(seq))
+        sources = self._sources.of(seq.namespace)
+        request.connect(sources, self._levels_of(seq, sources))
 
     def _refresh(self, request: HierarchyRequest, seq: Sequence, version: int) -> None:
         """Use new arrays if some were replaced, which the version of the sources tells."""
         if request.sources_version != version:
-            if request.sources is not self._sources.of(seq.namespace):
+            if request.sources is not self._sources.of(seq.namespace, request.sources):
                 self._connect(request, seq)
             request.sources_version = version
 
@@ -319,6 +321,7 @@ class Hierarchy(BatchDrafter):
         known = [one for one in verified if self.name in one.seq.drafter_state]
         recycled = [one for one in known if self._is_recycled(one)]
         try:
+            self._sources.catch_up()
             self._reserve_recycled(recycled)
         finally:  # decided tokens are appended to each text even if memory is short
             self._learn(known, {one.seq.request_id for one in recycled})

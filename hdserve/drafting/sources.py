@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,46 +29,24 @@ MAX_NAMESPACES = 256
 """The most namespaces whose tables of arrays are kept."""
 
 
-class _Partitions(NamedTuple):
-    """The partitions of a namespace; ``None`` if nothing was inserted.
-
-    Attributes:
-        model: what this model generated.
-        others: what another model generated: of those that have something, the best-ranked.
-        recycled: the tokens this model thought likely.
-    """
-
-    model: NamespaceTables | None
-    others: NamespaceTables | None
-    recycled: RecycledDatabase | None
-
-    def versions(self) -> tuple[int, ...]:
-        """Versions that change when an array is replaced."""
-        return tuple(0 if part is None else part.version for part in self)
-
-
 class NamespaceSources:
-    """The partitions that requests of one namespace are drafted from.
+    """The arrays that requests of one namespace are drafted from.
 
     Attributes:
+        recycled: the tokens this model thought likely; ``None`` while nothing was kept.
         handles: of :class:`Databases`; the request's own arrays are replaced in a copy.
     """
 
-    __slots__ = ("_partitions", "_versions", "handles")
+    __slots__ = ("_databases", "handles", "recycled")
 
-    def __init__(self, partitions: _Partitions, databases: Databases) -> None:
-        self._partitions = partitions
-        self._versions = partitions.versions()
+    def __init__(self, databases: Databases, recycled: RecycledDatabase | None) -> None:
+        self._databases = databases
+        self.recycled = recycled
         self.handles = HandleTable(databases)
 
-    @property
-    def recycled(self) -> RecycledDatabase | None:
-        return self._partitions.recycled
-
-    def are(self, partitions: _Partitions) -> bool:
-        """Whether the arrays of these partitions are still the same."""
-        pairs = zip(self._partitions, partitions, strict=True)
-        return all(own is now for own, now in pairs) and self._versions == partitions.versions()
+    def are(self, databases: Databases) -> bool:
+        """Whether these are the same arrays."""
+        return all(own is now for own, now in zip(self._databases, databases, strict=True))
 
 
 class DraftSources:
@@ -82,6 +59,8 @@ class DraftSources:
     def __init__(self, resources: DraftResources) -> None:
         self.orders = _order_table()
         self._resources = resources
+        own = resources.model_database
+        self._model_databases = (*([own] if own else []), *resources.draft_from)
         self._ending: Ints = np.array(sorted(resources.ending_token_ids), np.int64)
         self._nothing = NamespaceTables(1 << 14)
         self._known: dict[str, NamespaceSources] = {}
@@ -94,55 +73,65 @@ class DraftSources:
         self._known.clear()
         self._num_replaced += 1
 
+    def catch_up(self) -> None:
+        """Have the model databases insert what they deferred.  Nothing else here does: arrays stay
+        the present ones until somebody inserts, or calls this."""
+        for database in self._model_databases:
+            database.catch_up()
+
     @property
     def version(self) -> int:
         """A number that changes before :meth:`of` returns anything else."""
-        database = self._resources.model_database
-        version = self._num_replaced + (0 if database is None else database.version)
-        for other in self._resources.draft_from:
-            version += other.version
+        version = self._num_replaced
+        for database in self._model_databases:
+            version += database.version
         return version
 
-    def of(self, namespace: str) -> NamespaceSources:
-        """The arrays as they are now."""
-        self._forget_replaced()
+    def of(self, namespace: str, former: NamespaceSources | None = None) -> NamespaceSources:
+        """The arrays as they are now.
+
+        When the version has changed, those of all namespaces are released: they hold text that may
+        have been dropped.
+
+        Args:
+            former: what was returned earlier; it is returned again if the arrays are the same.
+        """
+        version = self.version
+        if version != self._known_version:
+            self._known.clear()
+            self._known_version = version
         known = self._known.get(namespace)
         if known is None:
             if len(self._known) >= MAX_NAMESPACES:
                 self._known.clear()
-            partitions = self._partitions(namespace)
-            known = NamespaceSources(partitions, self._databases(partitions))
+            known = self._found(namespace, former)
             self._known[namespace] = known
         return known
+
+    def _found(self, namespace: str, former: NamespaceSources | None) -> NamespaceSources:
+        database = self._resources.model_database
+        recycled = None if database is None else database.recycled(namespace)
+        databases = self._databases(namespace, recycled)
+        if former is not None and former.are(databases):
+            return former
+        return NamespaceSources(databases, recycled)
 
     def forget(self, namespace: str) -> None:
         """Keep no reference to anything of a namespace."""
         self._known.pop(namespace, None)
 
-    def _forget_replaced(self) -> None:
-        """Release arrays that no longer belong to a namespace: they hold its text."""
-        version = self.version
-        if version == self._known_version:
-            return
-        for namespace, known in list(self._known.items()):
-            if not known.are(self._partitions(namespace)):
-                del self._known[namespace]
-        self._known_version = version
+    def _databases(self, namespace: str, kept: RecycledDatabase | None) -> Databases:
+        """All arrays except those of a request, which are empty.
 
-    def _partitions(self, namespace: str) -> _Partitions:
-        database = self._resources.model_database
-        others = None
-        for other in self._resources.draft_from:
-            others = others or other.partition(namespace)
-        if database is None:
-            return _Partitions(None, others, None)
-        return _Partitions(database.partition(namespace), others, database.recycled(namespace))
-
-    def _databases(self, partitions: _Partitions) -> Databases:
-        """All arrays except those of a request, which are empty."""
+        What other models generated is of the best-ranked that has something.
+        """
         nothing, statistics = self._nothing, self._resources.statistics
-        model, others = partitions.model or nothing, partitions.others or nothing
-        recycled = partitions.recycled.table if partitions.recycled else nothing.table
+        database = self._resources.model_database
+        model = (database.peek(namespace) if database else None) or nothing
+        others = nothing
+        for other in reversed(self._resources.draft_from):
+            others = other.peek(namespace) or others
+        recycled = kept.table if kept else nothing.table
         return Databases(
             tokens=nothing.log,
             places=nothing.places,

@@ -29,8 +29,8 @@ def test_prompts_are_told_apart() -> None:
 
 def answer_of(database: ModelDatabase, namespace: str, prompt: list[int]) -> list[int]:
     """What begins where the answer is said to begin."""
-    place = database.answer_place(namespace, prompt)
     partition = database.partition(namespace)
+    place = database.answer_place(namespace, prompt)
     if not place or partition is None or place <= partition.log_state[LOG_OLDEST]:
         return []
     return partition.texts_since(place)[0]
