@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -70,6 +70,17 @@ def known_drafters() -> dict[str, type[Drafter]]:
     return known | dict(DRAFTERS)
 
 
+@cache
+def installed_drafters() -> Mapping[str, type[Drafter]]:
+    """All drafters by name, looked up once in a process: reading what is installed takes
+    milliseconds, and states are merged in the only thread of an actor.
+
+    Raises:
+        ConfigError: as :func:`known_drafters`; then the next call looks again.
+    """
+    return MappingProxyType(known_drafters())
+
+
 def build_drafters(config: DraftingConfig, resources: DraftResources) -> tuple[Drafter, ...]:
     """The configured drafters, in order.
 
@@ -102,7 +113,7 @@ def merge_drafter_states(kept: bytes, new: bytes) -> bytes:
     Raises:
         SnapshotError: one of them is corrupt or foreign.
     """
-    before, known = unpack_states(kept), known_drafters()
+    before, known = unpack_states(kept), installed_drafters()
     merged = unpack_states(new)
     for name in merged.keys() & before.keys() & known.keys():
         merged[name] = _merged(known[name], before[name], merged[name])

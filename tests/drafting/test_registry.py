@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 
 import numpy as np
@@ -24,6 +25,14 @@ from tests.drafting.helpers import (
 )
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4] * 3
+
+
+@pytest.fixture(autouse=True)
+def looked_up_anew() -> Iterator[None]:
+    """No test finds the drafters that were installed for another."""
+    registry.installed_drafters.cache_clear()
+    yield
+    registry.installed_drafters.cache_clear()
 
 
 def _config(*names: str, **options: object) -> DraftingConfig:
@@ -122,6 +131,23 @@ def test_a_drafter_that_cannot_merge_costs_the_others_nothing(
     merged = unpack_states(merge_drafter_states(*messages))
     assert merged["mine"] == b"new"
     assert Calibration.from_bytes(merged["hierarchy"]).num_tokens == 3000
+
+
+def test_what_is_installed_is_looked_up_once_for_all_merges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes milliseconds, of the only thread of an actor."""
+    asked: list[str] = []
+
+    def entry_points(group: str) -> EntryPoints:
+        asked.append(group)
+        return _entry_points("tests.drafters:UnmergedDrafter")
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    for number in range(3):
+        states = [pack_states({"mine": bytes([number, each])}) for each in (1, 2)]
+        assert unpack_states(merge_drafter_states(*states)) == {"mine": bytes([number, 2])}
+    assert asked == [registry.ENTRY_POINT_GROUP]
 
 
 @pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES // 2, MAX_CALIBRATION_BYTES])
