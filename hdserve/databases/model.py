@@ -198,13 +198,16 @@ class ModelDatabase:
             with self._fed(namespace) as partition:
                 partition.insert(tokens, num_counted, prompt)
 
-    def answer_place(self, namespace: str, prompt: Sequence[int]) -> int:
-        """Where in the log of a namespace the last recorded answer to a prompt begins, as far as
-        outputs are inserted; 0 if there is none."""
+    def answer_place(
+        self, namespace: str, prompt: Sequence[int], output: Sequence[int] = ()
+    ) -> int:
+        """Where in the log of a namespace the last recorded answer to a prompt goes on after
+        ``output``, as far as outputs are inserted; 0 if none is there that begins with it and goes
+        on."""
         partition = self.peek(namespace)
         if partition is None or not partition.answers.num_bytes:
             return 0
-        return partition.answers.place_of(prompt_hash(prompt))
+        return partition.answer_place(prompt_hash(prompt), output)
 
     def apply(self, namespace: str, outputs: Iterable[TokenIds]) -> None:
         """Add finished outputs of other replicas, oldest first."""

@@ -144,6 +144,16 @@ class NamespaceTables:
             if self._prompt_bytes > self.max_bytes // PROMPT_SHARE:
                 self.prompt_blocks = set(kept)
 
+    def answer_place(self, prompt: int, output: Sequence[int]) -> int:
+        """Where in the log the last answer to a prompt of this hash goes on after ``output``; 0 if
+        it is not in the log, began otherwise or is over."""
+        begin = self.answers.place_of(prompt)
+        end = begin + len(output)
+        if begin <= self.log_state[LOG_OLDEST] or end >= self.log_end:
+            return 0
+        *said, coming = self.log[np.arange(begin, end + 1) & (len(self.log) - 1)].tolist()
+        return end if said == [*output] and coming != START else 0
+
     def texts_since(self, position: int) -> list[list[int]]:
         """The texts in the log from ``position`` on, as far as they are still there."""
         begin = max(position, int(self.log_state[LOG_OLDEST]) + 1, 1)

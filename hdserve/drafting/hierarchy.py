@@ -20,7 +20,7 @@ from pydantic import Field
 from hdserve.config import StrictModel
 from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.databases.context import ContextDatabase, ContextPool
-from hdserve.databases.history import MATCH_TOKENS
+from hdserve.databases.history import MATCH_TOKENS, MAX_MATCH
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.recycled import NUM_TOP, RECYCLED_ORDERS
 from hdserve.databases.statistics import StatisticsDatabase
@@ -210,15 +210,18 @@ class Hierarchy(BatchDrafter):
         self._contexts.add(context)
 
     def _follow_answer(self, request: HierarchyRequest, seq: Sequence) -> None:
-        """If the same prompt was answered before, draft that answer from its first token on, as a
-        copy with a match of ``_ANSWER_MATCH_TOKENS``: for retries and further choices."""
+        """If the same prompt was answered before, and what was decided meanwhile is the beginning
+        of that answer, draft the rest of it: for retries and further choices.  It counts as a copy
+        with a match of ``_ANSWER_MATCH_TOKENS`` before the answer."""
         database = self._resources.model_database
-        if database is None or not request.levels & (1 << MODEL) or seq.num_output_tokens:
+        if database is None or not request.levels & (1 << MODEL):
             return
-        place = database.answer_place(seq.namespace, seq.token_ids)
+        prompt, output = seq.token_ids[: seq.num_prompt_tokens], seq.output_token_ids
+        place = database.answer_place(seq.namespace, prompt, output)
         if place:
+            num_matching = min(_ANSWER_MATCH_TOKENS + len(output), MAX_MATCH)
             first = STATE_POINTERS + POINTER_SIZE
-            request.state[first : first + POINTER_SIZE] = place, _ANSWER_MATCH_TOKENS, 0
+            request.state[first : first + POINTER_SIZE] = place, num_matching, 0
 
     def _calibration_of(self, seq: Sequence) -> Calibration:
         """The calibration that ``seq`` learns in.  If the request must leave nothing behind, this

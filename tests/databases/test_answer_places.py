@@ -55,6 +55,26 @@ def test_the_last_answer_to_a_prompt_is_found() -> None:
     assert database.answer_place("default", [1, 2, 3]) == 0
 
 
+def test_it_is_found_in_mid_answer() -> None:
+    """Where what was said so far is its beginning, and it goes on."""
+    database = ModelDatabase(1 << 16)
+    answer = [4, 5, 6, 7]
+    for output in (answer, [4, 8]):
+        database.record(_sequence([1, len(output)], output))
+    partition = database.partition("default")
+    assert partition is not None
+    begin = database.answer_place("default", [1, 4])
+    places = [database.answer_place("default", [1, 4], answer[:size]) for size in range(6)]
+    assert places == [begin, begin + 1, begin + 2, begin + 3, 0, 0]
+    assert partition.texts_since(begin + 2)[0] == answer[2:]
+    for output in ([5], [4, 5, 7], [4, 5, 6, 8]):
+        assert database.answer_place("default", [1, 4], output) == 0
+    for number in range(100):
+        database.record(_sequence([2, number], [9] * 40))
+    assert database.num_tokens > len(partition.log)
+    assert database.answer_place("default", [1, 4], [4]) == 0
+
+
 def test_an_answer_of_which_the_log_has_the_end_alone_is_not_found() -> None:
     """Longer than half a log, or pushed out; those that are found are those there are."""
     database = ModelDatabase(1 << 16)

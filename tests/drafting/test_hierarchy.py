@@ -300,6 +300,21 @@ def test_the_last_answer_to_the_same_prompt_is_drafted_from_its_first_token_on(
     assert (PHRASE in found) == is_drafted
 
 
+@pytest.mark.parametrize("num_said", [1, 4, 6])
+def test_it_is_drafted_as_well_where_drafts_begin_in_mid_answer(num_said: int) -> None:
+    """As they do where a step cannot have drafts, or none paid until then."""
+    resources = make_resources(*[[*PHRASE[:size], 20 + size] for size in (1, 4, 6)] * 9)
+    assert resources.model_database is not None
+    before = make_sequence([1, 2, 3])
+    before.token_ids += PHRASE
+    resources.model_database.record(before)
+    resources.model_database.apply("default", [[*PHRASE[:num_said], 20 + num_said]])
+    drafter, seq = Hierarchy(resources), make_sequence([1, 2, 3])
+    seq.token_ids += PHRASE[:num_said]
+    drafter.start(seq)
+    assert PHRASE[num_said:] in [path[: 8 - num_said] for path in paths(propose(drafter, seq, 8))]
+
+
 @pytest.mark.parametrize(
     ("params", "is_drafted"),
     [({}, False), ({"ignore_eos": True}, True), ({"min_tokens": 9}, True)],
