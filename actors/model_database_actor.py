@@ -47,6 +47,10 @@ MAX_POLLS_PER_S = 200.0
 """The most polls per second of all readers while nothing is new; they take about 5 % of the calls
 one actor can answer."""
 
+POSITIONS_PER_POLL = 100
+"""A poll that follows this many namespaces more than another counts as one poll more: with 4,096
+it takes some 20 ms of the actor's only thread."""
+
 MAX_CATCH_UP_CALLS_PER_S = 1000.0
 
 _ROOM = MAX_REPLY_BYTES - 2**10
@@ -64,6 +68,18 @@ _MAX_DISK_WAIT_S = 5.0
 
 _MAX_SLEEP_S = 86400.0
 """The longest sleep: Python refuses to sleep for centuries."""
+
+
+class _Reader(NamedTuple):
+    """A replica that polls.
+
+    Attributes:
+        last_s: when it last did.
+        load: how many polls of few namespaces its last one was worth.
+    """
+
+    last_s: float
+    load: int
 
 
 class ExportPart(NamedTuple):
@@ -102,7 +118,7 @@ class ModelDatabaseActor:
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._refills = Refills()
-        self._readers: dict[str, float] = {}
+        self._readers: dict[str, _Reader] = {}
         self._num_refused_calibrations = 0
         self._last_calibrations: dict[tuple[str, str], int] = {}
         self._merge_calibration = merge_calibration
@@ -149,7 +165,8 @@ class ModelDatabaseActor:
         """
         poll = Poll.decode(message, self._key)
         with self._lock:
-            self._readers[poll.reader] = time.monotonic()
+            load = 1 + len(poll.positions) // POSITIONS_PER_POLL
+            self._readers[poll.reader] = _Reader(time.monotonic(), load)
             self._note_losses(poll)
             is_reset = self._is_unknown_epoch(poll.epoch)
             idle = poll.idle
@@ -501,18 +518,20 @@ class ModelDatabaseActor:
 
     def _next_poll_s(self, is_complete: bool) -> float:
         self._forget_silent_readers()
-        num_readers = len(self._readers)
+        load = sum(reader.load for reader in self._readers.values())
         if not is_complete:
-            return num_readers / MAX_CATCH_UP_CALLS_PER_S
-        return max(self._config.poll_interval_s, num_readers / MAX_POLLS_PER_S)
+            return load / MAX_CATCH_UP_CALLS_PER_S
+        return max(self._config.poll_interval_s, load / MAX_POLLS_PER_S)
 
     def _forget_silent_readers(self) -> None:
         now_s = time.monotonic()
         silent = [
-            reader for reader, at_s in self._readers.items() if now_s - at_s > _READER_TIMEOUT_S
+            name
+            for name, reader in self._readers.items()
+            if now_s - reader.last_s > _READER_TIMEOUT_S
         ]
-        for reader in silent:
-            del self._readers[reader]
+        for name in silent:
+            del self._readers[name]
         if silent:
             self._refills.forget_readers(silent)
 

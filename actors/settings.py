@@ -33,13 +33,16 @@ def actor_settings(config: ModelDatabaseConfig) -> dict[str, Any]:
 def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseConfig) -> None:
     """Log which settings of ``config`` a model database's actor does not use.
 
-    It is not told to change: during an update replicas of both configurations use it.
-
-    Raises:
-        RayError: it cannot be reached.
+    It is not told to change: during an update replicas of both configurations use it.  If it does
+    not say what it uses, that is logged, and it is used all the same.
     """
     wanted = actor_settings(config)
-    kept = ray.get(actor.info.remote(), timeout=_TIMEOUT_S)["settings"]
+    try:
+        kept = dict(ray.get(actor.info.remote(), timeout=_TIMEOUT_S)["settings"])
+    except Exception as error:
+        told = "the model database of %s does not say which settings it uses: %r"
+        logger.warning(told, key.model, error)
+        return
     differences = [
         f"model_database.{name} {kept[name]}, not {value}"
         for name, value in wanted.items()

@@ -99,6 +99,18 @@ def test_the_actor_slows_a_large_fleet_down(config):
     assert actor.info()["num_readers"] == 1000
 
 
+def test_the_actor_slows_readers_of_many_namespaces_down(config):
+    """Their polls take longer; one that follows fewer again is served as often as before."""
+    actor = ModelDatabaseActor(KEY, config)
+    names = many_namespaces(4000)
+    readers = [Reader(actor, f"r{number}", *names) for number in range(20)]
+    assert [reader.poll().next_poll_s for reader in readers][-1] == pytest.approx(4.1)
+    for reader in readers:
+        reader.positions = {"n": reader.positions[names[0]]}
+        pace_s = reader.poll().next_poll_s
+    assert pace_s == config.poll_interval_s
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
