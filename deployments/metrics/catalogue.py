@@ -157,8 +157,12 @@ def _own_metrics() -> Iterator[MetricInfo]:
         ("slots", "Sequences that can be decoded together."),
         ("drafter_sequences", "Sequences with drafter state."),
         ("kv_cache_tokens", "Size of the KV cache."),
-        ("database_entries", "Texts or contexts in a database.", "database"),
-        ("database_bytes", "Memory of a database.", "database"),
+        ("database_entries", "Texts, contexts or calibrations in a database.", "database"),
+        (
+            "database_bytes",
+            "Memory of a database; `calibration` is what drafting has learned.",
+            "database",
+        ),
         (
             "mirror_age_seconds",
             "Since the last answer of the model database's actor, or since the start.",

@@ -122,6 +122,7 @@ class ReplicaMetrics:
             ("context", *engine.drafters.held()),
             ("model", own.num_entries, own.num_text_bytes),
             ("recycled", own.num_recycled_entries, own.num_recycled_bytes),
+            ("calibration", *engine.drafters.learned()),
         ]
         if others:
             entries = sum(database.num_entries for database in others)

@@ -42,7 +42,7 @@ class Forward(Protocol):
 
 
 class MemoryUsage(NamedTuple):
-    """What a drafter holds for running sequences: contexts, and bytes."""
+    """What a drafter holds: contexts of running sequences, or states, and bytes."""
 
     num_entries: int = 0
     num_bytes: int = 0
@@ -152,6 +152,10 @@ class Drafter(ABC):
     def held(self) -> MemoryUsage:
         """What is held for running sequences now; for metrics, called now and then between two
         steps."""
+        return MemoryUsage()
+
+    def learned(self) -> MemoryUsage:
+        """What is kept of what was learned from all requests: states, and bytes; for metrics."""
         return MemoryUsage()
 
     def state(self, namespace: str) -> bytes | None:

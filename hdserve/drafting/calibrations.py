@@ -32,6 +32,17 @@ class Calibrations:
         self._unpacked: dict[str, Calibration] = {}
         self._packed: dict[str, tuple[bytes, int]] = {}
 
+    @property
+    def num_kept(self) -> int:
+        """Calibrations, packed ones included."""
+        return len(self._unpacked) + len(self._packed)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of them all."""
+        unpacked = sum(calibration.num_bytes for calibration in self._unpacked.values())
+        return unpacked + sum(len(state) for state, _ in self._packed.values())
+
     def use(self, namespace: str) -> Calibration:
         """The calibration of a namespace, which is now the one used last.  A new namespace starts
         with the prior."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CALLS = (
     *("warm_up", "use_statistics", "start", "propose", "observe", "finish"),
-    *("lookup_times_s", "held", "state", "adopt", "forget"),
+    *("lookup_times_s", "held", "learned", "state", "adopt", "forget"),
 )
 """The methods of drafters that are guarded."""
 
@@ -143,10 +143,14 @@ class GuardedDrafters:
 
     def held(self) -> MemoryUsage:
         """What all drafters hold for running sequences."""
-        calls = [self.run(drafter.name, "held", _held, drafter) for drafter in self._drafters]
-        found = [one for one in calls if one is not None]
-        return MemoryUsage(
-            sum(one.num_entries for one in found), sum(one.num_bytes for one in found)
+        return _total(
+            self.run(drafter.name, "held", _usage, drafter.held) for drafter in self._drafters
+        )
+
+    def learned(self) -> MemoryUsage:
+        """What all drafters keep of what they learned."""
+        return _total(
+            self.run(drafter.name, "learned", _usage, drafter.learned) for drafter in self._drafters
         )
 
     def states(self, namespace: str) -> bytes | None:
@@ -197,9 +201,17 @@ def _lookup_times_s(drafter: Drafter, seq: core.Sequence) -> dict[core.Source, f
     return {core.Source(source): float(value) for source, value in times_s.items()}
 
 
-def _held(drafter: Drafter) -> MemoryUsage:
-    found = drafter.held()
+def _usage(ask: Callable[[], MemoryUsage]) -> MemoryUsage:
+    found = ask()
     return MemoryUsage(int(found.num_entries), int(found.num_bytes))
+
+
+def _total(usages: Iterable[MemoryUsage | None]) -> MemoryUsage:
+    """The sum of those that are known."""
+    known = [usage for usage in usages if usage is not None]
+    return MemoryUsage(
+        sum(usage.num_entries for usage in known), sum(usage.num_bytes for usage in known)
+    )
 
 
 def _state(drafter: Drafter, namespace: str) -> bytes | None:

@@ -320,6 +320,10 @@ class Hierarchy(BatchDrafter):
             sum(context.num_bytes for context in self._contexts) + self._pool.num_bytes,
         )
 
+    def learned(self) -> MemoryUsage:
+        """The calibrations of all namespaces, packed ones too."""
+        return MemoryUsage(self._calibrations.num_kept, self._calibrations.num_bytes)
+
     def observe_all(self, verified: Collection[Verified]) -> None:
         known = [one for one in verified if self.name in one.seq.drafter_state]
         recycled = [one for one in known if self._is_recycled(one)]

@@ -277,6 +277,9 @@ def test_what_a_drafter_says_of_itself_may_be_anything() -> None:
         def held(self) -> Any:
             return 3, 4
 
+        def learned(self) -> Any:
+            return None
+
         def lookup_times_s(self, seq: Sequence) -> Any:
             return [1.0]
 
@@ -285,9 +288,10 @@ def test_what_a_drafter_says_of_itself_may_be_anything() -> None:
 
     drafters = GuardedDrafters([Odd(1), PathDrafter(2)], VOCAB_SIZE)
     assert drafters.held() == PathDrafter(2).held()
+    assert drafters.learned() == PathDrafter(2).learned()
     assert drafters.lookup_times_s(make_sequence()) == {}
     assert unpack_states(drafters.states("default") or b"") == {"path": b"default"}
-    calls = ("held", "lookup_times_s", "state")
+    calls = ("held", "learned", "lookup_times_s", "state")
     assert drafters.num_failures == {("odd", call): 1 for call in calls}
 
 
@@ -398,6 +402,7 @@ def test_each_call_is_counted_from_the_start() -> None:
     drafters.observe([Verified(seq, tree, Acceptance((0,), (3,)), None)])
     drafters.lookup_times_s(seq)
     drafters.held()
+    drafters.learned()
     drafters.states("a")
     drafters.adopt("a", pack_states({"path": b"learned"}))
     drafters.forget("a")

@@ -195,6 +195,24 @@ def test_nothing_of_a_flushed_namespace_stays_in_memory() -> None:
 
 
 @pytest.mark.usefixtures("few_calibrations")
+def test_the_memory_of_calibrations_is_known() -> None:
+    """Of those in use, and of those that are packed, which take less."""
+    drafter = Hierarchy(make_resources(PHRASE))
+    assert drafter.learned() == (0, 0)
+    one = drafter.calibration("0")
+    assert drafter.learned() == (1, one.num_bytes)
+    drafter.adopt("adopted", one.to_bytes())
+    assert one.num_bytes < drafter.learned().num_bytes < one.num_bytes * 1.2
+    for number in range(2 * FEW):
+        drafter.calibration(str(number))
+    assert drafter.learned().num_entries == 2 * FEW + 1
+    packed_bytes = drafter.learned().num_bytes - FEW * one.num_bytes
+    assert 0 < packed_bytes < (FEW + 1) * one.num_bytes / 5
+    drafter.forget("adopted")
+    assert drafter.learned().num_entries == 2 * FEW
+
+
+@pytest.mark.usefixtures("few_calibrations")
 def test_the_calibrations_of_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other replicas' namespaces do not push out one that is used here; one that was
     packed is as it was, also in what it shares, and only beyond all bounds begins anew."""

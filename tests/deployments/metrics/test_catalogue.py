@@ -343,6 +343,7 @@ def test_figures_agree(scrape: Scrape, num_tokens: tuple[int, int]) -> None:
     assert total("hdserve_drafter_seconds_total", call="propose") > 0
     assert total("hdserve_database_entries", database="model") == NUM_REQUESTS
     assert total("hdserve_database_bytes", database="context") > 0
+    assert total("hdserve_database_bytes", database="calibration") > 0
     assert total("hdserve_database_evictions_total") == 0
     assert total("hdserve_drafter_failures_total") == 0
     assert total("vllm:num_requests_running") == total("vllm:kv_cache_usage_perc") == 0
