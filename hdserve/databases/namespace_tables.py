@@ -69,15 +69,13 @@ class NamespaceTables:
         self.number = number
         self._max_log_tokens = _log_tokens(max_bytes)
         self.answers = AnswerPlaces(max_bytes // ANSWER_SHARE)
-        log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
-        table_bytes = max_bytes - OBJECT_BYTES - log_bytes - max_bytes // ANSWER_SHARE
-        self.table = NgramTable(table_bytes, MIN_RESERVE_BYTES)
+        self.prompt_blocks: set[int] = set()
+        self.table = NgramTable(self._table_bytes, MIN_RESERVE_BYTES)
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
         self.places: Ints = new_places(MIN_LOG_TOKENS)
         self.log_state: Ints = np.array([0, 1], np.int64)
         self.num_tokens = 0
         self.num_texts = 0
-        self.prompt_blocks: set[int] = set()
         self._orders = np.array([*MODEL_ORDERS, -1], np.int64)
 
     @property
@@ -121,7 +119,7 @@ class NamespaceTables:
             self._resize_log(self._max_log_tokens)
         self._bound_prompts(())
         self.answers.limit(max_bytes // ANSWER_SHARE)
-        return self.table.limit(max_bytes - self._log_bytes - self._reserved_bytes)
+        return self.table.limit(self._table_bytes)
 
     def remember_prompt(self, blocks: Collection[int]) -> None:
         """Remember the beginnings of a prompt that was inserted, by their hashes."""
@@ -129,8 +127,13 @@ class NamespaceTables:
         self.prompt_blocks.update(blocks)
         self._bound_prompts(blocks)
         if is_first and self.prompt_blocks:
-            log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
-            self.table.limit(self.max_bytes - log_bytes - self._reserved_bytes)
+            self.table.limit(self._table_bytes)
+
+    @property
+    def _table_bytes(self) -> int:
+        """What is left for the table when the log is as large as it may become."""
+        log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
+        return self.max_bytes - log_bytes - self._reserved_bytes
 
     @property
     def _reserved_bytes(self) -> int:

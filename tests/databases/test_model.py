@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hdserve.core import SamplingParams, Sequence, SpeculationParams
 from hdserve.databases.model import MAX_COUNTED_TOKENS, MAX_PUT_OFF_TOKENS, ModelDatabase
-from hdserve.databases.ngram import grow, most_frequent, put
+from hdserve.databases.namespace_tables import NamespaceTables
+from hdserve.databases.ngram import START, grow, most_frequent, put
 
 
 def _next(database: ModelDatabase, namespace: str, context: list[int]) -> list[int]:
@@ -210,6 +211,18 @@ def test_a_namespace_grows_again_when_there_is_room() -> None:
     assert partition.num_bytes > before * 1.5
     assert partition.texts_since(0)[-1] == text
     assert database.num_bytes <= 2 << 20
+
+
+def test_a_limit_holds_whatever_the_log_was_when_it_was_set() -> None:
+    """The table leaves it the room that it may still take."""
+    tables = NamespaceTables(1 << 20)
+    tables.limit(1 << 19)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        text = rng.integers(0, 30_000, 200)
+        tables.insert(np.array([START, *text], np.int32))
+        assert tables.num_bytes <= 1 << 19
+    assert tables.num_bytes > 1 << 18
 
 
 def test_namespaces_are_dropped_when_there_are_too_many() -> None:
