@@ -252,6 +252,8 @@ class Hierarchy(BatchDrafter):
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         request: HierarchyRequest = seq.drafter_state[self.name]
+        if not request.is_text_of(seq):
+            request = self._restart(seq)
         capacity = min(tree.capacity, self.options.max_nodes)
         num_certain = tree.num_draft_tokens
         if capacity <= num_certain:
@@ -274,6 +276,14 @@ class Hierarchy(BatchDrafter):
             scratch.node_scores[1 + num_certain : num_nodes].tolist(),
             depths,
         )
+
+    def _restart(self, seq: Sequence) -> HierarchyRequest:
+        """Begin anew with a sequence whose last tokens were lost when a step could not be learned
+        from, for example for lack of memory."""
+        self.finish(seq)
+        self.start(seq)
+        request: HierarchyRequest = seq.drafter_state[self.name]
+        return request
 
     def _grow(
         self,

@@ -78,6 +78,11 @@ class HierarchyRequest:
         )
         self.sources = sources  # set last, so that a request with sources is connected
 
+    def is_text_of(self, seq: Sequence) -> bool:
+        """Whether as many tokens were appended to the text as were decided."""
+        num_expected = int(self.state[STATE_NUM_EXPECTED])
+        return self.context.num_tokens - num_expected == len(seq.token_ids)
+
     def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn how useful scores were: those of nodes from this request's levels, except scores of
         1, which are not estimates."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hdserve.bench.replay import verify_recorded
 from hdserve.core import SamplingParams, Sequence, Source
+from hdserve.databases.context import ContextDatabase
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import FIRST_SLOT, MAX_COUNT
 from hdserve.databases.recycled import RecycledDatabase
@@ -774,3 +775,32 @@ def test_texts_stay_whole_where_memory_is_short() -> None:
             drafter.observe_all([unknown, Verified(known, tree, acceptance, forward)])
     assert paths(propose(drafter, known, 3))[0] == PHRASE[4:7]
     drafter.finish(other)
+
+
+def test_drafts_go_on_where_a_step_could_not_be_learned_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tokens are in the text again before the next draft; nothing is counted twice."""
+    drafter = Hierarchy(make_resources())
+    seq = make_sequence([1, *PHRASE, 2], prediction=(3,))
+    drafter.start(seq)
+    for number, token in enumerate(PHRASE[:6]):
+        tree = propose(drafter, seq)
+        seq.token_ids.append(token)
+        verified = [Verified(seq, tree, Acceptance((0,), (token,)), None)]
+        with monkeypatch.context() as patched:
+            if number in (3, 5):
+                patched.setattr(ContextDatabase, "has_room", _exhausted)
+                with pytest.raises(MemoryError):
+                    drafter.observe_all(verified)
+                continue
+            drafter.observe_all(verified)
+    assert paths(propose(drafter, seq, 2))[0] == PHRASE[6:]
+    assert drafter.calibration("default").num_requests == 1
+    drafter.finish(seq)
+    assert drafter.calibration("default").num_requests == 0
+    assert drafter.held().num_entries == 0
+
+
+def _exhausted(*_: object) -> bool:
+    raise MemoryError
