@@ -130,7 +130,8 @@ class HierarchyPaper(Drafter):
         return _Ngrams(self._options.chain_tokens, self._options.max_ngrams)
 
     def _follow_model(self, namespace: str) -> None:
-        """Read what was added to the model database since the last request."""
+        """Read what was added to the model database since the last request, but no more than could
+        be kept."""
         database = self._resources.model_database
         partition = database.partition(namespace) if database else None
         known = self._model.pop(namespace, None)
@@ -138,7 +139,8 @@ class HierarchyPaper(Drafter):
             return
         if known is None or known.partition is not partition:
             known = _Followed(partition, self._new_ngrams())
-        for text in partition.texts_since(known.position):
+        begin = max(known.position, partition.log_end - self._options.max_ngrams)
+        for text in partition.texts_since(begin):
             known.ngrams.add(text, 0)
         known.position = partition.log_end
         self._model[namespace] = known

@@ -31,6 +31,19 @@ def test_prompt_lookup_copies_after_the_longest_match() -> None:
     assert paths(tree) == [[9, 2, 3, 8, 7, 1, 2, 3]]
 
 
+def test_prompt_lookup_finds_what_was_decided_meanwhile() -> None:
+    """However long the text becomes; it keeps nothing of a sequence that has ended."""
+    drafter, seq = PromptLookup(make_resources()), make_sequence([1, 2, 3])
+    for number in range(4000):
+        seq.token_ids += [10 + number, 20]
+        if number % 7 == 1:
+            assert paths(propose(drafter, seq, 2)) == [[11, 20]]
+    seq.token_ids += [1, 2]
+    assert paths(propose(drafter, seq, 2)) == [[3, 10]]
+    drafter.finish(seq)
+    assert not seq.drafter_state
+
+
 def test_prompt_lookup_without_a_match_drafts_nothing() -> None:
     drafter = PromptLookup(make_resources(), PromptLookupOptions(max_draft_tokens=2))
     assert propose(drafter, make_sequence([1, 2, 3])).num_draft_tokens == 0
@@ -126,6 +139,16 @@ def test_paper_follows_a_model_database_that_was_cleared() -> None:
     seq = make_sequence([9])
     drafter.start(seq)
     assert propose(drafter, seq).num_draft_tokens == 0
+
+
+def test_paper_reads_no_more_of_a_model_database_than_it_may_keep() -> None:
+    """The end of it: a request does not wait for all that was ever said."""
+    texts = [[1, *range(10, 14)], *[[2, *range(20, 24)]] * 30]
+    drafter = HierarchyPaper(make_resources(*texts), HierarchyPaperOptions(max_ngrams=100))
+    for token, is_known in ((1, False), (2, True)):
+        seq = make_sequence([token])
+        drafter.start(seq)
+        assert bool(propose(drafter, seq).num_draft_tokens) == is_known
 
 
 def test_paper_forgets_a_namespace_at_once() -> None:
