@@ -14,12 +14,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.prompt_sharing import PromptSharingDatabase
+
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_setup import ending_token_ids, largest_id
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.core import Source
-from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import DraftResources
@@ -65,7 +66,7 @@ class Tables:
         return figures
 
     def _run(self, drafter: str, options: dict[str, Any], mib: int, part: float) -> dict[str, Any]:
-        database = ModelDatabase(mib << 20, share_prompts=True)
+        database = PromptSharingDatabase(mib << 20)
         vocab_size = max(map(largest_id, (self._rows, self._fill, self._corpus))) + 1
         ending = ending_token_ids([*self._rows, *self._fill])
         resources = DraftResources(

@@ -17,6 +17,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.prompt_sharing import PromptSharingDatabase
+
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_setup import (
@@ -120,7 +122,7 @@ def run(
     if path.exists():
         return
     rows, fill = recorded.rows, recorded.fill
-    database = ModelDatabase(share_prompts=shares_prompts)
+    database = PromptSharingDatabase() if shares_prompts else ModelDatabase()
     vocab_size = max(largest_id(rows), largest_id(fill)) + 1
     config = DraftingConfig(drafters=(DrafterConfig(name=drafter),))
     if floor:

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.prompts import encode_prompt
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
@@ -173,7 +174,7 @@ def learn(
     share_prompts: bool,
 ) -> Calibration:
     """Return what is learned by replaying ``rows``, beginning with ``before``."""
-    database = ModelDatabase(share_prompts=share_prompts)
+    database = PromptSharingDatabase() if share_prompts else ModelDatabase()
     resources = DraftResources(
         before.vocab_size, database, statistics, ending_token_ids=ending_token_ids(rows)
     )

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from hdserve.bench.environment import commit
 from hdserve.bench.named_drafters import NamedDrafters
+from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_result import ReplayResult
@@ -185,7 +186,8 @@ def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> 
     """Fill the model database and replay, with progress bars."""
     rows = read_tasks(options.evaluate, options.limit)
     fills = [row for path in _fill_files(options) for row in read_replay(path)]
-    database = ModelDatabase(options.database_mib << 20, share_prompts=options.share_prompts)
+    make_database = PromptSharingDatabase if options.share_prompts else ModelDatabase
+    database = make_database(options.database_mib << 20)
     corpus = open_statistics(options.statistics or [], options.statistics_mib << 20)
     drafters = _make_drafters(drafting, database, corpus, [*rows, *fills])
     run = Replay(

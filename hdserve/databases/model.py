@@ -27,8 +27,6 @@ TokenIds = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 RECYCLED_SHARE = 16
 """One part in this many of a database's bytes holds the tokens the model thought likely."""
 
-PROMPT_BLOCK_TOKENS = 32
-
 MAX_PUT_OFF_TOKENS: Final = 1024
 """Outputs are deferred until they have this many tokens together, or somebody reads or catches up.
 Between forwards, which leave other data in the processor's caches, inserting each output by itself
@@ -47,18 +45,13 @@ its tokens; ``None`` once it is recorded."""
 
 
 class _PutOff(NamedTuple):
-    """The deferred output of an ended sequence: its prompt (empty unless prompts are shared), the
-    prompt's hash, the output, and how many of its tokens were counted in which partition."""
+    """The deferred output of an ended sequence, with the hash of its prompt, and how many of its
+    tokens were counted in which partition."""
 
     namespace: str
-    prompt: list[int]
     prompt_hash: int
     output: list[int]
     counted: tuple[int, int]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt) + len(self.output)
 
 
 class _Said(NamedTuple):
@@ -79,16 +72,15 @@ class ModelDatabase:
         max_bytes: limit of all namespaces together; the least valuable contexts and the oldest
             text are forgotten first, those of the largest namespace, see
             :class:`~hdserve.databases.byte_budget.ByteBudget`.
-        share_prompts: whether :meth:`record` takes prompts as well as outputs.
     """
 
-    def __init__(self, max_bytes: int = 256 << 20, *, share_prompts: bool = False) -> None:
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes
-        self.share_prompts = share_prompts
         self._version = 0
         self._num_partitions = 0
         self._put_off: deque[_PutOff] = deque()
-        self._num_put_off_tokens = 0
+        self.num_put_off_tokens = 0
+        """Tokens of the outputs that are deferred, in whole or in part."""
         recycled_bytes = max_bytes // RECYCLED_SHARE
         self._byte_budget: ByteBudget[NamespaceTables] = ByteBudget(
             max_bytes - recycled_bytes, self._note_change
@@ -215,8 +207,7 @@ class ModelDatabase:
             self.insert(namespace, token_ids)
 
     def record(self, seq: RequestSequence) -> None:
-        """Add the output of a sequence that has ended, and with ``share_prompts`` its prompt; done
-        by the time somebody reads.
+        """Add the output of a sequence that has ended; done by the time somebody reads.
 
         Does nothing for a sequence that does not share its output or was recorded before.
         """
@@ -224,31 +215,25 @@ class ModelDatabase:
         if not seq.speculation.is_output_shared or counted is None:
             return
         seq.drafter_state[_COUNTED] = None
-        prompt = seq.token_ids[: seq.num_prompt_tokens]
-        known = prompt_hash(prompt)
-        shared = prompt if self.share_prompts else []
-        put_off = _PutOff(seq.namespace, shared, known, seq.output_token_ids, counted)
-        self._put_off.append(put_off)
-        self._num_put_off_tokens += put_off.num_tokens
-        if self._num_put_off_tokens >= MAX_PUT_OFF_TOKENS:
+        prompt, output = seq.token_ids[: seq.num_prompt_tokens], seq.output_token_ids
+        self._put_off.append(_PutOff(seq.namespace, prompt_hash(prompt), output, counted))
+        self.num_put_off_tokens += len(output)
+        if self.num_put_off_tokens >= MAX_PUT_OFF_TOKENS:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Insert the deferred outputs; the rest of a long output in the next calls."""
         while self._put_off:
             put_off = self._put_off.popleft()
-            self._num_put_off_tokens -= put_off.num_tokens
-            if put_off.prompt:
-                self.insert_prompt(put_off.namespace, put_off.prompt)
-                put_off = put_off._replace(prompt=[])
+            self.num_put_off_tokens -= len(put_off.output)
             num_counted = self._num_still_counted(put_off.namespace, put_off.counted)
-            most = max(MAX_COUNTED_TOKENS, self._num_put_off_tokens // LEAST_SHARE)
+            most = max(MAX_COUNTED_TOKENS, self.num_put_off_tokens // LEAST_SHARE)
             if len(put_off.output) > num_counted + most:
                 said = _said(put_off.output, 0, num_counted, most)
                 if said is not None:
                     counted = self._count(put_off.namespace, [said]), said.num_counted
                     self._put_off.appendleft(put_off._replace(counted=counted))
-                    self._num_put_off_tokens += put_off.num_tokens
+                    self.num_put_off_tokens += len(put_off.output)
                     return
             self.insert(put_off.namespace, put_off.output, num_counted, put_off.prompt_hash)
 
@@ -293,26 +278,11 @@ class ModelDatabase:
         partition = self._byte_budget.get(namespace)
         return num_tokens if partition is not None and partition.number == number else 0
 
-    def insert_prompt(self, namespace: str, token_ids: Sequence[int]) -> None:
-        """Add the part of a prompt that does not repeat the beginning of an earlier prompt.
-
-        Prompts are compared in blocks of ``PROMPT_BLOCK_TOKENS`` tokens, so that the history of a
-        conversation is counted once and not once per turn.
-        """
-        partition = self._byte_budget.get(namespace)
-        known = partition.prompt_blocks if partition else set()
-        blocks = _prompt_blocks(token_ids)
-        num_known = next((n for n, block in enumerate(blocks) if block not in known), len(blocks))
-        self.insert(namespace, token_ids[num_known * PROMPT_BLOCK_TOKENS :])
-        if blocks and self._byte_budget.get(namespace) is not None:
-            with self._fed(namespace) as partition:
-                partition.remember_prompt(blocks)
-
     def clear(self, namespace: str | None = None) -> None:
         """Forget one namespace, or all."""
         kept = [each for each in self._put_off if namespace not in (None, each.namespace)]
         self._put_off = deque(kept)
-        self._num_put_off_tokens = sum(each.num_tokens for each in kept)
+        self.num_put_off_tokens = sum(len(each.output) for each in kept)
         if namespace is None:
             self._byte_budget.clear()
             self._recycled.clear()
@@ -349,15 +319,6 @@ def _said(token_ids: list[int], begin: int, num_counted: int, num_new: int) -> _
     if first == 0:
         return _Said([START, *text], num_known + 1, len(text))
     return _Said(text, num_known, first + len(text))
-
-
-def _prompt_blocks(token_ids: Sequence[int]) -> list[int]:
-    """One hash for each whole block, of all tokens up to its end."""
-    found, block_hash = [], 0
-    for start in range(0, len(token_ids) - PROMPT_BLOCK_TOKENS + 1, PROMPT_BLOCK_TOKENS):
-        block_hash = hash((block_hash, *token_ids[start : start + PROMPT_BLOCK_TOKENS]))
-        found.append(block_hash)
-    return found
 
 
 def _text(token_ids: TokenIds) -> Tokens:

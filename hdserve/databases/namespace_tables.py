@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,14 +36,8 @@ KEPT_LOG_SHARE = 4
 full partition changes with every text of other namespaces, and not every change should move the
 log."""
 
-PROMPT_SHARE = 16
-"""One part in this many of the bytes of a partition holds the hashes of prompts, if there are any.
-When they exceed it all are forgotten, and prompts are only compared with later ones."""
-
 ANSWER_SHARE = 128
 """One part in this many of the bytes of a partition holds where answers begin."""
-
-_HASH_BYTES = sys.getsizeof(sys.hash_info.modulus)
 
 LOG_BYTES_PER_TOKEN = 4 + 8 * PLACES_PER_TOKEN
 MIN_LOG_TOKENS = 256
@@ -61,7 +54,6 @@ class NamespaceTables:
         table: the n-grams.
         log, places, log_state: the text itself, for copies of any length, see ``history``.
         answers: where in the log the answers to prompts begin.
-        prompt_blocks: hashes of the beginnings of prompts that were inserted.
     """
 
     def __init__(self, max_bytes: int, number: int = 1) -> None:
@@ -69,7 +61,6 @@ class NamespaceTables:
         self.number = number
         self._max_log_tokens = _log_tokens(max_bytes)
         self.answers = AnswerPlaces(max_bytes // ANSWER_SHARE)
-        self.prompt_blocks: set[int] = set()
         self.table = NgramTable(self._table_bytes, MIN_RESERVE_BYTES)
         self.log: Tokens = np.zeros(MIN_LOG_TOKENS, np.int32)
         self.places: Ints = new_places(MIN_LOG_TOKENS)
@@ -81,23 +72,14 @@ class NamespaceTables:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        places_bytes = self._prompt_bytes + self.answers.num_bytes
-        return OBJECT_BYTES + self.table.num_bytes + self._log_bytes + places_bytes
+        log_bytes = len(self.log) * LOG_BYTES_PER_TOKEN
+        return OBJECT_BYTES + self.table.num_bytes + log_bytes + self.answers.num_bytes
 
     @property
     def arrays(self) -> tuple[Rows, Ints, Tokens, Ints, Ints]:
         """What is drafted from: rows and size of the table, log, places and state of the log.  Each
         may be replaced by another array when something is inserted, or the limit changes."""
         return self.table.rows, self.table.size, self.log, self.places, self.log_state
-
-    @property
-    def _log_bytes(self) -> int:
-        return len(self.log) * LOG_BYTES_PER_TOKEN
-
-    @property
-    def _prompt_bytes(self) -> int:
-        num_blocks = len(self.prompt_blocks)
-        return sys.getsizeof(self.prompt_blocks) + num_blocks * _HASH_BYTES if num_blocks else 0
 
     @property
     def log_end(self) -> int:
@@ -117,35 +99,14 @@ class NamespaceTables:
             self._max_log_tokens = max(self._max_log_tokens, len(self.log))
         if len(self.log) > self._max_log_tokens:
             self._resize_log(self._max_log_tokens)
-        self._bound_prompts(())
         self.answers.limit(max_bytes // ANSWER_SHARE)
         return self.table.limit(self._table_bytes)
-
-    def remember_prompt(self, blocks: Collection[int]) -> None:
-        """Remember the beginnings of a prompt that was inserted, by their hashes."""
-        is_first = not self.prompt_blocks
-        self.prompt_blocks.update(blocks)
-        self._bound_prompts(blocks)
-        if is_first and self.prompt_blocks:
-            self.table.limit(self._table_bytes)
 
     @property
     def _table_bytes(self) -> int:
         """What is left for the table when the log is as large as it may become."""
         log_bytes = self._max_log_tokens * LOG_BYTES_PER_TOKEN
-        return self.max_bytes - log_bytes - self._reserved_bytes
-
-    @property
-    def _reserved_bytes(self) -> int:
-        """Bytes set aside for prompts and objects."""
-        prompt_bytes = self.max_bytes // PROMPT_SHARE if self.prompt_blocks else 0
-        return OBJECT_BYTES + prompt_bytes + self.max_bytes // ANSWER_SHARE
-
-    def _bound_prompts(self, newest: Collection[int]) -> None:
-        """Forget all prompts but ``newest``, and ``newest`` too, if they take too much."""
-        for kept in (newest, ()):
-            if self._prompt_bytes > self.max_bytes // PROMPT_SHARE:
-                self.prompt_blocks = set(kept)
+        return self.max_bytes - OBJECT_BYTES - log_bytes - self.max_bytes // ANSWER_SHARE
 
     def answer_place(self, prompt: int, output: Sequence[int]) -> int:
         """Where in the log the last answer to a prompt of this hash goes on after ``output``; 0 if

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import ending_token_ids, largest_id, open_statistics
-from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
@@ -49,7 +49,7 @@ def _replay(
     name: str, mode: ReplayMode, budget: int, has_statistics: bool, min_score: float = 0.0
 ) -> ReplayResult:
     rows, fill = _rows(name, "eval"), _rows(name, "fill")
-    database = ModelDatabase(share_prompts=True)
+    database = PromptSharingDatabase()
     vocab_size = max(largest_id(rows), largest_id(fill)) + 1
     statistics = _statistics() if has_statistics else None
     drafter = Hierarchy(

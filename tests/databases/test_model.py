@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 
 import numpy as np
@@ -290,20 +289,20 @@ def test_what_ended_is_put_off_until_somebody_reads() -> None:
 
 
 def test_no_more_is_put_off_than_pays() -> None:
-    database = ModelDatabase(share_prompts=True)
+    database = ModelDatabase()
     num_tokens = MAX_PUT_OFF_TOKENS // 4
     for number in range(6):
-        database.record(_sequence([number] * (num_tokens // 2), [number] * (num_tokens // 2)))
+        database.record(_sequence([7], [number] * num_tokens))
     assert sum(partition.num_tokens for partition in database._byte_budget) == 4 * num_tokens
     assert database.num_tokens == 6 * num_tokens
 
 
 def test_what_was_put_off_comes_in_the_order_in_which_it_ended() -> None:
-    """However many short prompts and outputs there are."""
-    database = ModelDatabase(share_prompts=True)
+    """However many short outputs there are."""
+    database = ModelDatabase()
     texts = [[number] for number in range(MAX_PUT_OFF_TOKENS - 2)]
-    for prompt, output in zip(texts[::2], texts[1::2], strict=True):
-        database.record(_sequence(prompt, output))
+    for output in texts:
+        database.record(_sequence([7], output))
     partition = database.partition("default")
     assert partition is not None
     assert partition.texts_since(0)[1:] == texts
@@ -447,38 +446,6 @@ def test_running_output_that_is_not_shared_stays_out() -> None:
     database = ModelDatabase()
     database.record_running([_sequence([1], [2, 3], is_output_shared=False)])
     assert database.num_tokens == 0
-
-
-def test_record_with_prompts_skips_repeated_histories() -> None:
-    """The second turn of a conversation adds only what is new in its prompt."""
-    database = ModelDatabase(share_prompts=True)
-    history = list(range(1000, 1064))
-    database.record(_sequence(history, [1, 2]))
-    database.record(_sequence([*history, 1, 2, 7, 8], [3]))
-    assert database.num_tokens == 64 + 2 + 4 + 1
-
-
-@pytest.mark.parametrize("num_namespaces", [1, 3])
-def test_what_is_remembered_of_prompts_is_bounded_with_the_rest(num_namespaces: int) -> None:
-    """However many there are; the last one is still known."""
-    max_bytes = 1 << 20
-    database = ModelDatabase(max_bytes)
-    rng = np.random.default_rng(4)
-    prompts = rng.integers(0, 30_000, (1500, 320)).tolist()
-    for number, prompt in enumerate(prompts):
-        database.insert_prompt(f"n-{number % num_namespaces}", prompt)
-    num_bytes = 0
-    for namespace in database.namespaces:
-        partition = database.partition(namespace)
-        assert partition is not None
-        blocks = partition.prompt_blocks
-        log_bytes = min(partition.log_end, len(partition.log)) * 4 + partition.places.nbytes
-        num_bytes += partition.table.num_bytes + log_bytes
-        num_bytes += sys.getsizeof(blocks) + sum(map(sys.getsizeof, blocks))
-    assert num_bytes <= max_bytes
-    num_tokens = database.num_tokens
-    database.insert_prompt(f"n-{(len(prompts) - 1) % num_namespaces}", [*prompts[-1], 1])
-    assert database.num_tokens == num_tokens + 1
 
 
 def test_log_survives_growth_and_wrapping() -> None:
