@@ -196,7 +196,8 @@ class Hierarchy(BatchDrafter):
         calibration = self._calibration_of(seq)
         expected = [t for t in seq.speculation.prediction if 0 <= t < calibration.vocab_size]
         if expected:  # it follows a copy of the prompt's end, so that its beginning is found
-            expected = [*seq.token_ids[-MATCH_TOKENS:], *expected]
+            prompt = seq.token_ids[: seq.num_prompt_tokens]
+            expected = [*prompt[-MATCH_TOKENS:], *expected]
         text = [*expected, *seq.token_ids]
         num_tokens = len(expected) + max(seq.max_total_tokens, len(seq.token_ids))
         context = ContextDatabase(self._pool, text, self._sources.orders[CONTEXT], num_tokens)

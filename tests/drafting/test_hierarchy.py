@@ -313,6 +313,15 @@ def test_it_is_drafted_as_well_where_drafts_begin_in_mid_answer(num_said: int) -
     drafter, seq = Hierarchy(resources), make_sequence([1, 2, 3])
     seq.token_ids += PHRASE[:num_said]
     drafter.start(seq)
+    assert paths(propose(drafter, seq, 8 - num_said)) == [PHRASE[num_said:]]
+
+
+@pytest.mark.parametrize("num_said", [0, 1, 4])
+def test_a_prediction_is_drafted_from_where_the_answer_is(num_said: int) -> None:
+    """Also where drafts begin in mid-answer: it stands behind the end of the prompt."""
+    drafter, seq = Hierarchy(make_resources()), make_sequence([1, 2, 3, 4, 5], prediction=PHRASE)
+    seq.token_ids += PHRASE[:num_said]
+    drafter.start(seq)
     assert PHRASE[num_said:] in [path[: 8 - num_said] for path in paths(propose(drafter, seq, 8))]
 
 
