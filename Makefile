@@ -7,7 +7,8 @@
 # make chaos   provoke every fault, TRIALS times each; goes on where it was interrupted
 # make soak    random faults for SOAK_MINUTES
 #
-# PyTorch: pip takes the CPU build where its configuration offers one.  To choose yourself:
+# PyTorch: pip takes the CPU build where its configuration offers one.  To choose yourself, at first
+# or later (without TORCH_INDEX, the build that is installed stays):
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu     (or .../cu130)
 
 PYTHON ?= python3.11
@@ -16,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-stamp
 STAMP := $(VENV)/.setup-stamp
+CHOSEN_INDEX := $(VENV)/.torch-index
 # Without bytecode, which takes minutes for all and is made of a module when it is first imported;
 # where it may not be kept, each of a hundred processes compiles all it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,11 +25,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Whole files go to one of two processes; all tests that start a Ray cluster to the same one.
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+OLD_INDEX := $(shell cat $(CHOSEN_INDEX) 2>/dev/null)
+NEW_INDEX := $(filter-out $(OLD_INDEX),$(TORCH_INDEX))
+FROM_INDEX := $(addprefix --index-url ,$(or $(NEW_INDEX),$(OLD_INDEX)))
 
 TRIALS := 10
 SOAK_MINUTES := 30
 
-.PHONY: help setup serve test test-all check fuzz chaos soak
+.PHONY: help setup serve test test-all check fuzz chaos soak new-index
 .DEFAULT_GOAL := setup
 
 help:
@@ -35,18 +40,24 @@ help:
 
 setup: $(STAMP)
 
-$(INSTALLED): pyproject.toml constraints.txt
+# To pip, 2.13.0+cpu satisfies torch==2.13.0 in place of 2.13.0+cu130, so another build is forced;
+# what it depends on follows without force.
+$(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c "import torch" 2>/dev/null || \
 	  $(BIN)/python -m pip install --dry-run --no-deps --quiet --report - $(TORCH) \
-	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 2>/dev/null | grep -q '+cpu' || \
+	    $(FROM_INDEX) 2>/dev/null | grep -q '+cpu' || \
 	  echo "PyTorch: no CPU build is offered, so its CUDA build is installed, a download of" \
 	       "several GB; 'make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu' takes 200 MB"
 	@echo "setup 1/3: $(TORCH), 200 MB without CUDA; a minute or more"
-	@$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@$(if $(NEW_INDEX),$(PIP) --force-reinstall --no-deps $(TORCH) $(FROM_INDEX))
+	@$(PIP) $(TORCH) $(FROM_INDEX)
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'
+	@$(if $(NEW_INDEX),echo '$(NEW_INDEX)' >$(CHOSEN_INDEX))
 	@touch $(INSTALLED)
+
+new-index:
 
 $(STAMP): $(INSTALLED)
 	@echo "setup 3/3: compiling the drafting kernels, once; a minute"
