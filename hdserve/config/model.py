@@ -139,8 +139,8 @@ class EngineConfig(StrictModel):
     done."""
 
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of the CPU kernels; default: ``num_cpus`` of the model from one on, below it the
-    cores of the machine or container shared by the models."""
+    """Threads of the CPU kernels.  Default: ``num_cpus`` of the model if that is 1 or more, else
+    the cores of the machine or container divided by the number of models."""
 
     def most_prefill_tokens(self, weight_bytes: int, device_type: str) -> int:
         """Return ``prefill_chunk_tokens``, or what it is by default for a model with weights of so
@@ -277,7 +277,8 @@ class ModelConfig(StrictModel):
     """Whether requests of one conversation prefer the replica that served it."""
 
     num_cpus: Reserved = 0.5
-    """CPUs that Ray reserves for a replica; this does not enforce a number of threads."""
+    """CPUs that Ray reserves for a replica.  From one on, this is also its number of threads,
+    unless ``engine.num_threads`` is set; below one, it does not affect speed."""
 
     num_gpus: Reserved = 0
     """GPUs that Ray reserves for a replica: one, or a part of one."""

@@ -95,7 +95,7 @@ def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[
     if share >= own[0].resources["CPU"]:
         share = 0.0  # they fit in total, but not on any node
     effect = "or a node with more" if share else "reserves none; or fewer, or a node with more"
-    return f"{_cpu_setting(own[0], share)}  # {effect}"
+    return f"{_cpu_setting(own[0], share)}  # {effect}{_effect_on_threads(own[0])}"
 
 
 def _cpu_setting(process: Process, num_cpus: float) -> str:
@@ -106,6 +106,15 @@ def _cpu_setting(process: Process, num_cpus: float) -> str:
     if section is None:
         return "ray start --address=HEAD:6379"
     return f"{section}: {{num_cpus: {num_cpus:g}}}"
+
+
+def _effect_on_threads(process: Process) -> str:
+    """Return what a smaller reservation changes besides: from one CPU on, it is the number
+    of a model's threads."""
+    model = process.model
+    if model is None or model.engine.num_threads is not None or model.num_cpus < 1:
+        return ""
+    return "; changes the threads, too, unless engine.num_threads is set"
 
 
 def _gpu_share(

@@ -145,6 +145,20 @@ def test_remedies(model: dict[str, Any], remedy: str) -> None:
     assert finding.remedy.startswith(remedy)
 
 
+@pytest.mark.parametrize(
+    ("model", "has_effect"),
+    [
+        ({"num_cpus": 4}, True),
+        ({"num_cpus": 4, "engine": {"num_threads": 2}}, False),
+        ({"num_cpus": 0.9, "num_replicas": 3}, False),
+    ],
+)
+def test_a_remedy_says_that_it_changes_the_threads(model: dict[str, Any], has_effect: bool) -> None:
+    """As ``default_num_threads`` has it: from one core on, as many as are reserved."""
+    (finding,) = found(configured(model), {"CPU": 2})
+    assert ("threads" in finding.remedy) is has_effect
+
+
 def test_what_the_gateway_may_reserve() -> None:
     """Its own section says it, and not a model's."""
     config = configured({}, gateway={"num_cpus": 4})
