@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self
 
@@ -155,6 +156,8 @@ class OpenAIClient:
                     is_ended = True
                     break
                 _note_chunk(json.loads(data), arrived_s, record)
+            if is_ended:
+                await _read_rest(response)
         if record.error:
             record.outcome = Outcome.FAILED
         elif is_ended and record.finish_reason is not None:
@@ -164,6 +167,12 @@ class OpenAIClient:
             record.error = "the stream was cut off"
         if not record.has_usage:
             record.num_output_tokens = len(record.chunk_times_s)
+
+
+async def _read_rest(response: aiohttp.ClientResponse) -> None:
+    """Read what comes after the answer: with that unread, the connection would be closed."""
+    with suppress(aiohttp.ClientError, TimeoutError):
+        await response.content.read()
 
 
 async def _note_kept_connection(

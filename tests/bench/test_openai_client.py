@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -108,6 +109,38 @@ async def _read_request(reader: asyncio.StreamReader) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     (length,) = (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
     await reader.readexactly(int(length.split(b":")[1]))
+
+
+def test_a_connection_is_kept_after_an_answer() -> None:
+    """Also where its end arrives after what says that it is the end."""
+    records, num_connections = asyncio.run(_ask_slow_end())
+    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 2
+    assert [record.is_connection_kept for record in records] == [False, True]
+    assert num_connections == 1
+
+
+async def _ask_slow_end() -> tuple[list[RequestRecord], int]:
+    """What two requests come to, one after the other, and how many connections there were."""
+    body = f"data: {json.dumps(END)}\n\ndata: [DONE]\n\n".encode()
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    num_connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await _read_request(reader)
+                writer.write(head + b"%x\r\n%s\r\n" % (len(body), body))
+                await writer.drain()
+                await asyncio.sleep(0.05)
+                writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        async with OpenAIClient(f"http://{host}:{port}", "chat", {"model": "m"}) as client:
+            return [await client.ask(name, "text") for name in "ab"], num_connections
 
 
 def test_a_kept_connection_that_was_closed_fails_no_request() -> None:
