@@ -3,8 +3,8 @@
     python benchmarks/drafting_paper.py --data DIR --out var/drafting-paper
 
 Which databases, in which order, and how large: one replay each of Spec-Bench, warm, at the paper's
-28 drafted tokens.  ``--out`` keeps one JSON file per replay, so that it can be interrupted; the
-Markdown tables of docs/results/drafting.md are printed.
+28 drafted tokens.  ``--out`` keeps one JSON file per replay, so that it can be interrupted; those
+of another commit are replaced.  The Markdown tables of docs/results/drafting.md are printed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.environment import commit, is_of_commit
 from hdserve.bench.prompt_sharing import PromptSharingDatabase
-
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_setup import ending_token_ids, largest_id
@@ -51,6 +51,7 @@ class Tables:
         self._fill = list(read_replay(self._replay / f"{SET}.fill.jsonl.gz"))
         self._corpus = list(read_replay(self._replay / f"{STATISTICS}.fill.jsonl.gz"))
         self._statistics: dict[float, StatisticsDatabase] = {}
+        self._commit = commit()
 
     def run(
         self, drafter: str, options: dict[str, Any], *, mib: int = 256, part: float = 1.0
@@ -59,8 +60,8 @@ class Tables:
         share of the corpus."""
         name = "-".join(f"{key}={value}" for key, value in sorted(options.items()))
         path = self._out / f"{drafter}.{name}.{mib}.{part}.json"
-        if not path.exists():
-            result = self._run(drafter, options, mib, part)
+        if not is_of_commit(path, self._commit):
+            result = self._run(drafter, options, mib, part) | {"commit": self._commit}
             path.write_text(json.dumps(result, indent=2) + "\n")
         figures: dict[str, Any] = json.loads(path.read_text())
         return figures

@@ -4,8 +4,8 @@
     python benchmarks/drafting_results.py table --data DIR --out var/drafting
     python benchmarks/drafting_results.py plot --data DIR --out var/drafting --images IMAGES
 
-``measure`` skips what it has measured before, so it can be interrupted.  ``DIR`` holds
-``replay/SET.eval.jsonl.gz``, ``replay/SET.fill.jsonl.gz`` and ``baselines.json``.
+``measure`` skips what it has measured before at the same commit, so it can be interrupted.  ``DIR``
+holds ``replay/SET.eval.jsonl.gz``, ``replay/SET.fill.jsonl.gz`` and ``baselines.json``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from hdserve.bench.environment import commit, is_of_commit
 from hdserve.bench.prompt_sharing import PromptSharingDatabase
-
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_setup import (
@@ -114,12 +114,12 @@ def measure(data: Path, out: Path) -> None:
 def run(
     out: Path, recorded: RecordedSet, statistics: StatisticsDatabase | None, setting: Setting
 ) -> None:
-    """Replay once and write the figures, unless they are there."""
+    """Replay once and write the figures, unless they are there, of the same commit."""
     databases = "C+M" if statistics is None else "C+M+S"
     mode, budget, shares_prompts, floor, drafter = astuple(setting)
     key = f"{recorded.name}.{databases}.{mode}.{budget}.{floor}.{drafter}.{int(shares_prompts)}"
     path = out / f"{key}.json"
-    if path.exists():
+    if is_of_commit(path, commit()):
         return
     rows, fill = recorded.rows, recorded.fill
     database = PromptSharingDatabase() if shares_prompts else ModelDatabase()
@@ -143,6 +143,7 @@ def run(
         "floor": floor,
         "drafter": drafter,
         "share_prompts": shares_prompts,
+        "commit": commit(),
     }
     path.write_text(json.dumps(settings | replay.result.as_json(), indent=2) + "\n")
     print(key, f"{replay.result.mean_acceptance_length:.3f}", flush=True)

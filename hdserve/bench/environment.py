@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from pathlib import Path
@@ -19,15 +20,21 @@ def cpu_name() -> str:
 
 def commit() -> str:
     """Return the commit of this installation, ``-dirty`` with changes; ``unknown`` outside a
-    checkout."""
+    checkout, also where the repository around it is another project's."""
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--dirty")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def is_of_commit(path: Path, wanted: str) -> bool:
+    """Return whether there is a JSON file of figures, measured at this commit."""
+    return path.exists() and json.loads(path.read_text()).get("commit") == wanted
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    place = Path(__file__).parent
+    found = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
     return found.stdout.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 from benchmarks import drafting_latency, drafting_results, recycled, sampled, statistics_build
 from benchmarks.serving_load import report, too_much_growth
+from hdserve.bench.environment import commit
+from hdserve.bench.replay import ReplayMode
+from hdserve.bench.replay_files import ReplayRow
 from hdserve.errors import HdserveError
 
 
@@ -54,6 +58,28 @@ def test_drafting_results_say_what_they_need(
     with pytest.raises(SystemExit):
         drafting_results.main()
     assert missing in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_figures_of_another_commit_are_measured_again(tmp_path: Path) -> None:
+    """Those that do not say of which they are, too."""
+    rows = [ReplayRow("a", "all", (5, 6, 7) * 4, (5, 6, 7) * 8)]
+    recorded = drafting_results.RecordedSet("set", rows, [])
+    setting = drafting_results.Setting(ReplayMode.COLD, drafter="context")
+
+    def figures(**changes: object) -> dict[str, Any]:
+        """Those of a run that finds the figures of the last one with these changes."""
+        for path in tmp_path.iterdir():
+            path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        drafting_results.run(tmp_path, recorded, None, setting)
+        (path,) = tmp_path.iterdir()
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    first = figures()
+    assert first["commit"] == commit()
+    assert figures(set="kept")["set"] == "kept"
+    for other in ("0123abc", None):
+        assert figures(set="old", commit=other)["set"] == "set"
 
 
 def test_a_process_that_died_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
