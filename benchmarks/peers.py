@@ -89,6 +89,21 @@ class Starter:
         return PeerProcess(self.vllm_python, "vllm", options, log, environment)
 
 
+def chosen(contenders: str) -> list[str]:
+    """Return the names of contenders, which are separated by commas.
+
+    Raises:
+        ConfigError: one is unknown, or lacks the one that it is compared with.
+    """
+    names = [*dict.fromkeys(contenders.split(","))]
+    if unknown := [name for name in names if name not in CONTENDERS]:
+        raise ConfigError(f"--contenders: {unknown[0]!r} is none of {', '.join(CONTENDERS)}")
+    needed = {BASELINE} if SPECULATION.keys() >= {*names} else {BASELINE, PLAIN}
+    if missing := needed.difference(names):
+        raise ConfigError(f"--contenders {contenders}: {min(missing)} is needed for comparison")
+    return names
+
+
 def deal(rows: Sequence[PromptRow], num_sets: int) -> list[Sequence[PromptRow]]:
     """Return disjoint sets, each with about as many of whatever stands together in the file.
 
@@ -173,6 +188,7 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure and print."""
+    names = chosen(contenders)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
     sets = deal(read_prompts(prompts), rounds + 1)
@@ -185,8 +201,7 @@ def main(
         for batch_size in (int(size) for size in batch_sizes.split(",")):
             with ExitStack() as stack:
                 peers = {
-                    name: stack.enter_context(starter.start(name, batch_size))
-                    for name in contenders.split(",")
+                    name: stack.enter_context(starter.start(name, batch_size)) for name in names
                 }
                 runs = run_rounds(peers, encoded, max_tokens)
             for row in summary(runs):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peer_process import PeerProcess
-from benchmarks.peers import BASELINE, PLAIN, deal, run_rounds, summary
+from benchmarks.peers import BASELINE, CONTENDERS, PLAIN, chosen, deal, main, run_rounds, summary
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
 from tests.waiting import eventually
@@ -68,6 +68,25 @@ def test_sets_are_disjoint_and_have_some_of_every_kind() -> None:
     ]
     with pytest.raises(ConfigError, match="8 sets take more than 7 prompts"):
         deal(rows, 8)
+
+
+@pytest.mark.parametrize(
+    ("contenders", "reason"),
+    [
+        ("vllm,hdserv", "'hdserv' is none of vllm, vllm-ngram, "),
+        ("hdserve-plain,hdserve", "vllm is needed for comparison"),
+        ("vllm,hdserve", "hdserve-plain is needed for comparison"),
+    ],
+)
+def test_what_could_not_be_compared_is_told_at_the_start(contenders: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        main(Path("/no/python"), Path("/no/prompts"), contenders=contenders)
+
+
+def test_contenders_are_those_that_are_named() -> None:
+    assert chosen("vllm,vllm-suffix,vllm") == ["vllm", "vllm-suffix"]
+    assert chosen("vllm,hdserve-plain") == ["vllm", "hdserve-plain"]
+    assert chosen(",".join(CONTENDERS)) == [*CONTENDERS]
 
 
 def test_ratios_are_of_one_round_and_answers_of_the_same_engine_are_compared() -> None:
