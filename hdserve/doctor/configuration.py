@@ -66,7 +66,7 @@ def check_memory(config: ServeConfig) -> Iterator[Finding]:
         with suppress(ConfigError):
             found = describe_hardware(model.engine.device)
             if found.name == "cpu":
-                num_bytes += model.first_num_replicas * weight_bytes(model)
+                num_bytes += model.first_num_replicas * (weight_bytes(model) or 0)
                 free_bytes = found.free_bytes
     if num_bytes > free_bytes:
         text = f"{num_bytes / 2**30:.1f} GiB of weights in all, {free_bytes / 2**30:.1f} GiB free"

@@ -46,12 +46,14 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
         yield warning(subject, text, f"make setup TORCH_INDEX={index}")
         return
     yield ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
-    weights = weight_bytes(model)
-    if weights > found.free_bytes:
+    weights, subject = weight_bytes(model), f"{model.name}: memory"
+    if weights is None:
+        if not (is_path(model.model) or os.path.isdir(model.model)):  # else reported by check_model
+            text = "the weights are not on this machine yet, so their size is not known here"
+            yield warning(subject, text, _download(model))
+    elif weights > found.free_bytes:
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
-        yield failure(
-            f"{model.name}: memory", text, "engine: {dtype: bfloat16}  # or a smaller model"
-        )
+        yield failure(subject, text, "engine: {dtype: bfloat16}  # or a smaller model")
 
 
 def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:

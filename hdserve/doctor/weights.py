@@ -15,6 +15,7 @@ from hdserve.config import ModelConfig
 from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.errors import ConfigError
 from hdserve.models import resolve_model
+from hdserve.models.hub import local_directory
 
 PICKLED = "pytorch_model*.bin"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -25,12 +26,15 @@ dtypes are quantised and stay unchanged."""
 
 
 def weight_files(model: ModelConfig) -> list[Path]:
-    """Return the files read for a local model, existing or not; the hub is not asked.
+    """Return the files read for a model that is on this machine, existing or not; the hub is not
+    asked.
 
     Raises:
         ConfigError: the index of its shards cannot be read.
     """
-    place = Path(resolve_model(model.model))
+    place = local_directory(model.model, model.revision)
+    if place is None:
+        return []
     if (place / WHOLE).exists():
         return [place / WHOLE]
     if (place / INDEX).exists():
@@ -59,20 +63,18 @@ def weight_faults(model: ModelConfig) -> Iterator[str]:
                 yield f"{path} is damaged: {error}"
 
 
-def weight_bytes(model: ModelConfig) -> int:
-    """Return the bytes that the weights of a local model take once loaded; for pickled ones, those
-    of their files.
+def weight_bytes(model: ModelConfig) -> int | None:
+    """Return the bytes that the weights of a model take once loaded; for pickled ones, those of
+    their files.  ``None`` if they are not all on this machine, or cannot be read.
 
     Raises:
         ConfigError: there is no such device.
     """
     itemsize = pick_dtype(model.engine.dtype, pick_device(model.engine.device)).itemsize
-    num_bytes = 0
     with suppress(ConfigError, OSError, SafetensorError):  # reported with the model
-        for path in weight_files(model):
-            is_pickled = path.suffix != ".safetensors"
-            num_bytes += path.stat().st_size if is_pickled else _loaded_bytes(path, itemsize)
-    return num_bytes
+        files = weight_files(model)
+        return sum(_loaded_bytes(path, itemsize) for path in files) if files else None
+    return None
 
 
 def _shards(index: Path) -> list[Path]:
@@ -85,8 +87,10 @@ def _shards(index: Path) -> list[Path]:
 
 def _loaded_bytes(path: Path, itemsize: int) -> int:
     """Return the bytes of the tensors in a file, with ``itemsize`` bytes for each floating-point
-    number."""
+    number; of a pickled one its size."""
     num_bytes = path.stat().st_size
+    if path.suffix != ".safetensors":
+        return num_bytes
     with safe_open(path, "numpy") as file:
         for name in file.keys():  # noqa: SIM118 - no mapping
             tensor = file.get_slice(name)

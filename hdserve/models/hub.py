@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be asked for a model."""
+"""Whether the Hugging Face hub can be asked for a model, and what of it is on this machine."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ def check_hub(model: str, revision: str | None) -> None:
             f"cannot load the model {model!r}: there is no such directory, the bundled models are "
             f"{', '.join(bundled_models())}, and the hub cannot be asked: {fault}"
         )
+
+
+def local_directory(model: str, revision: str | None) -> Path | None:
+    """The directory with a model's files on this machine: its own, or the one to which those of the
+    hub were downloaded, perhaps not all; ``None`` if there is none.  The hub is not asked."""
+    place = Path(resolve_model(model))
+    if place.is_dir():
+        return place
+    try:
+        found = try_to_load_from_cache(model, "config.json", revision=revision)
+    except ValueError:  # not a name the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def hub_fault(model: str, revision: str | None) -> str | None:

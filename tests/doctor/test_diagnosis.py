@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from deployments.http.documented_api import DocumentedApi
@@ -585,6 +586,32 @@ def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
     file_bytes = (place / "model.safetensors").stat().st_size
     assert num_bytes("bfloat16") == file_bytes
     assert num_bytes("float32") == pytest.approx(2 * file_bytes, rel=0.01)
+
+
+def test_weights_of_the_hub_are_those_that_were_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they are not on this machine, that is said: they may not fit into its memory."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    model = configured(model="OWNER/MODEL", engine={"device": "cpu", "dtype": "bfloat16"})
+
+    def memory() -> list[Finding]:
+        return [finding for finding in check_device(model) if finding.subject == "m: memory"]
+
+    (finding,) = memory()
+    assert verdicts([finding]) == ["warning"]
+    assert finding.remedy == "hf download OWNER/MODEL"
+    kept = tmp_path / "models--OWNER--MODEL"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    place = copied(kept / "snapshots" / "abc")
+    assert memory() == []
+    weights = place / "model.safetensors"
+    assert weight_bytes(model) == weights.stat().st_size
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights.rename(place / "a.safetensors")
+    assert verdicts(memory()) == ["warning"]  # of its shards, one is not there
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
