@@ -330,6 +330,68 @@ def refusal(monkeypatch: pytest.MonkeyPatch, address: str, *arguments: str) -> s
     return refused.value.message
 
 
+def deployed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    """The arguments of the application that the command would run on a cluster of its own."""
+    found: list[Any] = []
+
+    def read(command: list[str], *_: Any) -> int:
+        (path,) = (word for word in command if word.endswith("serve.json"))
+        found.append(json.loads(Path(path).read_text()))
+        return 0
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(serve, "run_until_signal", read)
+    command = ["serve", "--port", str(free_port()), *arguments]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    ((application,),) = (config["applications"] for config in found)
+    return application["args"]
+
+
+def test_a_model_is_served_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its own name; a directory under that of its last part, wherever Ray was started.  The
+    file that the environment names is not served."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HDSERVE_CONFIG", str(tmp_path / "none.yaml"))
+    (tmp_path / "own").mkdir()
+    place = str(tmp_path / "own")
+    for model, name, resolved in (
+        ("hdserve-mini", "hdserve-mini", "hdserve-mini"),
+        ("OWNER/MODEL", "OWNER/MODEL", "OWNER/MODEL"),
+        ("./own", "own", place),
+        ("own", "own", place),
+        (place + "/", "own", place),
+    ):
+        wanted = {"config": {"models": [{"name": name, "model": resolved}]}}
+        assert deployed(monkeypatch, model) == wanted
+    told = refusal(monkeypatch, "local", "hdserve-mini", "--config", "a.yaml")
+    assert told == "give a model or --config, not both"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("hdserve-none", "no bundled model is called hdserve-none"),
+        ("./none", "models.0.model: there is no directory /"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told(
+    model: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason in refusal(monkeypatch, "local", model)
+
+
+def test_the_file_of_the_environment_is_named_in_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the line, as the one of --config is."""
+    path = tmp_path / "config.yaml"
+    path.write_text("models:\n- name: m\n  model: ./nothing\n")
+    monkeypatch.setenv("HDSERVE_CONFIG", str(path))
+    told, problem = refusal(monkeypatch, "local").splitlines()
+    assert told == f"{path}:"
+    assert problem.startswith("line 3, models.0.model: there is no directory")
+
+
 def test_what_would_not_start_is_the_status_of_the_command(tmp_path: Path) -> None:
     """And its last words, without a traceback."""
     log = tmp_path / "log"

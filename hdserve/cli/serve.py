@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,9 +31,11 @@ from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, OWN_CLUSTER
 from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import LineOf, nowhere
+from hdserve.config.strict_model import at_home
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
 from hdserve.errors import ConfigError
+from hdserve.models import bundled_models, is_path
 from hdserve.ports import reservation_error
 from hdserve.process_session import kill_session
 from hdserve.shadows import shadows
@@ -54,43 +56,73 @@ _LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """The address for requests, if the listening address means every interface."""
 
 
+Source = Path | dict[str, Any] | None
+"""A file with a configuration, or its content; ``None`` for the bundled models."""
+
+
 def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A bundled model, a directory or a Hugging Face id, served with all defaults "
+            "instead of a configuration.",
+            show_default=False,
+        ),
+    ] = None,
     config: ConfigFile = None,
     host: Annotated[
         str, typer.Option(help="The address to listen at; 0.0.0.0 is every interface.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen at.", min=1, max=65535)] = 8000,
 ) -> None:
-    """Serve the models of a configuration until Ctrl-C, by default the bundled ones.
+    """Serve a model, or those of a configuration, until Ctrl-C; by default the bundled ones.
 
     Runs on the Ray cluster RAY_ADDRESS names, or on one that is started with it and ends with it;
     says when the models answer.  Ctrl-C lets answers that have begun end, for `drain_timeout_s` of
     the configuration at most; a second one ends at once.
     """
-    loaded = load_config(config)  # mistakes in it are reported before anything else
+    source = _source(model, config)
+    loaded = load_config(source)  # mistakes in it are reported before anything else
     check_is_importable(Path.cwd())
     address = _address()
     with contextlib.ExitStack() as holding:
         if address == OWN_CLUSTER:
             check_is_free(host, port, holding)
-            check_can_start(loaded, config)
+            check_can_start(loaded, source)
         else:
             check_is_known_there(access_variables(), address)
             check_answers(address)
-            warn_of_relative_paths(loaded, _lines_of(config or configured_path()))
-        status = _run(loaded, config or configured_path(), address, host, port, holding)
+            warn_of_relative_paths(loaded, _lines_of(source))
+        status = _run(loaded, source, address, host, port, holding)
     raise typer.Exit(status)
+
+
+def _source(model: str | None, config: Path | None) -> Source:
+    """Return what is served.
+
+    Raises:
+        ConfigError: two things are to be.
+    """
+    if model is None:
+        return config or configured_path()
+    if config is not None:
+        raise ConfigError("give a model or --config, not both")
+    name = model
+    if model not in bundled_models() and (is_path(model) or os.path.isdir(model)):
+        model = os.path.abspath(at_home(model))  # on a running cluster, it would begin elsewhere
+        name = os.path.basename(model)
+    return {"models": [{"name": name, "model": model}]}
 
 
 def _run(
     loaded: ServeConfig,
-    config: Path | None,
+    source: Source,
     address: str,
     host: str,
     port: int,
     holding: contextlib.ExitStack,
 ) -> int:
-    """Serve ``loaded``, read from ``config`` if that is a file; return the exit status.
+    """Serve ``loaded``, which ``source`` says; return the exit status.
 
     Args:
         holding: keeps other servers from taking the ports.
@@ -99,7 +131,7 @@ def _run(
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
-        "args": {} if config is None else {"config": str(config.absolute())},
+        "args": _arguments(source),
     }
     deploy = {"http_options": {"host": host, "port": port}, "applications": [application]}
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
@@ -112,6 +144,13 @@ def _run(
         if address == OWN_CLUSTER:
             environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
         return run_until_signal(runner, loaded.drain_timeout_s, environment)
+
+
+def _arguments(source: Source) -> dict[str, Any]:
+    """Return what the application is built with."""
+    if source is None:
+        return {}
+    return {"config": str(source.absolute()) if isinstance(source, Path) else source}
 
 
 def check_is_importable(directory: Path) -> None:
@@ -176,22 +215,23 @@ def check_is_free(host: str, port: int, holding: contextlib.ExitStack) -> None:
         raise ConfigError(f"cannot listen on {host}, port {port}: {reason}") from error
 
 
-def check_can_start(config: ServeConfig, source: Path | None) -> None:
+def check_can_start(config: ServeConfig, source: Source) -> None:
     """Check what would otherwise only be reported in a traceback of a started Ray process.
 
     Args:
-        source: where ``config`` is from, unless from the environment or the package.
+        source: where ``config`` is from.
 
     Raises:
         ConfigError: a part of ``config`` is wrong on this machine.
     """
     check_tracing(config.telemetry)
     if problems := find_problems(config, _lines_of(source)):
-        raise ConfigError("\n".join([f"{source}:", *problems] if source else problems))
+        place = [f"{source}:"] if isinstance(source, Path) else []
+        raise ConfigError("\n".join([*place, *problems]))
 
 
-def _lines_of(source: Path | None) -> LineOf:
-    return nowhere if source is None else partial(yaml_line_of, read_text(source))
+def _lines_of(source: Source) -> LineOf:
+    return partial(yaml_line_of, read_text(source)) if isinstance(source, Path) else nowhere
 
 
 def url_of(host: str, port: int) -> str:
