@@ -171,6 +171,11 @@ def _held(path: Path) -> FileIO:
     return file
 
 
+def digest(value: Any) -> str:
+    """Return a short digest of a JSON value, for the settings."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
 def file_digest(path: Path | None) -> str | None:
     """Return a short digest of a file's content, for the settings.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hdserve.errors import ConfigError
+from hdserve.journal import digest
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -77,6 +78,12 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
     return [
         _row(line, index, f"{path}, line {number}") for index, (number, line) in enumerate(numbered)
     ]
+
+
+def rows_digest(rows: Sequence[PromptRow]) -> str:
+    """Return a short digest of the rows of a file, for the settings of a job: a pipe cannot be read
+    again for a digest of the file."""
+    return digest([dict(row.fields) for row in rows])
 
 
 def _row(line: str, index: int, where: str) -> PromptRow:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hdserve.cli.commands import app
 from hdserve.cli.options import PROMPTS_HELP
 from hdserve.errors import ConfigError
-from hdserve.prompts import PromptRow, read_prompts
+from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 QUESTION = "Is there a train to Cambridge?"
 CHAT = [
@@ -47,6 +47,16 @@ def test_three_ways_to_ask(tmp_path: Path) -> None:
     assert (chat.text, chat.conversation, chat.messages) == ("", CHAT, CHAT)
     assert [row.fields for row in (text, turns, chat)] == ASKING
     assert [row.name for row in (text, turns, chat)] == ["0", "1", "2"]
+
+
+def test_the_digest_of_rows_follows_what_is_in_them(tmp_path: Path) -> None:
+    """And nothing else of their file."""
+    path, other = tmp_path / "prompts.jsonl", tmp_path / "other.jsonl"
+    rows = read_prompts(write(path, *ASKING))
+    other.write_text("".join(json.dumps(row) + "\n" for row in ASKING))
+    assert rows_digest(rows) == rows_digest(read_prompts(other))
+    for changed in (ASKING[:2], ASKING[::-1], [{**ASKING[0], "id": 1}, *ASKING[1:]]):
+        assert rows_digest(read_prompts(write(path, *changed))) != rows_digest(rows)
 
 
 def test_an_assistant_that_calls_needs_no_content(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.number_list import numbers
 from hdserve.cli.options import Prompts, Temperature, takes
 from hdserve.errors import ConfigError
-from hdserve.journal import Journal, file_digest
-from hdserve.prompts import PromptRow, read_prompts
+from hdserve.journal import Journal
+from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 
@@ -54,6 +54,9 @@ class LoadOptions:
         int | None,
         typer.Option(help="Requests per concurrency; default: one for each prompt.", min=1),
     ] = None
+    num_warmups: Annotated[
+        int, typer.Option(help="Requests before the first that is measured.", min=0)
+    ] = 0
     request_rate: Annotated[
         float, typer.Option(help="Mean arrivals a second; default: as concurrency allows.")
     ] = float("inf")
@@ -174,7 +177,7 @@ def serve(options: LoadOptions) -> None:
     _warn(plans)
     bounds, target = options.bounds, options.target
     settings = _settings(options)
-    journal = Journal(output.lasting_file, settings | _unshown(options, plans))
+    journal = Journal(output.lasting_file, settings | _unshown(options, rows, plans))
     begun = {"date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), **settings}
 
     def result(load: Load, model_name: str, drafts: DraftTotals | None) -> dict[str, Any]:
@@ -187,7 +190,8 @@ def serve(options: LoadOptions) -> None:
     if waiting:
         waiting[0] = replace(waiting[0], num_asked=results.num_asked)
         with interruptible(how_to_go_on(output.lasting_file)):
-            asyncio.run(measure(target, rows, waiting, results.keep))
+            num_warmups = options.num_warmups
+            asyncio.run(measure(target, rows, waiting, results.keep, num_warmups=num_warmups))
     if output.has_text:
         Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
@@ -236,16 +240,19 @@ def _settings(options: LoadOptions) -> dict[str, Any]:
         "prompts": options.prompts.name,
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
+        "num_warmups": options.num_warmups,
         "extra_body": options.extra_fields,
         "commit": commit(),
     }
 
 
-def _unshown(options: LoadOptions, plans: Sequence[LoadPlan]) -> dict[str, Any]:
+def _unshown(
+    options: LoadOptions, rows: Sequence[PromptRow], plans: Sequence[LoadPlan]
+) -> dict[str, Any]:
     """Return the other settings that the results depend on."""
     return {
         "model": options.model,
-        "digest": file_digest(options.prompts),
+        "digest": rows_digest(rows),
         "plans": [asdict(plan) for plan in plans],
         "body": options.target.body,
         "goodput": options.bounds,

@@ -50,10 +50,13 @@ async def measure(
     rows: Sequence[PromptRow],
     plans: Sequence[LoadPlan],
     keep: Callable[[Load, str, DraftTotals | None], None],
+    *,
+    num_warmups: int = 0,
 ) -> None:
     """Run the plans one after the other until Ctrl-C.
 
     Args:
+        num_warmups: requests that are sent first, and are not part of any result.
         keep: called with the result of each, the model, and what the server drafted meanwhile, if
             known before Ctrl-C.
 
@@ -74,9 +77,11 @@ async def measure(
         await _check(client, target)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
+        if num_warmups:
+            await _warm_up(client, num_warmups, max(plan.concurrency for plan in plans), stop)
         before = await until_stopped(stop, _draft_totals(client, model))
         for plan in () if stop.is_set() else plans:
-            with _progress(plan) as progress:
+            with _progress(plan, f"concurrency {plan.concurrency}") as progress:
                 load = await run_load(client, rows, plan, stop=stop, progress=progress)
             after = await until_stopped(stop, _draft_totals(client, model)) if before else None
             keep(load, model, after.since(before) if after and before else None)
@@ -111,6 +116,16 @@ async def _check(client: OpenAIClient, target: Target) -> None:
         raise ConfigError(f"the first request failed: {record.error}")
 
 
+async def _warm_up(
+    client: OpenAIClient, num_warmups: int, concurrency: int, stop: asyncio.Event
+) -> None:
+    """Send a text that no load uses, as often and at as many a time."""
+    plan = LoadPlan(concurrency, num_warmups)
+    with _progress(plan, "warming up") as progress:
+        row = PromptRow("warm-up", "all", CHECK_TEXT)
+        await run_load(client, [row], plan, stop=stop, progress=progress)
+
+
 async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
     await asyncio.sleep(_METRICS_AGE_S)
     text = await client.get_text("/metrics", _METRICS_TIMEOUT_S)
@@ -121,10 +136,10 @@ async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
 
 
 @contextmanager
-def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
+def _progress(plan: LoadPlan, doing: str) -> Iterator[Callable[[RequestRecord], None]]:
     """Show how many requests have ended, and how."""
     columns = (
-        TextColumn("concurrency {task.fields[places]}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[outcomes]}"),
@@ -133,7 +148,7 @@ def _progress(plan: LoadPlan) -> Iterator[Callable[[RequestRecord], None]]:
     counts: Counter[Outcome | None] = Counter()
     num_tokens = 0
     with shown_bars(*columns) as bar:
-        task = bar.add_task("", total=plan.num_prompts, places=plan.concurrency, outcomes="")
+        task = bar.add_task(doing, total=plan.num_prompts, outcomes="")
 
         def note(record: RequestRecord) -> None:
             nonlocal num_tokens

@@ -133,6 +133,19 @@ def test_the_first_request_asks_what_no_load_asks(
     assert row["num_repeated_prompts"] == 0
 
 
+def test_warmups_are_not_measured(server: StandIn, tmp_path: Path) -> None:
+    """They are as long as the others, at as many a time, ask what no load asks, and come before
+    the server's counts of drafts are read."""
+    options = ("--concurrency", "1,3", "--num-warmups", "5", "--max-tokens", "9")
+    _, (row, other) = bench(server, tmp_path, ["good 1", "good 2"], *options)
+    texts = [body["messages"][0]["content"] for body in server.bodies]
+    assert len(texts) == 1 + 5 + 2 + 2
+    assert {*texts[:6]}.isdisjoint({"good 1", "good 2"})
+    assert [body["max_completion_tokens"] for body in server.bodies[1:6]] == [9] * 5
+    assert (row["num_warmups"], row["completed"], other["completed"]) == (5, 2, 2)
+    assert (row["num_repeated_prompts"], row["spec_decode_num_drafts"]) == (0, 4 * 2)
+
+
 def test_goodput(server: StandIn, tmp_path: Path) -> None:
     """All are good within an hour, none within no time."""
     for bound, share in (("e2el:3600000", 1.0), ("ttft:0,tpot:10000", 0.0)):
