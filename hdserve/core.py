@@ -68,6 +68,7 @@ _DRAFTING = tuple(source.label for source in Source if source is not Source.PLAI
 
 _INSTEAD: Mapping[str, str] = {
     "n": "for several answers to a prompt, repeat it, with a seed for each",
+    "structured_outputs": "write grammar=, with what hdserve.grammar.json_schema(...) makes",
 }
 """What to write instead of other libraries' parameters."""
 

@@ -165,6 +165,29 @@ class LLM:
         """
         return self._host.params(chosen)
 
+    def encode(self, text: str, *, adds_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text, by default those of a prompt that is this text.
+
+        Args:
+            adds_special_tokens: whether those that the tokenizer puts around a prompt are added.
+
+        Raises:
+            InvalidRequest: it is not a text.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequest("encode takes a text", "text")
+        return self._host.tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
+        """The text of token ids.
+
+        Raises:
+            InvalidRequest: they are not ids of the model's vocabulary.
+        """
+        check_token_ids("token_ids", token_ids, self._host.model.vocab_size)
+        ids = [index(token_id) for token_id in token_ids]
+        return self._host.tokenizer.decode(ids, skips_special_tokens=skips_special_tokens)
+
     def remember(self, outputs: Sequence[Sequence[int]]) -> None:
         """Also draft from token ids that the model generated in another process.
 

@@ -159,6 +159,7 @@ def test_combinations_are_refused(options: dict[str, Any], param: str) -> None:
     ("made", "name", "instead"),
     [
         (SamplingParams, "n", "for several answers to a prompt, repeat it"),
+        (SamplingParams, "structured_outputs", r"write grammar=, .* hdserve\.grammar\.json_schema"),
         (SamplingParams, "max_new_tokens", "there are max_tokens, min_tokens, "),
         (SpeculationParams, "enabled", "there are is_enabled, max_draft_tokens, "),
     ],

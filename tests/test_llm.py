@@ -185,6 +185,21 @@ def test_a_chat_is_answered_by_its_template(llm: LLM) -> None:
     assert llm.chat([]) == []
 
 
+def test_text_and_token_ids(llm: LLM) -> None:
+    """Of a prompt that is a text the same, and of an answer its text."""
+    text, params = "I would like", SamplingParams(temperature=0.0, max_tokens=8)
+    (answer,) = llm.generate([text], params)
+    assert llm.encode(text) == answer.prompt_token_ids
+    assert llm.decode(answer.token_ids, skips_special_tokens=True) == answer.text
+    assert llm.decode(llm.encode(text, adds_special_tokens=False)) == text
+    assert llm.decode([]) == ""
+    for wrong in ([10**9], [-1], ["a"], "text"):
+        with pytest.raises(InvalidRequest, match=r"^token_ids: "):
+            llm.decode(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="takes a text"):
+        llm.encode([5])  # type: ignore[arg-type]
+
+
 def test_a_message_goes_on(llm: LLM) -> None:
     """From a beginning of what the model says, as it would have; or after it has ended."""
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
