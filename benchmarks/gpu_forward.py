@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hdserve.bench.engine_setup import make_host
+from hdserve.bench.random_weights import random_host
+from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
@@ -57,8 +58,13 @@ def main() -> None:
 
 def measure(shape: str) -> None:
     read_bytes_per_s = reading()
-    options = {"dtype": "bfloat16", "device": "cuda", "compile": True}
-    host = make_host("hdserve-tiny", options, {"max_draft_tokens": MAX_DRAFT_TOKENS}, shape)
+    config = ModelConfig(
+        name=shape,
+        model="hdserve-tiny",
+        engine=EngineConfig(dtype="bfloat16", device="cuda", compile=True),
+        drafting=DraftingConfig(max_draft_tokens=MAX_DRAFT_TOKENS),
+    )
+    host = random_host(config, shape)
     num_bytes = bytes_read(host.model)
     bound_ms = 1e3 * num_bytes / read_bytes_per_s
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {shape}")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,63 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, prompts: Path) -> None:
     assert found["model"] == "mini"
     assert found["namespaces"]["team"]["num_outputs"] == 3
     assert 3 <= found["namespaces"]["team"]["num_tokens"] <= 36
+
+
+def test_prompts_are_answered_together(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are more than a server would decode by default."""
+    prompts.write_text("".join(json.dumps({"prompt": text * 4}) + "\n" for text in QUESTIONS) * 6)
+    slots: list[tuple[int, int]] = []
+    generate = LLM.generate
+
+    def noted(llm: LLM, asked: list[Any], *others: Any) -> Any:
+        slots.append((len(asked), llm._host.config.engine.max_num_sequences))
+        return generate(llm, asked, *others)
+
+    monkeypatch.setattr(LLM, "generate", noted)
+    build = ("build", str(tmp_path / "databases"), "--prompts", str(prompts))
+    run(*build, "--model", "hdserve-mini", "--max-tokens", "2", "--batch-size", "18")
+    assert slots == [(18, 18)]
+
+
+@contextmanager
+def piped(rows: str) -> Iterator[str]:
+    """The path of a pipe with these rows, of which nothing is left when it was read."""
+    reading, writing = os.pipe()
+    os.write(writing, rows.encode())
+    os.close(writing)
+    yield f"/dev/fd/{reading}"
+    os.close(reading)
+
+
+def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """Others than before are not taken for those before."""
+    options = ("--model", "hdserve-mini", "--max-tokens", "4")
+
+    def num_answered(*questions: str) -> int:
+        rows = "".join(json.dumps({"prompt": question}) + "\n" for question in questions)
+        with piped(rows) as path:
+            found = run("build", str(tmp_path / "databases"), *options, "--prompts", path)
+        return int(found["num_answered_now"])
+
+    assert num_answered(*QUESTIONS) == 3
+    assert num_answered(*QUESTIONS) == 0
+    assert num_answered(*QUESTIONS[1:]) == 2
+
+
+def test_the_model_is_that_of_a_server(tmp_path: Path, prompts: Path) -> None:
+    """The database is of the name that it has there."""
+    config, root = tmp_path / "config.yaml", tmp_path / "databases"
+    models = [{"name": "a", "model": "hdserve-tiny"}, {"name": "b", "model": "hdserve-mini"}]
+    config.write_text(json.dumps({"models": models}))
+    build = ("build", str(root), "--prompts", str(prompts), "--config", str(config))
+    options = ("--max-tokens", "4", "--limit", "1")
+    assert run(*build, *options, "--model", "b")["model"] == "b"
+    (found,) = run("info", str(root))
+    assert found["model"] == "b"
+    with pytest.raises(ConfigError, match="has no model 'hdserve-mini': there are a, b"):
+        run(*build, *options, "--model", "hdserve-mini")
 
 
 def test_a_namespace_that_no_key_has(tmp_path: Path, prompts: Path) -> None:

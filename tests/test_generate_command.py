@@ -6,14 +6,17 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from hdserve.cli.answers import TextPrinter, collected
+from hdserve import LLM
+from hdserve.cli.answers import TextPrinter, with_answer
 from hdserve.cli.commands import app
 from hdserve.cli.generate import GenerateOptions, _rows
+from hdserve.completion import CompletionBuilder
 from hdserve.core import FinishReason, Source, StepOutput
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
@@ -59,6 +62,47 @@ def test_one_source_of_prompts_is_wanted(arguments: list[str], reason: str) -> N
     assert reason in found.message
 
 
+@pytest.mark.parametrize("is_printed", [True, False])
+def test_rows_are_answered_together(
+    is_printed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are asked for, each with its own fields and in the order of the file."""
+    path, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    rows = [{"id": number, "prompt": f"A table for {number}, please."} for number in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes: list[int] = []
+    slots: set[int] = set()
+    together = LLM.generate
+
+    def noted(llm: LLM, prompts: list[Any], *others: Any) -> Any:
+        sizes.append(len(prompts))
+        slots.add(llm._host.config.engine.max_num_sequences)
+        return together(llm, prompts, *others)
+
+    monkeypatch.setattr(LLM, "generate", noted)
+    output = ["--json"] if is_printed else ["--json", str(out)]
+    printed = generate("--prompts", str(path), "--batch-size", "2", *output)
+    answers = [*map(json.loads, (printed if is_printed else out.read_text()).splitlines())]
+    assert (sizes, slots) == ([2, 2, 1], {2})
+    assert [answer["id"] for answer in answers] == [0, 1, 2, 3, 4]
+    assert all(answer["text"] and answer["num_tokens"] <= 24 for answer in answers)
+
+
+def test_a_model_is_that_of_a_server(tmp_path: Path) -> None:
+    """By its name there, with its settings: here a template that shows nothing that was asked."""
+    template, config = tmp_path / "chat.jinja", tmp_path / "config.yaml"
+    template.write_text("A taxi to the")
+    model = {"name": "m", "model": "hdserve-mini", "chat_template": str(template)}
+    config.write_text(json.dumps({"models": [{"name": "n", "model": "hdserve-tiny"}, model]}))
+    options = ["--config", str(config), "--model", "m", *OPTIONS[2:]]
+    texts = [
+        CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False).stdout
+        for arguments in ((QUESTION, *options), ("How are you?", *options))
+    ]
+    assert texts[0] == texts[1] != ""
+    assert texts[0] == generate("A taxi to the", "--complete")
+
+
 def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     """Its texts may hold what else Unicode breaks lines at, as JSON and this command write it."""
     path = tmp_path / "prompts.jsonl"
@@ -100,11 +144,14 @@ def test_an_answer_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> N
     error = HdserveError("the model has no numbers")
     outputs = [StepOutput(seq, texts=("so far",), sources=(Source.PLAIN,))]
     outputs.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
-    TextPrinter(shows_drafts=False).print({}, outputs)
+    TextPrinter(shows_drafts=False).print(outputs)
     assert capsys.readouterr() == ("so far\n", "hdserve: the model has no numbers\n")
-    found, _ = collected({}, outputs)
-    assert found["error"] == "the model has no numbers"
-    assert "error" not in collected({}, outputs[:1])[0]
+    answer = CompletionBuilder(seq)
+    answer.add(outputs[0])
+    assert "error" not in with_answer({}, answer.completion())
+    answer.add(outputs[1])
+    found = with_answer({}, answer.completion())
+    assert (found["error"], found["text"]) == ("the model has no numbers", "so far")
 
 
 @pytest.mark.parametrize("is_printed", [True, False])

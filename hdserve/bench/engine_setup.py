@@ -1,48 +1,27 @@
-"""Building what ``hdserve bench engine`` needs: a model, contenders and tasks."""
+"""Building what ``hdserve bench engine`` needs: statistics, contenders and tasks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hdserve.arguments import naming
 from hdserve.bench.contenders import Contender, EngineContender, GenerateContender, State
 from hdserve.bench.engine import BASELINE
 from hdserve.bench.prompts import EncodedPrompt, encode_prompts, longest_prompt
-from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
 from hdserve.bench.replay_setup import open_statistics
 from hdserve.bench.task import Task
 from hdserve.bench.task_names import name_among
-from hdserve.config import ModelConfig, checked
 from hdserve.engine.host import ModelHost
 from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import ConfigError
-from hdserve.prompts import PromptRow, read_prompts
+from hdserve.prompts import PromptRow
 
 MAX_STATISTICS_BYTES = 2 << 30
 """The largest table of statistics that are counted from recorded requests."""
-
-
-def make_host(
-    model: str, engine: Mapping[str, Any], drafting: Mapping[str, Any], random_weights: str | None
-) -> ModelHost:
-    """Load a model, or make one of the shape ``random_weights``.
-
-    Args:
-        engine, drafting: the options that the configuration has under these names.
-    """
-    values = {
-        "name": random_weights or model,
-        "model": model,
-        "engine": engine,
-        "drafting": drafting,
-    }
-    config = checked(ModelConfig, values)
-    return ModelHost(config) if random_weights is None else random_host(config, random_weights)
 
 
 def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -> None:
@@ -75,10 +54,10 @@ def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list
     return made
 
 
-def prompt_tasks(path: Path, limit: int | None, host: ModelHost, max_tokens: int) -> list[Task]:
-    """Return the prompts of a file by task, each cut to leave room for ``max_tokens``."""
+def prompt_tasks(rows: Iterable[PromptRow], host: ModelHost, max_tokens: int) -> list[Task]:
+    """Return prompts by task, each cut to leave room for ``max_tokens``."""
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
-    for prompt in encoded_prompts(path, limit, host, max_tokens):
+    for prompt in encoded_prompts(rows, host, max_tokens):
         prompts[prompt.row.task].append(prompt)
     return _apart([Task(name, found) for name, found in prompts.items()])
 
@@ -125,12 +104,12 @@ def _apart(tasks: Sequence[Task]) -> list[Task]:
 
 
 def encoded_prompts(
-    path: Path, limit: int | None, host: ModelHost, max_tokens: int
+    rows: Iterable[PromptRow], host: ModelHost, max_tokens: int
 ) -> Iterator[EncodedPrompt]:
-    """Return the prompts of a file, each cut to leave room for ``max_tokens``.
+    """Return prompts, each cut to leave room for ``max_tokens``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: that leaves none.
     """
     longest = longest_prompt(host.model.max_model_len, max_tokens)
-    return encode_prompts(read_prompts(path, limit), host.tokenizer, longest)
+    return encode_prompts(rows, host.tokenizer, longest)

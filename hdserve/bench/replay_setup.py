@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.task_names import name_among
@@ -31,22 +32,28 @@ def load_drafting(path: Path | None, drafter: str | None = None) -> DraftingConf
     Raises:
         ConfigError: the file cannot be read or is wrong.
     """
-    found = _read_drafting(path)
-    if drafter is None:
-        return found
-    kept = tuple(each for each in found.drafters if each.name == drafter)
-    kept = kept or (DrafterConfig(name=drafter),)
-    return found.model_copy(update={"drafters": kept})
-
-
-def _read_drafting(path: Path | None) -> DraftingConfig:
-    """
-    Raises:
-        ConfigError: the file cannot be read or is wrong.
-    """
     if path is None:
-        return DraftingConfig()
+        return only(drafter, DraftingConfig())
     data, _ = read_yaml(path)
+    return only(drafter, drafting_in(path, data))
+
+
+def only(drafter: str | None, drafting: DraftingConfig) -> DraftingConfig:
+    """Return ``drafting`` with one drafter, which has the options that it has there; with all, if
+    none is named."""
+    if drafter is None:
+        return drafting
+    kept = tuple(each for each in drafting.drafters if each.name == drafter)
+    kept = kept or (DrafterConfig(name=drafter),)
+    return drafting.model_copy(update={"drafters": kept})
+
+
+def drafting_in(path: Path, data: Any) -> DraftingConfig:
+    """Return the drafting configuration of ``data``, which was read from ``path``.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
     if isinstance(data, dict) and set(data) == {"drafting"}:
         data = data["drafting"]
     try:

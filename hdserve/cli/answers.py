@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from hdserve import core
+from hdserve.completion import Completion
 from hdserve.core import FinishReason, StepOutput
 
 _STYLES = {
@@ -35,8 +35,8 @@ class TextPrinter:
             legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
             self._console.print(legend)
 
-    def print(self, _row: dict[str, Any], outputs: Iterable[StepOutput]) -> bool:
-        """Print the answer to one row, and a newline; if it failed, the reason on standard error.
+    def print(self, outputs: Iterable[StepOutput]) -> bool:
+        """Print one answer, and a newline; if it failed, the reason on standard error.
         Returns whether it succeeded."""
         last = None
         for last in outputs:
@@ -53,31 +53,16 @@ class TextPrinter:
         return last is None or last.error is None
 
 
-class JsonPrinter:
-    """Writes one object per row, when its answer is complete."""
-
-    def print(self, row: dict[str, Any], outputs: Iterable[StepOutput]) -> bool:
-        """Print one row with its answer.  Returns whether it succeeded."""
-        answer, _ = collected(row, outputs)
-        typer.echo(line(answer))
-        return not has_failed(answer)
-
-
-def collected(
-    row: dict[str, Any], outputs: Iterable[StepOutput]
-) -> tuple[dict[str, Any], core.Sequence]:
-    """Return the row with its answer, the reason if it failed, and what drafting did; and the
-    sequence."""
-    steps = list(outputs)
-    seq, error = steps[-1].sequence, steps[-1].error
-    counts = seq.counts
-    found = {
+def with_answer(row: dict[str, Any], answer: Completion) -> dict[str, Any]:
+    """Return the row with its answer, the reason if it failed, and what drafting did."""
+    counts = answer.counts
+    return {
         **row,
-        "text": "".join(output.text for output in steps),
-        "finish_reason": seq.finish_reason,
-        "stop_reason": steps[-1].stop_reason,
-        **({} if error is None else {"error": str(error)}),
-        "num_tokens": seq.num_output_tokens,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        **({} if answer.error is None else {"error": str(answer.error)}),
+        "num_tokens": len(answer.token_ids),
         "num_steps": counts.num_steps,
         "num_drafts": counts.num_drafts,
         "num_draft_tokens": counts.num_draft_tokens,
@@ -86,7 +71,6 @@ def collected(
             source.label: count for source, count in sorted(counts.accepted_by_source.items())
         },
     }
-    return found, seq
 
 
 def has_failed(answer: dict[str, Any]) -> bool:

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
+from hdserve.cli.model_option import Model, ServerConfig
 from hdserve.cli.number_list import numbers
-from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Limit, Model, Temperature, takes
+from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Exact, Limit, Temperature, takes
 from hdserve.core import SamplingParams
 from hdserve.drafting.registry import known_drafters
 from hdserve.errors import ConfigError
@@ -43,8 +44,14 @@ class EngineOptions:
     """
 
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help=PROMPTS_HELP)] = None
-    model: Model = "hdserve-tiny"
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto"
+    model: Model = None
+    config: ServerConfig = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, float16, or auto.", show_default="that of --config, else auto"
+        ),
+    ] = None
     max_tokens: AnswerTokens = 128
     batch_sizes: Annotated[
         str, typer.Option(help="How many sequences are decoded together: 1,4,16 measures each.")
@@ -81,20 +88,21 @@ class EngineOptions:
     ] = None
     limit: Limit = None
     rounds: Annotated[int, typer.Option(help="How often all is measured.", min=1)] = 9
-    exact: Annotated[bool, typer.Option(help="As `engine.exact: true` of a server.")] = False
+    exact: Exact = None
     compile_: Annotated[
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Whether hdserve's contenders run the model compiled; default: where there is a "
-            "C++ compiler, as a server does.",
+            help="Whether hdserve's contenders run the model compiled; default: as --config says, "
+            "else where there is a C++ compiler, as a server does.",
             show_default=False,
         ),
     ] = None
     max_draft_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most drafted tokens of a sequence in a step; default: 16 on a CPU, 31 on a GPU.",
+            help="Most drafted tokens of a sequence in a step; default: as --config says, else 16 "
+            "on a CPU, 31 on a GPU.",
             show_default=False,
         ),
     ] = None

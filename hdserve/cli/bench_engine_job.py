@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,20 +12,22 @@ from hdserve.bench.engine import Result, filling, run_rounds, summarise
 from hdserve.bench.engine_setup import (
     encoded_prompts,
     make_contenders,
-    make_host,
     prompt_tasks,
     replay_tasks,
     use_statistics,
 )
 from hdserve.bench.environment import commit, cpu_name
+from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_files import read_replay
-from hdserve.bench.replay_setup import source_digest
+from hdserve.bench.replay_setup import only, source_digest
 from hdserve.bench.task import Decoding, Task
+from hdserve.cli.model_option import chosen_model, given, with_options
 from hdserve.cli.progress import progress
+from hdserve.config import ModelConfig
 from hdserve.engine.forward.compiled import can_compile
 from hdserve.engine.host import ModelHost
 from hdserve.journal import Journal, file_digest
-from hdserve.prompts import read_prompts
+from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 if TYPE_CHECKING:
     from hdserve.cli.bench_engine import EngineOptions
@@ -42,15 +45,16 @@ class EngineJob:
 
     def __init__(self, options: EngineOptions, result_path: Path | None) -> None:
         self._options = options
-        unshown = _unshown(options)  # fails for missing files before a model is loaded
-        if options.prompts is not None:
-            read_prompts(options.prompts, options.limit)
-        compiles = can_compile() if options.compile_ is None else options.compile_
-        self._host = _make_host(options, compiles=compiles)
+        # What is missing or wrong is told before a model is loaded.
+        rows = [] if options.prompts is None else read_prompts(options.prompts, options.limit)
+        model = _model(options)
+        unshown = _unshown(options, rows) | {"configuration": model.model_dump(mode="json")}
+        shape = options.random_weights
+        self._host = ModelHost(model) if shape is None else random_host(model, shape)
         if options.statistics:
             use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
-        self._tasks, num_left_out = _tasks(options, self._host)
-        self._shown = _shown(options, self._host, compiles=compiles) | {"left_out": num_left_out}
+        self._tasks, num_left_out = _tasks(options, rows, self._host)
+        self._shown = _shown(options, self._host) | {"left_out": num_left_out}
         self.journal = Journal(result_path, self._shown | unshown)
         state = cast("State", options.state)
         self._contenders = make_contenders(options.contenders, self._host, state)
@@ -96,48 +100,60 @@ class EngineJob:
                 contender.fill_with([row.response for row in read_replay(path)])
                 continue
             max_tokens = self._options.max_tokens
-            prompts = list(encoded_prompts(path, None, self._host, max_tokens))
+            prompts = list(encoded_prompts(read_prompts(path), self._host, max_tokens))
             with progress("filling", len(prompts)) as bar:
                 answer = partial(contender.answers, prompts, max_tokens, bar.show)
                 contender.fill_with(self.journal.once(f"{contender.name}, fill", answer))
 
 
-def _make_host(options: EngineOptions, *, compiles: bool) -> ModelHost:
+def _model(options: EngineOptions) -> ModelConfig:
+    """Return the model with the settings that it is measured with.
+
+    Raises:
+        ConfigError: the configuration cannot be read, or it or an option is wrong.
+    """
+    model = chosen_model(options.model, options.config)
     engine = {
-        "dtype": options.dtype,
-        "exact": options.exact or "auto",
-        "compile": compiles,
+        **given(dtype=options.dtype, exact=options.exact),
+        "compile": _compiles(options, model),
         "max_num_sequences": max(options.sizes),
         "prefix_caching": False,  # every round asks the same prompts again
         "prefill_slowdown": None,  # pacing depends on timing (docs/adr/0014)
     }
-    drafting: dict[str, Any] = {"max_draft_tokens": options.max_draft_tokens}
-    if options.drafter is not None:
-        drafting["drafters"] = [{"name": options.drafter}]
-    return make_host(options.model, engine, drafting, options.random_weights)
+    drafting = given(max_draft_tokens=options.max_draft_tokens)
+    model = with_options(model, engine=engine, drafting=drafting)
+    return model.model_copy(update={"drafting": only(options.drafter, model.drafting)})
 
 
-def _tasks(options: EngineOptions, host: ModelHost) -> tuple[list[Task], int]:
+def _compiles(options: EngineOptions, model: ModelConfig) -> bool:
+    """Return whether hdserve's contenders run the model compiled."""
+    wanted = model.engine.compile if options.compile_ is None else options.compile_
+    return can_compile() if wanted == "auto" else bool(wanted)
+
+
+def _tasks(
+    options: EngineOptions, rows: Sequence[PromptRow], host: ModelHost
+) -> tuple[list[Task], int]:
     """Return what is decoded, and how many recorded requests of the file are left out."""
     if options.replay is not None:
         return replay_tasks(options.replay, options.limit, host, options.max_tokens)
-    assert options.prompts is not None
-    return prompt_tasks(options.prompts, options.limit, host, options.max_tokens), 0
+    return prompt_tasks(rows, host, options.max_tokens), 0
 
 
-def _shown(options: EngineOptions, host: ModelHost, *, compiles: bool) -> dict[str, Any]:
+def _shown(options: EngineOptions, host: ModelHost) -> dict[str, Any]:
     """Return those settings that are shown with the results."""
     is_cuda = host.model.device.type == "cuda"
-    return {
-        "model": options.random_weights or options.model,
+    config = {} if options.config is None else {"config": options.config.name}
+    return config | {
+        "model": options.random_weights or host.config.name,
         "weights": "random" if options.random_weights else "real",
         "choices": "recorded" if options.replay else "the model's",
         "prompts": _file_name(options.prompts or options.replay),
         "limit": options.limit,
         "max_tokens": options.max_tokens,
         "max_draft_tokens": host.config.drafting.most_draft_tokens(host.model.device.type),
-        "exact": options.exact,
-        "compiled": compiles,
+        "exact": host.config.engine.exact,
+        "compiled": host.config.engine.compile,
         "state": options.state,
         "fill": _file_name(options.fill),
         "statistics": _statistics_name(options, host),
@@ -153,14 +169,17 @@ def _file_name(path: Path | None) -> str | None:
 
 
 def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
-    shipped = "none" if host.statistics is None else "shipped"
-    return ", ".join(path.name for path in options.statistics or ()) or shipped
+    if options.statistics:
+        return ", ".join(path.name for path in options.statistics)
+    named, has_any = host.config.statistics, host.statistics is not None
+    return ("shipped" if named == "bundled" else Path(str(named)).name) if has_any else "none"
 
 
-def _unshown(options: EngineOptions) -> dict[str, Any]:
+def _unshown(options: EngineOptions, rows: Sequence[PromptRow]) -> dict[str, Any]:
     """Return the other settings that the results depend on."""
-    files = {"prompts": options.prompts, "fill": options.fill, "replay": options.replay}
+    files = {"fill": options.fill, "replay": options.replay}
     return {name: file_digest(path) for name, path in files.items()} | {
+        "prompts": rows_digest(rows),
         "statistics": [source_digest(path) for path in options.statistics or ()],
         "batch_sizes": options.sizes,
         "compare": options.contenders,

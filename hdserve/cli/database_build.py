@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,18 @@ import typer
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonOutput
-from hdserve.cli.options import Limit, Model, Prompts, Temperature, takes
+from hdserve.cli.model_option import (
+    Model,
+    ServerConfig,
+    chosen_model,
+    load_llm,
+    tokenizer_of,
+    with_options,
+)
+from hdserve.cli.options import Limit, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
+from hdserve.config import ModelConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
@@ -26,7 +33,8 @@ from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.databases.stored import UNBOUNDED, check_unsharded
 from hdserve.errors import ConfigError, DatabaseError
-from hdserve.prompts import PromptRow, read_prompts
+from hdserve.journal import digest
+from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +47,11 @@ class BuildOptions:
 
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
     prompts: Prompts
-    model: Model = "hdserve-tiny"
+    model: Model = None
+    config: ServerConfig = None
     name: Annotated[
-        str | None, typer.Option(help="The `name` it is served under; default: --model.")
+        str | None,
+        typer.Option(help="The `name` it is served under; default: that of --config, or --model."),
     ] = None
     namespace: Annotated[str, typer.Option(help="Whose requests draft from it.")] = (
         DEFAULT_NAMESPACE
@@ -67,16 +77,16 @@ def build(options: BuildOptions) -> None:
     A new model then drafts from its first request on as one that has served such requests does.
     An interrupted build goes on where it was when the same command is run again.
     """
-    from hdserve.engine.tokenization.tokenizer import load_tokenizer
-
     output = JsonOutput(options.json_path)
     check_unsharded(options.root)
-    rows = read_prompts(options.prompts, options.limit)
-    key = DatabaseKey(options.name or options.model, load_tokenizer(options.model).fingerprint)
+    all_rows = read_prompts(options.prompts)
+    rows = all_rows[: options.limit]
+    model = chosen_model(options.model, options.config)
+    key = DatabaseKey(options.name or model.name, tokenizer_of(model).fingerprint)
     store = OutputStore(database_directory(options.root, key), key, lock_timeout_s=1.0)
     store.check_writable()
     try:
-        num_now = _add_answers(options, rows, store)
+        num_now = _add_answers(options, model, _origin(options, model, all_rows), rows, store)
     finally:
         store.close()
     if output.has_text:
@@ -84,8 +94,17 @@ def build(options: BuildOptions) -> None:
     output.write({"model": key.model, "num_prompts": len(rows), "num_answered_now": num_now})
 
 
-def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: OutputStore) -> int:
+def _add_answers(
+    options: BuildOptions,
+    model: ModelConfig,
+    origin: str,
+    rows: Sequence[PromptRow],
+    store: OutputStore,
+) -> int:
     """Answer the rows that ``store`` has no answer for yet.
+
+    Args:
+        origin: the name of the build in ``store``.
 
     Returns:
         The number of answers added.
@@ -94,15 +113,12 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
         DatabaseError: the answers cannot be written.
         InvalidRequest: a row cannot be answered; names it, before any is answered.
     """
-    from hdserve.llm import LLM
-
-    origin = _origin(options)
     log = OutputLog(UNBOUNDED, UNBOUNDED, first_version=store.first_version)
     store.restore(log)
     missing = _missing(log, options.namespace, origin, len(rows))
     if not missing:
         return 0
-    llm = LLM(options.model)
+    llm = load_llm(with_options(model, engine={"max_num_sequences": options.batch_size}))
     chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     check_rows(llm, (row.messages for row in rows), llm.sampling(**chosen))
     num_kept = 0
@@ -123,11 +139,11 @@ def _add_answers(options: BuildOptions, rows: Sequence[PromptRow], store: Output
     return num_kept
 
 
-def _origin(options: BuildOptions) -> str:
-    """Return a name for a build, so that repeating it counts each of its answers once."""
-    settings = json.dumps([options.model, options.max_tokens, options.temperature]).encode()
-    digest = hashlib.sha256(settings + options.prompts.read_bytes()).hexdigest()
-    return f"build-{digest[:16]}"
+def _origin(options: BuildOptions, model: ModelConfig, all_rows: Sequence[PromptRow]) -> str:
+    """Return a name for a build, so that repeating it counts each of its answers once, with another
+    limit, too."""
+    settings = [model.model, model.revision, options.max_tokens, options.temperature]
+    return f"build-{digest([*settings, rows_digest(all_rows)])}"
 
 
 def _missing(log: OutputLog, namespace: str, origin: str, num_rows: int) -> list[int]:

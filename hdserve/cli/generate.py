@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,19 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdserve.cli.answers import JsonPrinter, TextPrinter, collected, has_failed, line
+from hdserve.cli.answers import TextPrinter, has_failed, line, with_answer
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
-from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Model, takes
+from hdserve.cli.model_option import Model, ServerConfig, chosen_model, load_llm, with_options
+from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.cli.whole_file import write_whole
+from hdserve.config import ModelConfig
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
-from hdserve.journal import Journal
+from hdserve.journal import Journal, digest
 from hdserve.prompts import PromptRow, read_prompts
 
 if TYPE_CHECKING:
+    from hdserve.completion import Completion
     from hdserve.llm import Prompt
 
 
@@ -46,7 +47,8 @@ class GenerateOptions:
             "--prompts", "--input", metavar="FILE", help=f"{PROMPTS_HELP} --input is the same."
         ),
     ] = None
-    model: Model = "hdserve-tiny"
+    model: Model = None
+    config: ServerConfig = None
     completes: Annotated[
         bool, typer.Option("--complete", help="Continue the text instead of answering it.")
     ] = False
@@ -55,6 +57,9 @@ class GenerateOptions:
         float | None, typer.Option(help="0 is greedy; default: the model's own.", min=0.0)
     ] = None
     seed: Annotated[int | None, typer.Option(help="Default: a random one.")] = None
+    batch_size: Annotated[
+        int, typer.Option(help="Rows of --prompts answered together with --json.", min=1)
+    ] = 8
     drafts: Annotated[bool, typer.Option(help="Decode with drafts, or plainly.")] = True
     shows_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour tokens by where they came from.")
@@ -94,89 +99,102 @@ class GenerateOptions:
 def generate(options: GenerateOptions) -> None:
     """Answer a prompt, or each row of a file, as it is generated.
 
-    Rows of a file are answered one after the other with the same model, so later answers are
-    drafted from earlier ones.  With --json each row has its `text`, `finish_reason`, `stop_reason`
-    and what drafting did.  An interrupted job with --json PATH goes on with the first row it has
-    not answered when the same command is run again.  --output is another name of --json.  It exits
-    with 1 where an answer failed, after all others.
+    Rows of a file are answered with the same model, so later answers are drafted from earlier ones:
+    as text one after the other, with --json --batch-size at a time.  With --json each row has its
+    `text`, `finish_reason`, `stop_reason` and what drafting did.  An interrupted job with --json
+    PATH goes on with the rows it has not answered when the same command is run again.  --output is
+    another name of --json.  It exits with 1 where an answer failed, after all others.
     """
     output = JsonOutput(options.json_path)
     rows = list(_rows(options))
+    model = chosen_model(options.model, options.config)
     if output.file is not None:
         with interruptible(how_to_go_on(output.lasting_file)):
-            journal = Journal(output.lasting_file, _settings(rows, options))
-            _write_answers(rows, options, output.file, journal)
+            journal = Journal(output.lasting_file, _settings(rows, options, model))
+            _write_answers(rows, _Answers(options, model, rows), output.file, journal)
         return
-    printer = TextPrinter(options.shows_drafts) if output.has_text else JsonPrinter()
     with interruptible("" if options.prompts_path is None else how_to_go_on(None)):
-        answers = _Answers(options)
-        if options.prompts_path is not None:
-            answers.check(rows)
-        are_answered = [printer.print(row, answers.stream(row)) for row in rows]
+        answers = _Answers(options, model, rows)
+        if output.has_text:
+            printer = TextPrinter(options.shows_drafts)
+            are_answered = [printer.print(answers.stream(row)) for row in rows]
+        else:
+            are_answered = list(_print_answers(rows, answers))
     if not all(are_answered):
         raise typer.Exit(1)
 
 
 class _Answers:
-    """A model that answers with the options of the command."""
+    """A model that answers with the options of the command.
 
-    def __init__(self, options: GenerateOptions) -> None:
-        from hdserve.llm import LLM
+    Raises:
+        InvalidRequest: one of ``rows`` cannot be answered; if they are of a file, it is named.
+    """
 
-        self._llm = LLM(options.model)
+    def __init__(
+        self, options: GenerateOptions, model: ModelConfig, rows: Sequence[dict[str, Any]]
+    ) -> None:
+        is_file = options.prompts_path is not None
+        self.batch_size = options.batch_size
+        if is_file:
+            model = with_options(model, engine={"max_num_sequences": options.batch_size})
+        self._llm = load_llm(model)
         self._sampling = options.sampling
         self._speculation = SpeculationParams(is_enabled=options.drafts)
-
-    def check(self, rows: Sequence[dict[str, Any]]) -> None:
-        """
-        Raises:
-            InvalidRequest: a row of the file cannot be answered; names it.
-        """
-        check_rows(self._llm, map(_prompt, rows), self._llm.sampling(**self._sampling))
+        if is_file:
+            check_rows(self._llm, map(_prompt, rows), self._llm.sampling(**self._sampling))
+        else:
+            self.stream(rows[0])  # only checks it
 
     def stream(self, row: dict[str, Any]) -> Iterator[StepOutput]:
         """The answer to a row, step by step."""
         params = self._llm.sampling(**self._sampling)
         return self._llm.stream(_prompt(row), params, self._speculation)
 
+    def together(self, rows: Sequence[dict[str, Any]]) -> list[Completion]:
+        """The answers to rows, decoded together."""
+        params = [self._llm.sampling(**self._sampling) for _ in rows]
+        return self._llm.generate([*map(_prompt, rows)], params, self._speculation)
+
     def remember(self, token_ids: list[int]) -> None:
         """Draft from an answer that was given in an earlier run."""
         self._llm.remember([token_ids])
 
 
-def _settings(rows: Sequence[dict[str, Any]], options: GenerateOptions) -> dict[str, Any]:
+def _settings(
+    rows: Sequence[dict[str, Any]], options: GenerateOptions, model: ModelConfig
+) -> dict[str, Any]:
     """The settings that the answers depend on."""
     return {
-        "model": options.model,
-        "input": _digest(rows),
+        "model": model.model_dump(mode="json", exclude_unset=True),
+        "input": digest(rows),
         "complete": options.completes,
+        "batch_size": options.batch_size,
         "drafts": options.drafts,
         **options.sampling,
     }
 
 
+def _print_answers(rows: Sequence[dict[str, Any]], model: _Answers) -> Iterator[bool]:
+    """Print each row with its answer as a line of JSON; yield whether it succeeded."""
+    for numbers in _batches(len(rows), model.batch_size):
+        batch = [rows[number] for number in numbers]
+        for row, answer in zip(batch, model.together(batch), strict=True):
+            found = with_answer(row, answer)
+            typer.echo(line(found))
+            yield not has_failed(found)
+
+
 def _write_answers(
-    rows: Sequence[dict[str, Any]], options: GenerateOptions, path: Path, journal: Journal
+    rows: Sequence[dict[str, Any]], model: _Answers, path: Path, journal: Journal
 ) -> None:
     """Answer what ``journal`` does not have yet, then write all answers to ``path``."""
-    model = _Answers(options)
-    if options.prompts_path is not None:
-        model.check(rows)
-
-    def answer(row: dict[str, Any]) -> dict[str, Any]:
-        found, seq = collected(row, model.stream(row))
-        return {"answer": found, "token_ids": seq.output_token_ids}
-
     answers = []
     with progress("answering", len(rows)) as bar:
-        for number, row in enumerate(rows):
-            unit = f"row {number}"
-            is_restored = unit in journal
-            result = journal.once(unit, partial(answer, row))
-            if is_restored:
-                model.remember(result["token_ids"])
-            answers.append(result["answer"])
-            bar.advance()
+        for numbers in _batches(len(rows), model.batch_size):
+            for result in _kept_answers(rows, numbers, model, journal):
+                answers.append(result["answer"])
+            bar.advance(len(numbers))
     write_whole(path, "".join(line(one) + "\n" for one in answers))
     journal.finish()
     num_now = len(rows) - journal.num_restored
@@ -185,8 +203,31 @@ def _write_answers(
         raise typer.Exit(1)
 
 
-def _digest(rows: Sequence[dict[str, Any]]) -> str:
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+def _kept_answers(
+    rows: Sequence[dict[str, Any]], numbers: range, model: _Answers, journal: Journal
+) -> list[dict[str, Any]]:
+    """The answers to some rows, each a unit of ``journal``.  Later rows are drafted from those that
+    it has, too."""
+    missing = [number for number in numbers if _unit(number) not in journal]
+    answers = model.together([rows[number] for number in missing])
+    made = {
+        number: {"answer": with_answer(rows[number], answer), "token_ids": answer.token_ids}
+        for number, answer in zip(missing, answers, strict=True)
+    }
+    results = {number: journal.once(_unit(number), partial(made.get, number)) for number in numbers}
+    for number in results.keys() - made:
+        model.remember(results[number]["token_ids"])
+    return [*results.values()]
+
+
+def _unit(number: int) -> str:
+    return f"row {number}"
+
+
+def _batches(num_rows: int, batch_size: int) -> Iterator[range]:
+    """Yield the numbers of the rows that are answered together."""
+    for begin in range(0, num_rows, batch_size):
+        yield range(begin, min(begin + batch_size, num_rows))
 
 
 def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:

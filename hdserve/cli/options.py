@@ -18,21 +18,27 @@ PROMPTS_HELP = (
 
 Prompts = Annotated[Path, typer.Option(metavar="FILE", help=PROMPTS_HELP)]
 
-Model = Annotated[str, typer.Option(help="A bundled model, a directory or a Hugging Face id.")]
-"""A model, also if only its tokenizer is meant."""
-
 AnswerTokens = Annotated[int, typer.Option(help="Tokens per answer.", min=1)]
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
 
 Limit = Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)]
 
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        help="`engine.exact` of the configuration.", show_default="that of --config, else auto"
+    ),
+]
+
 OneDrafter = Annotated[
     str | None,
     typer.Option(help="Name of one drafter, with the options that --config has for it."),
 ]
 
-DraftingFile = Annotated[Path | None, typer.Option(help="YAML with a `drafting` section.")]
+DraftingFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="YAML with a `drafting` section.")
+]
 
 
 def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:

@@ -14,7 +14,8 @@ from rich.table import Table
 from hdserve.cli.corpus_progress import corpus_progress
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
-from hdserve.cli.options import Model, takes
+from hdserve.cli.model_option import ServerConfig, chosen_model, tokenizer_of
+from hdserve.cli.options import takes
 from hdserve.cli.progress import bytes_progress, progress
 from hdserve.databases.corpus import corpus_files
 from hdserve.databases.ngram import BUCKET_BYTES
@@ -40,7 +41,13 @@ def statistics() -> None:
 class CountOptions:
     """What is counted, how it is tokenized, and where the counts go."""
 
-    tokenizer: Model
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="Whose tokenizer it is: a bundled model, a directory or a Hugging Face id; with "
+            "--config, the name of one of its models."
+        ),
+    ]
     inputs: Annotated[
         list[str],
         typer.Option(
@@ -63,6 +70,7 @@ class CountOptions:
     checkpoint_tokens: Annotated[
         int, typer.Option(help="Save the unfinished state after this many tokens.", min=1)
     ] = 50_000_000
+    config: ServerConfig = None
     json_path: Json = None
 
 
@@ -76,12 +84,10 @@ def build(options: CountOptions) -> None:
     stays within the bound of the table.  An interrupted build goes on where it was saved when the
     same command is run again.
     """
-    from hdserve.engine.tokenization.tokenizer import load_tokenizer
-
     found = JsonOutput(options.json_path)
     corpora = corpus_files([*options.inputs, *(options.more_inputs or ())])
     excluded = tuple(options.exclude or ())
-    tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer = tokenizer_of(chosen_model(options.tokenizer, options.config))
     eos = tokenizer.eos_token_id
     with corpus_progress(corpora) as bar:
         job = StatisticsBuild(

@@ -25,13 +25,14 @@ from hdserve.bench.engine_setup import encoded_prompts, prompt_tasks, replay_tas
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
+from hdserve.cli.bench_engine_job import _model
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.core import Source
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 from hdserve.journal import Journal
-from hdserve.prompts import PromptRow
+from hdserve.prompts import PromptRow, read_prompts
 from tests.interruption import interrupt_after, units
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.")
@@ -120,6 +121,39 @@ def test_by_default_all_that_can_be_is_measured() -> None:
     assert EngineOptions(replay=Path("x")).contenders == list(CONTENDERS[:-1])
 
 
+@pytest.mark.parametrize(("exact", "wanted"), [(None, "auto"), (True, True), (False, False)])
+def test_exact_is_what_a_configuration_calls_so(exact: bool | None, wanted: object) -> None:
+    """Which is "auto" only if nothing is said."""
+    options = EngineOptions(prompts=Path("x"), exact=exact)
+    assert _model(options).engine.exact == wanted
+
+
+def test_the_model_is_that_of_a_server(tmp_path: Path) -> None:
+    """With its settings, except for those that are given, and those that would disturb."""
+    config = tmp_path / "config.yaml"
+    drafters = [{"name": "context", "options": {"max_nodes": 5}}, {"name": "hierarchy"}]
+    model = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "exact": True, "dtype": "float32", "max_num_sequences": 9},
+        "drafting": {"drafters": drafters, "max_draft_tokens": 3},
+    }
+    config.write_text(json.dumps({"models": [model]}))
+    options = EngineOptions(
+        prompts=Path("x"), config=config, batch_sizes="1,4", compare="autoregressive,context"
+    )
+    found = _model(options)
+    assert (found.name, found.engine.compile, found.engine.exact) == ("m", False, True)
+    assert (found.engine.dtype, found.engine.max_num_sequences) == ("float32", 4)
+    assert not found.engine.prefix_caching
+    assert found.engine.prefill_slowdown is None
+    assert [dict(each) for each in found.drafting.drafters] == drafters[:1]
+    other = dataclasses.replace(options, compile_=True, dtype="bfloat16", max_draft_tokens=7)
+    changed = _model(other)
+    assert (changed.engine.compile, changed.engine.dtype) == (True, "bfloat16")
+    assert changed.drafting.max_draft_tokens == 7
+
+
 def test_what_is_named_twice_is_measured_once() -> None:
     """A size's second rounds would be its first ones, and the second of two contenders of a name
     would not have its turns."""
@@ -130,7 +164,7 @@ def test_what_is_named_twice_is_measured_once() -> None:
 
 def test_an_answer_that_leaves_no_prompt_is_named(prompts: Path, host: ModelHost) -> None:
     with pytest.raises(ConfigError, match="--max-tokens 1048576 leaves nothing"):
-        list(encoded_prompts(prompts, None, host, 1 << 20))
+        list(encoded_prompts(read_prompts(prompts), host, 1 << 20))
 
 
 def test_a_replay_is_not_looked_up_in(tmp_path: Path) -> None:
@@ -157,9 +191,13 @@ def test_rows_without_a_task_are_one_beside_others(prompts: Path, host: ModelHos
     """All together is another group, whose figures would take the place of theirs."""
     with prompts.open("a") as file:
         file.write('{"prompt": "Which?"}\n')
-    assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["I", "A", "no task"]
+
+    def names() -> list[str]:
+        return [task.name for task in prompt_tasks(read_prompts(prompts), host, 8)]
+
+    assert names() == ["I", "A", "no task"]
     prompts.write_text('{"prompt": "Which?"}\n')
-    assert [task.name for task in prompt_tasks(prompts, None, host, 8)] == ["all"]
+    assert names() == ["all"]
 
 
 def test_recorded_requests_of_which_none_fits_are_refused(tmp_path: Path, host: ModelHost) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hdserve.bench.lossless import LosslessCheck, SettingResult, _gap
 from hdserve.bench.prompts import encode_prompt
 from hdserve.cli.commands import app
+from hdserve.cli.lossless import LosslessOptions, _model
 from hdserve.config import ModelConfig
 from hdserve.engine.forward import compiled
 from hdserve.engine.host import ModelHost
@@ -134,6 +135,52 @@ def test_the_drafter_that_is_named_is_checked(
     for row in found["results"]:
         assert set(row["accepted_by_source"]) == {"context"}
         assert 0 < row["draft_tokens"] <= 2 * 48
+
+
+def test_a_model_is_checked_as_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the settings of a server's configuration, except for those that are given; the result
+    says with which."""
+    prompts, out, config = (tmp_path / name for name in ("prompts.jsonl", "out.json", "c.yaml"))
+    prompts.write_text(json.dumps({"turns": [TEXTS[0]]}) + "\n")
+    model = {
+        "name": "served",
+        "model": "hdserve-mini",
+        "num_cpus": 1,
+        "engine": {"dtype": "float32", "exact": True, "compile": False, "kv_cache_tokens": 4096},
+        "drafting": {"drafters": [{"name": "context"}], "max_draft_tokens": 3},
+    }
+    config.write_text(json.dumps({"models": [{"name": "a", "model": "hdserve-tiny"}, model]}))
+    command = ["check-lossless", "--prompts", str(prompts), "--config", str(config)]
+    command += ["--model", "served", "--max-tokens", "48", "--json", str(out)]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    found = json.loads(out.read_text())
+    assert (found["model"], found["drafters"]) == ("served", ["context"])
+    wanted = {"model": "hdserve-mini", "config": "c.yaml", "prompts": "prompts.jsonl"}
+    wanted |= {"dtype": "float32", "exact": True, "compile": False, "num_threads": 1}
+    wanted |= {"max_tokens": 48, "batch_size": 1, "limit": None}
+    assert wanted.items() <= found["settings"].items()
+    assert {row["is_exact"] for row in found["results"]} == {True}
+    monkeypatch.setattr(compiled_forward, "can_compile", lambda: False)
+    options = LosslessOptions(
+        prompts=prompts, config=config, model="served", dtype="bfloat16", num_threads=2, exact=False
+    )
+    engine = _model(options).engine
+    assert (engine.dtype, engine.num_threads, engine.exact) == ("bfloat16", 2, False)
+    assert engine.kv_cache_tokens == 4096
+
+
+@pytest.mark.parametrize(("compile_", "is_compiled"), [("auto", True), (False, False)])
+def test_a_model_is_compiled_as_it_is_served(
+    compile_: object, is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a server would; from the first answer on."""
+    config = tmp_path / "c.yaml"
+    model = {"name": "m", "model": "hdserve-mini", "engine": {"compile": compile_}}
+    config.write_text(json.dumps({"models": [model]}))
+    monkeypatch.setattr(compiled_forward, "can_compile", lambda: True)
+    assert _model(LosslessOptions(prompts=config, config=config)).engine.compile is is_compiled
 
 
 def test_the_gap_of_two_tokens() -> None:

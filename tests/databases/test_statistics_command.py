@@ -48,7 +48,10 @@ def test_json(tmp_path: Path) -> None:
     corpus.write_text("It was the best of times, it was the worst of times.\n")
     first, both = tmp_path / "first", tmp_path / "both"
     options = ("--output", str(first), "--max-mib", "4")
-    built = run("build", "--tokenizer", "hdserve-tiny", "--input", str(corpus), *options)
+    config = tmp_path / "config.yaml"  # the tokenizer may be that of a model of a server
+    config.write_text("models: [{name: a, model: hdserve-tiny}, {name: m, model: hdserve-mini}]")
+    named = ("--tokenizer", "m", "--config", str(config))
+    built = run("build", *named, "--input", str(corpus), *options)
     assert built.pop("num_excluded") == {}
     assert built == run("info", str(first))
     assert built["num_tokens"] > 5
