@@ -14,5 +14,11 @@ def cancel_stream(stream: Any) -> None:
     """
     stream.cancel()
     assigned = stream._replica_result_future
-    if assigned.done() and not assigned.cancelled() and assigned.exception() is None:
+    if is_assigned(stream) and not assigned.cancelled() and assigned.exception() is None:
         assigned.result().cancel()
+
+
+def is_assigned(stream: Any) -> bool:
+    """Return whether a replica has confirmed that it has the call, or there will never be one."""
+    is_done: bool = stream._replica_result_future.done()
+    return is_done

@@ -88,10 +88,12 @@ class Gateway:
         }
         self._startable = {m.name for m in config.models if m.min_num_replicas == 0}
         """Models that may have no replica: asking one would start it, and keep it from ending."""
-        self._servers = ModelServers(handles)
+        self.http_metrics = HttpMetrics(self._configs)
+        self._servers = ModelServers(
+            handles, config.gateway.max_replica_silence_s, self.http_metrics.fell_silent
+        )
         self._refusals = Refusals()
         self._infos = ModelInfos(self._describe)
-        self.http_metrics = HttpMetrics(self._configs)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
         self.off_loop = OffLoop()
@@ -165,10 +167,12 @@ class Gateway:
 
         A replica whose engine has failed answers faster than any other until it is gone, so
         requests it had not begun are retried.  Those it had begun are not: one may be why it
-        failed.  A request that a full replica refuses is retried once, on any replica with room.
+        failed, or fell silent.  A request that a full replica refuses is retried once, on any
+        replica with room.
 
         Raises:
             HdserveError: the model server raised it, or there is none.
+            EngineStopped: also if the replica that had begun was silent for too long.
             RequestTimeout: the deadline was reached.
             ShuttingDown: new requests are refused.
         """

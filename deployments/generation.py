@@ -52,6 +52,8 @@ class GenerationRequest:
         trace: the headers that name the gateway's span; empty when the request is not traced.
         session_id: the conversation it belongs to; empty where nobody knows.
         num_body_bytes: of the HTTP body it came in: how much there is to make tokens of.
+        heartbeat_s: how long a replica sends nothing before it sends :data:`HEARTBEAT`, or up to
+            twice as long; ``None`` sends none.
     """
 
     request_id: str
@@ -75,6 +77,7 @@ class GenerationRequest:
     trace: Mapping[str, str] = field(default_factory=dict)
     session_id: str = ""
     num_body_bytes: int = 0
+    heartbeat_s: float | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -179,6 +182,9 @@ class Summary(NamedTuple):
 
 Records = tuple[Delta | Summary, ...]
 """What travels in one message of an answer; the summary is the last record of the last one."""
+
+HEARTBEAT: Records = ()
+"""The message by which a replica shows that it is there while it has nothing to send."""
 
 
 @dataclass(frozen=True, slots=True)

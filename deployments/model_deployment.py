@@ -41,14 +41,19 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         options["autoscaling_config"] = autoscaling
     else:
         options["num_replicas"] = config.max_num_replicas
+    router_options = {"max_silence_s": system.gateway.max_replica_silence_s}
     if config.session_affinity:
         options["request_router_config"] = {
             "request_router_class": "deployments.session_router.SessionRouter",
-            "request_router_kwargs": {"max_lead": config.engine.max_num_sequences},
+            "request_router_kwargs": {
+                "max_lead": config.engine.max_num_sequences,
+                **router_options,
+            },
         }
     else:
         options["request_router_config"] = {
-            "request_router_class": "deployments.forgetful_router.LoadRouter"
+            "request_router_class": "deployments.forgetful_router.LoadRouter",
+            "request_router_kwargs": router_options,
         }
     deployment = serve.deployment(**options)(ModelServer)
     return deployment.bind(

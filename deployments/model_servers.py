@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,14 @@ from deployments.cancelling import cancel_stream
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, Records
 from deployments.request_faults import without_fault
+from deployments.silence import SilenceWatch
 from hdserve.errors import BodyTooLarge, EngineStopped, HdserveError, Overloaded, RequestError
 
 logger = logging.getLogger(__name__)
+
+_HEARTBEATS = 6
+"""How many heartbeats a silent replica sends, or half as many, in the time after which one without
+any is taken for dead."""
 
 
 class ModelServers:
@@ -32,12 +38,21 @@ class ModelServers:
 
     Args:
         handles: those of the model servers, by model name.
+        max_silence_s: how long a replica that answers may be silent; it is asked for heartbeats.
+        on_silence: called with the name of the model for each answer that ended for this reason.
 
     Attributes:
         handles: the same, for calls that are answered in one message.
     """
 
-    def __init__(self, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+    def __init__(
+        self,
+        handles: Mapping[str, DeploymentHandle[Any]],
+        max_silence_s: float,
+        on_silence: Callable[[str], None],
+    ) -> None:
+        self._max_silence_s = max_silence_s
+        self._on_silence = on_silence
         # gRPC instead of Ray actor calls: half the processor time per message.
         self.handles: Mapping[str, Any] = {
             name: handle.options(_by_reference=False) for name, handle in handles.items()
@@ -56,27 +71,46 @@ class ModelServers:
 
         Raises:
             HdserveError: the model server raised it, or there is none.
+            EngineStopped: the replica that had begun was silent for too long.
             RequestTimeout: the deadline was reached.
         """
-        handle, stream = self._streaming[model], None
+        handle, stream, watch = self._streaming[model], None, None
+        request = replace(request, heartbeat_s=self._max_silence_s / _HEARTBEATS)
         try:
             if request.session_id:
                 handle = handle.options(session_id=request.session_id)
             stream = handle.generate.remote(request)
-            with deadline.ending(partial(cancel_stream, stream)):
+            watch = SilenceWatch(stream, self._max_silence_s)
+            with deadline.ending(partial(cancel_stream, stream)), watch:
                 async for records in stream:
-                    yield without_fault(records)
+                    watch.is_waiting = False
+                    if found := without_fault(records):
+                        yield found
+                    watch.wait()
         except RequestError:
             raise
         except RequestCancelledError as error:
             cancel_stream(stream)
-            raise (deadline.error if deadline.is_over else asyncio.CancelledError()) from error
+            raise self._reason(model, deadline, watch) or asyncio.CancelledError() from error
         except Exception as error:
-            raise (deadline.error if deadline.is_over else translated(error)) from error
+            raise self._reason(model, deadline, watch) or translated(error) from error
         except BaseException:  # closed or cancelled
             if stream is not None:
                 cancel_stream(stream)
             raise
+
+    def _reason(
+        self, model: str, deadline: Deadline, watch: SilenceWatch | None
+    ) -> HdserveError | None:
+        """Return why this side has ended an answer, if it has."""
+        if deadline.is_over:
+            return deadline.error
+        if watch is None or not watch.is_over:
+            return None
+        self._on_silence(model)
+        silence = f"{self._max_silence_s:g} s (gateway.max_replica_silence_s)"
+        logger.warning("a replica of %s has not been heard of for %s", model, silence)
+        return EngineStopped(f"the model's replica was not heard of for {silence}; try again")
 
     async def call(self, model: str, method: str, *arguments: Any) -> Any:
         """Return what ``method`` of one replica returns.

@@ -30,6 +30,7 @@ class SessionRouter(ForgetfulRouter, WatchfulRouter, ConsistentHashRouter):
 
         Args:
             max_lead: how many requests more than the least busy replica the preferred one may have.
+            max_silence_s: see :class:`~deployments.watchful_router.WatchfulRouter`.
         """
         self._max_lead: int = kwargs.pop("max_lead")
         super().initialize_state(**kwargs)

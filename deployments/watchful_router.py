@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter
 
+from deployments.watched_replica import WatchedReplica
+
 if TYPE_CHECKING:
-    from ray.serve._private.common import ReplicaID
+    from ray.serve._private.common import ReplicaID, RunningReplicaInfo
     from ray.serve.request_router import RunningReplica
 
 _MAX_SILENCE_S = 1.0
@@ -21,12 +23,28 @@ class WatchfulRouter(RequestRouter):
     Ray Serve's routers ask a replica, for a tenth of a second, if they have not heard for ten
     seconds how many requests it has.  But their own requests count as news, so a frozen replica
     continues to get all requests of its sessions, until failed health checks have it replaced.
+    What it was sent and has not confirmed goes to others (:mod:`deployments.watched_replica`).
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._silent_since_s: dict[ReplicaID, float] = {}
         """When the first request was sent to a replica that has said nothing since."""
+        self._max_silence_s: float | None = None
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Set up the router, as Ray Serve does with ``request_router_kwargs``.
+
+        Args:
+            max_silence_s: how long a replica may take to confirm a streaming request; without it,
+                there is no limit.
+        """
+        self._max_silence_s = kwargs.pop("max_silence_s", None)
+        super().initialize_state(**kwargs)
+
+    def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
+        """Return what requests are sent to a replica with."""
+        return WatchedReplica(replica_info, self._max_silence_s)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, **options: Any

@@ -42,6 +42,7 @@ class HttpMetrics:
     def __init__(self, models: Iterable[str] = ()) -> None:
         self.observations = Observations()
         self._timeouts = Counter(dict.fromkeys(models, 0))
+        self._silences = Counter(dict.fromkeys(self._timeouts, 0))
         self._num_ignored = 0
         self._requests: Counter[tuple[str, str]] = Counter()
         self._histograms: dict[tuple[str, str], Histogram] = {}
@@ -73,6 +74,10 @@ class HttpMetrics:
         """Count an answer of ``model`` that was cut off because it took too long."""
         self._timeouts[model] += 1
 
+    def fell_silent(self, model: str) -> None:
+        """Count an answer of ``model`` that ended because its replica was not heard of."""
+        self._silences[model] += 1
+
     def samples(self) -> tuple[Sample, ...]:
         """Return the current counts and latencies."""
         counts = [
@@ -82,6 +87,10 @@ class HttpMetrics:
         counts += [
             Sample("hdserve_request_timeouts", count, (model,))
             for model, count in tuple(self._timeouts.items())
+        ]
+        counts += [
+            Sample("hdserve_replica_silences", count, (model,))
+            for model, count in tuple(self._silences.items())
         ]
         counts.append(Sample("hdserve_ignored_fields", self._num_ignored))
         return (*counts, *(item.sample() for item in tuple(self._histograms.values())))

@@ -197,6 +197,13 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
         ("model_name",),
         is_of_gateway=True,
     )
+    yield MetricInfo(
+        "hdserve_replica_silences",
+        "counter",
+        "Answers that ended because their replica was silent for max_replica_silence_s.",
+        ("model_name",),
+        is_of_gateway=True,
+    )
     for name, text in (
         (
             "hdserve_http_first_byte_seconds",

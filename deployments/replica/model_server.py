@@ -22,6 +22,7 @@ from deployments.metrics.samples import Observations, Report
 from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
 from deployments.parsers.reasoning_parsers import REASONING_PARSERS
 from deployments.parsers.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
+from deployments.replica.heartbeat import beats_until
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
 from deployments.replica.record_stream import RecordStreams
@@ -34,6 +35,7 @@ from deployments.replica.statistics_state import StatisticsState
 from deployments.request_faults import streams_faults, tells_faults
 from deployments.tracing import Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
+from hdserve.core import Sequence
 from hdserve.engine.hardware.cpu_count import default_num_threads
 from hdserve.engine.request_check import check_token_ids
 from hdserve.errors import Overloaded
@@ -162,7 +164,8 @@ class ModelServer:
         """Answer ``request``: the deltas of all choices as they come, then a summary.
 
         Everything that has come since the last message is sent together: nothing waits, and the
-        fewer messages this process can send, the more each carries.
+        fewer messages this process can send, the more each carries.  In silences heartbeats are
+        sent, if the request asks for them.
 
         Raises:
             RequestError: the request cannot be answered.
@@ -178,18 +181,22 @@ class ModelServer:
     async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
         with self._tracing.generation(request, self._config.name) as trace:
             with self._engine.room(request.num_prompts, request.num_choices):
-                request = await self._prepared(request)
-                sequences = await self._sequence_builder.build_off_loop(request)
+                building = asyncio.create_task(self._built(request))
+                async with aclosing(beats_until(building, request.heartbeat_s)) as beats:
+                    async for beat in beats:
+                        yield beat
+                request, sequences = building.result()
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
             async with aclosing(self._records.stream(request, sequences, trace)) as found:
                 async for records in found:
                     yield records
 
-    async def _prepared(self, request: GenerationRequest) -> GenerationRequest:
+    async def _built(self, request: GenerationRequest) -> tuple[GenerationRequest, list[Sequence]]:
         size = request.num_body_bytes if self._reasoning.may_wait(request) else 0
         chat_text = self._sequence_builder.chat_text
-        return await self._off_loop(size, self._reasoning.prepared, request, chat_text)
+        request = await self._off_loop(size, self._reasoning.prepared, request, chat_text)
+        return request, await self._sequence_builder.build_off_loop(request)
 
     @tells_faults
     async def tokenize(self, text: str, adds_special_tokens: bool) -> list[int]:

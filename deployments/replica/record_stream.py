@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.generation import HEARTBEAT, Delta, GenerationRequest, Records, Summary
 from deployments.off_loop import off_loop
+from deployments.replica.heartbeat import Heartbeat, beats_until
 from deployments.replica.reasoning_reader import ReasoningReader, ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
 from deployments.replica.request_metrics import RequestClock, RequestMetrics
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Outputs = asyncio.Queue[StepOutput | BaseException | None]
-"""The outputs of all sequences of a request; ``None`` means that one sequence has ended."""
+Outputs = asyncio.Queue[StepOutput | BaseException | Records | None]
+"""The outputs of all sequences of a request, and heartbeats; ``None`` means that one sequence has
+ended."""
 
 
 class RecordStreams:
@@ -49,7 +52,7 @@ class RecordStreams:
         self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
     ) -> AsyncGenerator[Records]:
         """Yield everything that has come at a time: deltas of running sequences, and the summary
-        when all have ended.
+        when all have ended; in silences heartbeats, if the request asks for them.
 
         Raises:
             RequestError: a sequence cannot be decoded; its parameter has the client's name
@@ -71,41 +74,54 @@ class RecordStreams:
             includes_sources=request.includes_sources,
             due_prompts=set(range(request.num_prompts)) if shows_prompts else None,
         )
+        heartbeat = Heartbeat(partial(_beat, merged), request.heartbeat_s)
         try:
-            num_open = len(tasks)
-            while num_open:
-                items = await _all_of(merged)
-                outputs = [item for item in items if isinstance(item, StepOutput)]
-                num_open -= items.count(None)
-                found = await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
-                records: list[Delta | Summary] = [*_with_prompts(found, prompts)]
-                if not num_open:
-                    if request.prediction and records:  # counting it may take a while
-                        yield tuple(records)
-                        records = []
-                    summary = await self._summary(request, sequences, clocks, readers)
-                    trace.summarise(summary)
-                    records.append(summary)
-                if records:
-                    yield tuple(records)
-                for item in items:
-                    if isinstance(item, BaseException):
-                        raise as_asked(item, request)
+            num_open, records = len(tasks), tuple[Delta, ...]()
+            with heartbeat:
+                while num_open:
+                    items = await _all_of(merged)
+                    heartbeat.is_silent = False
+                    outputs = [item for item in items if isinstance(item, StepOutput)]
+                    num_open -= items.count(None)
+                    found = await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
+                    records = tuple(_with_prompts(found, prompts))
+                    if num_open and (records or HEARTBEAT in items):
+                        yield records
+                    for item in items:
+                        if isinstance(item, BaseException):
+                            raise as_asked(item, request)
+            last = self._last(records, request, sequences, clocks, readers, trace)
+            async with aclosing(last) as found_last:
+                async for message in found_last:
+                    yield message
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _summary(
+    async def _last(
         self,
+        deltas: tuple[Delta, ...],
         request: GenerationRequest,
         sequences: list[Sequence],
         clocks: list[RequestClock],
         readers: Mapping[str, ReasoningReader],
-    ) -> Summary:
+        trace: GenerationTrace,
+    ) -> AsyncGenerator[Records]:
+        """Yield the last ``deltas`` and the summary, which comes by itself where counting a
+        prediction may take a while."""
+        if request.prediction and deltas:
+            yield deltas
+            deltas = ()
         size = len(request.prediction or "") * request.num_choices
         known = (request, sequences, clocks, readers.values())
-        return await off_loop(size, self._builder.summary, *known)
+        counting = asyncio.ensure_future(off_loop(size, self._builder.summary, *known))
+        async with aclosing(beats_until(counting, request.heartbeat_s)) as beats:
+            async for beat in beats:
+                yield beat
+        summary = counting.result()
+        trace.summarise(summary)
+        yield (*deltas, summary)
 
     async def _pump(
         self, seq: Sequence, clock: RequestClock, merged: Outputs, trace: GenerationTrace
@@ -124,6 +140,12 @@ class RecordStreams:
         finally:
             spans.end()
             await outputs.aclose()
+
+
+def _beat(merged: Outputs) -> None:
+    """Have a heartbeat sent, unless something else is about to be."""
+    if merged.empty():
+        merged.put_nowait(HEARTBEAT)
 
 
 def _prompts(sequences: list[Sequence], num_choices: int) -> dict[int, tuple[int, ...]]:

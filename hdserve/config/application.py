@@ -91,6 +91,12 @@ class GatewayConfig(StrictModel):
     """How long an answer may take, from the arrival of the request to its last byte: an answer that
     is not complete then ends with an error; ``None`` sets no limit."""
 
+    max_replica_silence_s: float = Field(default=30.0, ge=1)
+    """A replica that was not heard of for so long, or up to a quarter longer, is taken for dead:
+    the answers it had begun end with 503, ``engine_stopped``, or with that error in mid-stream, and
+    requests it had not confirmed go to another one.  Replicas whose process responds give signs of
+    life, also while a request waits or a long prompt is computed."""
+
     stream_keep_alive_s: float | None = Field(default=15.0, gt=0)
     """A stream that has been silent for so long sends a comment, in ``/v1/messages`` a ``ping``,
     and another one after each further silence of that length: clients and proxies close connections

@@ -13,12 +13,19 @@ from ray import serve
 
 from deployments.deadline import Deadline
 from deployments.gateway import _RETRY_PAUSES_S, Gateway
-from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
+from deployments.generation import (
+    HEARTBEAT,
+    Delta,
+    GenerationRequest,
+    ModelInfo,
+    Records,
+    Summary,
+)
 from deployments.model_servers import translated
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser, MistralToolParser
 from deployments.replica.model_server import MAX_LEAVING_S
-from hdserve.config import ModelConfig, ServeConfig
+from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import EngineGone, EngineStopped, Overloaded
 
@@ -57,6 +64,36 @@ def generate(*arguments: Any) -> list[Records]:
     return asyncio.run(records())
 
 
+class Beating:
+    """Shows that it is there, and refuses the first request after that."""
+
+    def __init__(self) -> None:
+        self._num_requests = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        assert request.heartbeat_s is not None
+        assert 2 * request.heartbeat_s < CONFIG.gateway.max_replica_silence_s
+        self._num_requests += 1
+        yield HEARTBEAT
+        if self._num_requests == 1:
+            raise Overloaded
+        yield (DELTA,)
+        yield HEARTBEAT
+        yield (SUMMARY,)
+
+
+class Silent:
+    """Says nothing any more after ``num_deltas`` deltas."""
+
+    def __init__(self, num_deltas: int) -> None:
+        self._num_deltas = num_deltas
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        for _ in range(self._num_deltas):
+            yield (DELTA,)
+        await asyncio.sleep(3600)
+
+
 class Shrinking:
     """Describes replicas of which each has less room than the one before."""
 
@@ -67,6 +104,39 @@ class Shrinking:
         self._max_model_len //= 2
         room = self._max_model_len
         return ModelInfo("m", room, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
+
+
+def test_heartbeats_are_no_part_of_an_answer() -> None:
+    """Nobody sees them, and a request of which nothing else has come is still tried again."""
+    application = serve.deployment(Beating).bind()
+    handle: Any = serve.run(application, name="beating", _local_testing_mode=True)
+    gateway = Gateway(CONFIG, {"m": handle})
+
+    async def records() -> list[Records]:
+        return [item async for item in gateway.generate("m", GenerationRequest("id"), Deadline())]
+
+    assert asyncio.run(records()) == [(DELTA,), (SUMMARY,)]
+
+
+@pytest.mark.parametrize("num_deltas", [0, 1])
+def test_a_silent_replica_is_not_waited_for(num_deltas: int) -> None:
+    """The client is told, and the counter, once; what it got before it keeps."""
+    application = serve.deployment(Silent).bind(num_deltas)
+    handle: Any = serve.run(application, name="silent", _local_testing_mode=True)
+    limits = GatewayConfig(max_replica_silence_s=1)
+    gateway = Gateway(ServeConfig(models=CONFIG.models, gateway=limits), {"m": handle})
+
+    async def records() -> list[Records]:
+        found: list[Records] = []
+        with pytest.raises(EngineStopped, match=r"1 s \(gateway.max_replica_silence_s\)"):
+            async for item in gateway.generate("m", GenerationRequest("id"), Deadline()):
+                found.append(item)
+        return found
+
+    assert asyncio.run(records()) == [(DELTA,)] * num_deltas
+    counts = {sample.name: sample.value for sample in gateway.http_metrics.samples()}
+    assert counts["hdserve_replica_silences"] == 1
+    assert counts["hdserve_request_timeouts"] == 0
 
 
 def test_the_list_of_models_knows_what_a_replica_said_last() -> None:

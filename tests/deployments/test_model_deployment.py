@@ -88,7 +88,23 @@ def test_requests_of_a_conversation_prefer_a_replica_where_it_pays() -> None:
     kept = router(session_affinity=True)
     assert kept.request_router_kwargs["max_lead"] > 0
     assert kept.request_router_class.endswith("SessionRouter")
-    assert not router(session_affinity=False).request_router_kwargs
+    assert "max_lead" not in router(session_affinity=False).request_router_kwargs
+
+
+@pytest.mark.parametrize("session_affinity", [True, False])
+def test_every_router_knows_how_long_a_replica_may_be_silent(session_affinity: bool) -> None:
+    """As the gateway does."""
+    config = parse_config(
+        {
+            "models": [
+                {"name": "a", "model": "hdserve-tiny", "session_affinity": session_affinity}
+            ],
+            "gateway": {"max_replica_silence_s": 7},
+        }
+    )
+    model: Any = model_deployment(config.models[0], config)
+    options = model._bound_deployment._deployment_config.request_router_config
+    assert options.request_router_kwargs["max_silence_s"] == 7
 
 
 @pytest.mark.parametrize(("gateway", "wanted"), [({}, -1), ({"max_queued_requests": 7}, 7)])
