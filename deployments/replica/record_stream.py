@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from deployments.generation import HEARTBEAT, Delta, GenerationRequest, Records, Summary
+from deployments.generation import HEARTBEAT, Delta, GenerationRequest, Records
 from deployments.off_loop import off_loop
 from deployments.replica.heartbeat import Heartbeat, beats_until
 from deployments.replica.reasoning_reader import ReasoningReader, ReasoningReaders

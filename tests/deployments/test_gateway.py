@@ -126,14 +126,15 @@ def test_a_silent_replica_is_not_waited_for(num_deltas: int) -> None:
     limits = GatewayConfig(max_replica_silence_s=1)
     gateway = Gateway(ServeConfig(models=CONFIG.models, gateway=limits), {"m": handle})
 
-    async def records() -> list[Records]:
-        found: list[Records] = []
-        with pytest.raises(EngineStopped, match=r"1 s \(gateway.max_replica_silence_s\)"):
-            async for item in gateway.generate("m", GenerationRequest("id"), Deadline()):
-                found.append(item)
-        return found
+    found: list[Records] = []
 
-    assert asyncio.run(records()) == [(DELTA,)] * num_deltas
+    async def read() -> None:
+        async for item in gateway.generate("m", GenerationRequest("id"), Deadline()):
+            found.append(item)
+
+    with pytest.raises(EngineStopped, match=r"1 s \(gateway.max_replica_silence_s\)"):
+        asyncio.run(read())
+    assert found == [(DELTA,)] * num_deltas
     counts = {sample.name: sample.value for sample in gateway.http_metrics.samples()}
     assert counts["hdserve_replica_silences"] == 1
     assert counts["hdserve_request_timeouts"] == 0

@@ -19,6 +19,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.server import START_TIMEOUT_S
 from tests.chaos import processes
 from tests.chaos.system import raylet_pid
 from tests.clusters import connected_cluster
@@ -120,7 +121,8 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
         "num_replicas": 2,
         "num_cpus": 0.2,
         "session_affinity": False,
-        "engine": {"max_num_sequences": 1},
+        "engine": {"max_num_sequences": 1, "exact": False, "num_threads": 1},
+        "drafting": {"drafters": [], "adapts_budget": False},
     }
     limits = {"max_replica_silence_s": MAX_SILENCE_S, "stream_keep_alive_s": SIGN_S}
     config = {"models": [model], "gateway": limits}
@@ -131,7 +133,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     ):
         found = Replicas(application, raylet_pid(cluster.head_node))
         assert len(found.pids) == 2
-        eventually(found.is_idle)
+        eventually(found.is_idle, START_TIMEOUT_S)
         yield found
 
 
