@@ -52,7 +52,8 @@ class _WatchedResult:
         """
         try:
             async with asyncio.timeout(self._max_silence_s):
-                return await self._result.get_rejection_response()
+                said: ReplicaQueueLengthInfo = await self._result.get_rejection_response()
         except TimeoutError as error:
             reason = f"it has not confirmed a request in {self._max_silence_s:g} s"
             raise ActorUnavailableError(reason, self._actor_id) from error
+        return said

@@ -40,7 +40,7 @@ class WatchfulRouter(RequestRouter):
                 there is no limit.
         """
         self._max_silence_s = kwargs.pop("max_silence_s", None)
-        super().initialize_state(**kwargs)
+        super().initialize_state(**kwargs)  # type: ignore[no-untyped-call]
 
     def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
         """Return what requests are sent to a replica with."""

@@ -162,7 +162,7 @@ def test_a_model_is_checked_as_it_is_served(
     wanted |= {"max_tokens": 48, "batch_size": 1, "limit": None}
     assert wanted.items() <= found["settings"].items()
     assert {row["is_exact"] for row in found["results"]} == {True}
-    monkeypatch.setattr(compiled_forward, "can_compile", lambda: False)
+    monkeypatch.setattr(compiled, "can_compile", lambda: False)
     options = LosslessOptions(
         prompts=prompts, config=config, model="served", dtype="bfloat16", num_threads=2, exact=False
     )
@@ -179,7 +179,7 @@ def test_a_model_is_compiled_as_it_is_served(
     config = tmp_path / "c.yaml"
     model = {"name": "m", "model": "hdserve-mini", "engine": {"compile": compile_}}
     config.write_text(json.dumps({"models": [model]}))
-    monkeypatch.setattr(compiled_forward, "can_compile", lambda: True)
+    monkeypatch.setattr(compiled, "can_compile", lambda: True)
     assert _model(LosslessOptions(prompts=config, config=config)).engine.compile is is_compiled
 
 
