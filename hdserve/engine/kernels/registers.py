@@ -6,11 +6,16 @@ from typing import Final
 
 from numba.core.registry import cpu_target
 
+from hdserve.databases.kernel_cache import BASELINES
+
 
 def _features() -> frozenset[str]:
-    """The features of the processor that numba compiles for, by LLVM's names."""
-    _triple, _name, features = cpu_target.target_context.codegen().magic_tuple()
-    return frozenset(feature[1:] for feature in features.split(",") if feature[:1] == "+")
+    """The features of the processor that numba compiles for, by LLVM's names; of a baseline, which
+    is named without any, those that a processor needs to run code for it."""
+    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
+    baseline, needed = BASELINES.get(triple.split("-")[0], ("", frozenset[str]()))
+    own = needed if name == baseline else features.split(",")
+    return frozenset(feature[1:] for feature in own if feature[:1] == "+")
 
 
 HAS_AVX512: Final = "avx512f" in _features()

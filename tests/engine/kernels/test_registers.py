@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hdserve.databases.kernel_cache import BASELINES
 from hdserve.engine.attention.cpu_tree import can_attend_with_amx
-from hdserve.engine.kernels.registers import HAS_AMX, HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.kernels.registers import (
+    HAS_AMX,
+    HAS_AVX2_ALONE,
+    HAS_AVX512_BF16,
+    NUM_LANES,
+)
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
@@ -30,10 +37,24 @@ def test_what_the_processor_has_is_seen() -> None:
     """So that no test is skipped for the want of it."""
     has = {*_PROCESSOR.read_text().split()}
     assert (NUM_LANES == 16) is ("avx512f" in has)
+    assert HAS_AVX2_ALONE is ({"avx2", "fma"} <= has and "avx512f" not in has)
     assert HAS_AVX512_BF16 is ({"avx512f", "avx512_bf16"} <= has)
     has_amx = {"avx512_bf16", "amx_tile", "amx_bf16"} <= has
     assert HAS_AMX is has_amx
     assert can_attend_with_amx() is has_amx
+
+
+_SEEN = """
+from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, NUM_LANES
+assert (HAS_AVX2_ALONE, NUM_LANES) == (True, 8)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its baseline has no AVX2")
+def test_a_baseline_has_what_its_code_needs() -> None:
+    """Images are built for it by name, without features."""
+    settings = {"NUMBA_CPU_NAME": BASELINES["x86_64"][0], "NUMBA_CPU_FEATURES": ""}
+    subprocess.run([sys.executable, "-c", _SEEN], env=os.environ | settings, check=True)
 
 
 @pytest.mark.slow
