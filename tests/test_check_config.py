@@ -374,4 +374,6 @@ def test_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     """Its lines do not end where those of the code do."""
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
     told = CliRunner().invoke(app, ["generate", "--help"]).stdout
-    assert " answers are drafted from earlier ones." in told  # lines of the code end in between
+    assert (
+        " from earlier ones: as text one after the other" in told
+    )  # lines of the code end in between
