@@ -8,10 +8,15 @@ from typing import Any, Final, NamedTuple
 from hdserve.engine.kernels.block_sums import loads_block, stores_block
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, fuses_rows, repeated, zeros
 from hdserve.engine.kernels.compiled import inlined
-from hdserve.engine.kernels.prepacked_tiles import COLUMNS_PER_STREAM, MAX_STREAMS, first_output
+from hdserve.engine.kernels.prepacked_tiles import (
+    COLUMNS_PER_STREAM,
+    MAX_STREAMS,
+    first_output,
+    steps,
+    stores_products,
+)
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import (
-    added,
     load,
     load_high_halves,
     load_low_halves,
@@ -67,12 +72,6 @@ BFLOAT16: Final = Kind((load_low_halves, load_high_halves), store_rounded_halves
 
 
 @inlined
-def _steps(num_streams: int, num_words: int) -> tuple[int, int]:
-    """How many lines are between a word and the next, and between the streams of a word."""
-    return (1, num_words) if num_streams == MAX_STREAMS else (MAX_STREAMS, 1)
-
-
-@inlined
 def _lines_ahead(part: Part, num_words: int, step: int) -> int:
     """How far away the words are that come next: in this block of outputs, or the next one."""
     if part.stop == num_words:
@@ -110,22 +109,6 @@ def _adds_word(kind: Kind, num_rows: int, num_columns: int) -> Any:
     return add_float if len(kind.loads) == 1 else add_pair
 
 
-def _stores_products(kind: Kind, num_rows: int, num_columns: int) -> Any:
-    """A function for compiled code that stores the sums of a tile, with the bias."""
-    store_vector = kind.store
-
-    @inlined
-    def store_product(index: int, given: Any) -> None:
-        products, bias, row, output, sums = given
-        column = output + index % num_columns * NUM_LANES
-        found = sums[index]
-        if bias.shape[0]:
-            found = added(found, load(bias, (0, column)))
-        store_vector(products, (row + index // num_columns, column), found)
-
-    return repeated(store_product, num_rows * num_columns)
-
-
 def _columns_of(num_rows: int) -> int:
     """The columns of a tile: those of a block, or of one stream."""
     return NUM_COLUMNS if num_rows <= MAX_ROWS_OF_WHOLE else COLUMNS_PER_STREAM
@@ -139,14 +122,14 @@ def tile(kind: Kind, num_rows: int, *, is_alone: bool) -> Any:
     zero_sums, add_word = zeros(num_rows, num_columns), _adds_word(kind, num_rows, num_columns)
     load_sums = loads_block(num_rows, num_columns)
     store_sums = stores_block(num_rows, num_columns)
-    store_products = _stores_products(kind, num_rows, num_columns)
+    store_products = stores_products(num_rows, num_columns, kind.store)
     inputs_per_word = len(kind.loads)
 
     @inlined
     def multiply_tile(given: Any) -> None:
         rows, weights, bias, products, sums, part = given
         num_words = rows.shape[1] // inputs_per_word
-        step, gap = _steps(part.num_streams, num_words)
+        step, gap = steps(part.num_streams, num_words)
         line = part.block * num_words * MAX_STREAMS + part.stream * gap + part.first * step
         column = part.stream * COLUMNS_PER_STREAM * NUM_LANES
         ahead = _lines_ahead(part, num_words, step) if not is_alone else _LINES_AHEAD
@@ -163,6 +146,6 @@ def tile(kind: Kind, num_rows: int, *, is_alone: bool) -> Any:
             store_sums((sums, part.line, column, found))
         else:
             output = first_output(part.block, products) + column
-            store_products((products, bias, part.row, output, found))
+            store_products((products, part.row, output, bias, found))
 
     return multiply_tile

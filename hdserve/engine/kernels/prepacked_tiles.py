@@ -64,9 +64,9 @@ def first_output(block: int, products: Any) -> int:
     return min(block * OUTPUTS_PER_BLOCK, last)
 
 
-def stores_products(num_rows: int, num_columns: int) -> Any:
+def stores_products(num_rows: int, num_columns: int, store_vector: Any = store_halves) -> Any:
     """A function for compiled code that stores the sums of a tile, given the products, the first
-    row and output, the bias, and the sums."""
+    row and output, the bias, and the sums; ``store_vector`` stores one vector of them."""
 
     @inlined
     def store_product(index: int, given: Any) -> None:
@@ -75,7 +75,7 @@ def stores_products(num_rows: int, num_columns: int) -> Any:
         sums = block[index]
         if bias.shape[0]:
             sums = added(sums, load(bias, (0, column)))
-        store_halves(products, (m + index // num_columns, column), sums)
+        store_vector(products, (m + index // num_columns, column), sums)
 
     return repeated(store_product, num_rows * num_columns)
 
@@ -97,10 +97,10 @@ _load_all_outputs = repeated(_load_outputs, NUM_COLUMNS)
 
 
 @inlined
-def _steps(num_streams: int, num_inputs: int) -> tuple[int, int]:
-    """How many lines, each of half a block, are between a pair of inputs and the next one, and
-    between its first outputs and the others."""
-    return (1, num_inputs // PAIR) if num_streams == MAX_STREAMS else (MAX_STREAMS, 1)
+def steps(num_streams: int, num_words: int) -> tuple[int, int]:
+    """How many lines, each of half a block, are between a word of all outputs, a pair of inputs or
+    a single one, and the next one, and between its first outputs and the others."""
+    return (1, num_words) if num_streams == MAX_STREAMS else (MAX_STREAMS, 1)
 
 
 def _tile(num_rows: int, *, is_alone: bool) -> Any:
@@ -114,7 +114,7 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
     def multiply_tile(given: Any) -> None:
         rows, weights, bias, products, sums, part = given
         num_inputs = rows.shape[1]
-        step, gap = _steps(part.num_streams, num_inputs)
+        step, gap = steps(part.num_streams, num_inputs // PAIR)
         line = part.block * num_inputs + part.first // PAIR * step
         ahead = line + (part.stop - part.first) // PAIR * step
         if part.stop == num_inputs:
