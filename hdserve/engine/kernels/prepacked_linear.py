@@ -33,13 +33,21 @@ from hdserve.engine.kernels.prepacked_tiles import (
     MAX_ROWS,
     NUMBERS_PER_LINE,
     OUTPUTS_PER_BLOCK,
+    PAIR,
     Part,
     multiply_alone,
     multiply_one_of_several,
 )
 
+_FEW_ROWS: Final = 20
+"""At most this many rows are multiplied faster than their weights are read from memory."""
+
 INPUTS_PER_BLOCK: Final = 128
-"""Inputs of a block of weights, which takes 16 KB: two of them fit into an L1 cache of 48 KB."""
+"""The most inputs of a block of weights for few rows.  It takes 16 KB: two of them fit into an L1
+cache of 48 KB."""
+
+MANY_INPUTS_PER_BLOCK: Final = 448
+"""The same for more rows: their sums are stored and loaded less often."""
 
 _MAX_ROWS_PER_PANEL: Final = 256
 """Multiplying this many rows with a block of weights takes longer than loading the next one."""
@@ -63,14 +71,18 @@ def _multiply_many(
 ) -> None:
     num_rows, num_inputs = rows.shape
     sums = _stack_sums()
+    num_words = num_inputs // PAIR
     num_panels = -(-num_rows // _MAX_ROWS_PER_PANEL)
-    for number in range(num_panels):
-        panel = number * num_rows // num_panels
-        size = (number + 1) * num_rows // num_panels - panel
+    for panel_number in range(num_panels):
+        panel = panel_number * num_rows // num_panels
+        size = (panel_number + 1) * num_rows // num_panels - panel
         num_tiles = -(-size // MAX_ROWS)
+        most_inputs = INPUTS_PER_BLOCK if size <= _FEW_ROWS else MANY_INPUTS_PER_BLOCK
+        num_input_blocks = -(-num_inputs // most_inputs)
         for block in range(first, stop):
-            for k in range(0, num_inputs, INPUTS_PER_BLOCK):
-                k_stop = min(k + INPUTS_PER_BLOCK, num_inputs)
+            for number in range(num_input_blocks):
+                k = number * num_words // num_input_blocks * PAIR
+                k_stop = (number + 1) * num_words // num_input_blocks * PAIR
                 line = 0
                 for tile in range(num_tiles):
                     num_own = (size + tile) // num_tiles

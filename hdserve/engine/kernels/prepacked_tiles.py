@@ -105,7 +105,7 @@ def steps(num_streams: int, num_words: int) -> tuple[int, int]:
 
 def _tile(num_rows: int, *, is_alone: bool) -> Any:
     """The product of ``num_rows`` rows and a block of weights.  One of several tiles also
-    prefetches every other vector of the next block, and the tile after it the rest."""
+    prefetches the first or the second half of the next block, and the tile after it the other."""
     zero_block, load_rows = zeros(num_rows), repeated(_load_pair, num_rows)
     load_sums, store_sums = loads_block(num_rows), stores_block(num_rows)
     store_products = stores_products(num_rows, NUM_COLUMNS)
@@ -116,19 +116,20 @@ def _tile(num_rows: int, *, is_alone: bool) -> Any:
         num_inputs = rows.shape[1]
         step, gap = steps(part.num_streams, num_inputs // PAIR)
         line = part.block * num_inputs + part.first // PAIR * step
-        ahead = line + (part.stop - part.first) // PAIR * step
+        num_words = (part.stop - part.first) // PAIR
+        ahead = line + num_words * step
         if part.stop == num_inputs:
             ahead = (part.block + 1) * num_inputs
-        other = part.tile % 2 * NUM_PAIRED
+        ahead += part.tile % 2 * max(gap, num_words)
         block = zero_block()
         if not is_alone and part.first:
             block = load_sums((sums, part.line, 0))
         for k in range(part.first, part.stop, PAIR):
             outputs = _load_all_outputs((weights, line, gap))
             if not is_alone:
-                prefetch(weights, (ahead, other))
-                prefetch(weights, (ahead + gap, other))
-                ahead += step
+                prefetch(weights, (ahead, 0))
+                prefetch(weights, (ahead, NUM_PAIRED))
+                ahead += 1
             block = fused_pairs(load_rows((rows, part.row, k)), outputs, block)
             line += step
         if not is_alone and part.stop < num_inputs:

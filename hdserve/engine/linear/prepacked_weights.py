@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from hdserve.engine.hardware.huge_pages import empty_in_huge_pages
 from hdserve.engine.kernels.prepacked_tiles import MAX_STREAMS, OUTPUTS_PER_BLOCK
 
 _WORD_BYTES = 4
@@ -29,7 +30,8 @@ def prepack(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
     num_outputs, num_inputs = weights.shape
     num_blocks = -(-num_outputs // OUTPUTS_PER_BLOCK)
     width, size = OUTPUTS_PER_BLOCK // num_streams, inputs_per_word(weights.dtype)
-    prepacked = weights.new_empty(num_blocks, num_streams, num_inputs // size, width * size)
+    sizes = (num_blocks, num_streams, num_inputs // size, width * size)
+    prepacked = empty_in_huge_pages(sizes, weights.dtype)
     for number, block in enumerate(in_words(prepacked)):
         outputs = weights[_first_output(number, num_outputs) :][:OUTPUTS_PER_BLOCK]
         block.copy_(outputs.reshape(num_streams, width, -1, size).transpose(1, 2))

@@ -14,7 +14,7 @@ from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
 from hdserve.engine.kernels.narrow_tiles import MAX_NARROW_ROWS
-from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK
+from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK, MANY_INPUTS_PER_BLOCK
 from hdserve.engine.kernels.prepacked_tiles import MAX_ROWS, OUTPUTS_PER_BLOCK
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
 from hdserve.engine.linear.prepacked import prepacked_kernel
@@ -191,7 +191,9 @@ def test_products_of_bfloat16_are_right_and_rows_are_their_own(
 
 @needs_prepacked
 @pytest.mark.parametrize("num_streams", [1, 2])
-@pytest.mark.parametrize("num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416])
+@pytest.mark.parametrize(
+    "num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416, 2 * MANY_INPUTS_PER_BLOCK + 32]
+)
 @pytest.mark.parametrize("num_rows", [*range(MAX_ROWS, MAX_NARROW_ROWS + 3), 257, 300, 520])
 def test_prepacked_weights_in_blocks_have_the_bits_of_whole_ones(
     num_rows: int, num_inputs: int, num_streams: int
