@@ -1,11 +1,14 @@
 """Attention of draft trees over the KV cache, for all sequences of a step in one call.
 
-A row attends to a list of columns of its sequence, in the order of their positions: those it shares
-with its neighbours, which are contiguous, and its own ancestors in the draft tree, which are
-anywhere among the other nodes::
+A row attends to a list of columns of its sequence, in the order of their positions: those of the
+prompt and the answer so far, which are contiguous, and its own ancestors in the draft tree, which
+are anywhere among the other nodes::
 
     position   0 ... prefix-1 | prefix ... visible-1
     column     0 ... prefix-1 | tails[first_tail], tails[first_tail + 1], ...
+
+The contiguous columns are read for several queries at a time.  Neighbours of a prompt see more of
+them than others, which give them no weight.
 
 Scores, weights and the sum of values are computed in this order whatever else is in the call, with
 operations whose rounding is fixed (:mod:`~hdserve.engine.kernels.vectors`), so a row gets the same
@@ -29,7 +32,7 @@ from hdserve.engine.kernels.attention_values import NUMBERS_AT_ONCE, values_of
 from hdserve.engine.kernels.compiled import entry_point, inlined
 from hdserve.engine.kernels.memory import bfloat_matrices_at, float_matrices_at
 from hdserve.engine.kernels.registers import NUM_LANES
-from hdserve.engine.kernels.softmax import sink_of, softmax
+from hdserve.engine.kernels.softmax import fill, sink_of, softmax
 from hdserve.engine.kernels.vectors import spread, store
 
 _ZERO = np.float32(0.0)
@@ -44,7 +47,7 @@ def _tile(call: Call, span: int, kv_head: int, first_query: int) -> Tile:
     stop = first_row + (first_query + num_queries - 1) // num_groups + 1
     shared, low = call.rows[first, 0], call.rows[first, 2]
     for row in range(first, stop):
-        shared = min(shared, call.rows[row, 0])
+        shared = max(shared, call.rows[row, 0])
         low = min(low, call.rows[row, 2])
     origin = max(0, low - call.window) // NUM_LANES * NUM_LANES
     shared = origin + max(0, shared - origin) // KEYS_AT_ONCE * KEYS_AT_ONCE
@@ -69,7 +72,9 @@ def tile_attender(numbers: Numbers) -> Any:
             low = max(0, high - call.window)
             sink = sink_of(call.sinks, query.head)
             share = softmax(scores, place, low, high, call.scale, call.softcap, sink)
-            keep_weights(call, place, high)
+            stop = max(high, tile.stop - tile.origin)
+            fill(scores, place, high, stop, _ZERO)
+            keep_weights(call, place, stop)
             scores[place, shares] = share
             for d in range(0, size, NUM_LANES):
                 store(call.attended, (query.row, query.head, d), spread(_ZERO))

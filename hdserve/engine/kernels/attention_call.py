@@ -56,7 +56,8 @@ class Tile(NamedTuple):
     """``num_queries`` queries from ``first_query`` of one sequence and one head of keys.
 
     Columns are read for all of them at once from ``origin``, a multiple of the lanes, to ``stop``:
-    the columns that all queries see, windows aside; in AMX tiles those that any of them sees.
+    the contiguous columns that any of them sees, windows aside; in AMX tiles all that any of them
+    sees.
     """
 
     first_row: int

@@ -27,8 +27,8 @@ class Numbers(NamedTuple):
         keep_weights: prepares a query's weights, up to a column, for ``load_weight``.
         load_weight: the weights of these positions, in all lanes, for a query.
         load_value: ``NUM_LANES`` numbers of the value of each of these positions.
-        score_together: computes the scores of the columns that all queries of a tile see, for all
-            queries at once; returns the first column that it leaves.
+        score_together: computes the scores of the columns of a tile, for all queries at once;
+            returns the first column that it leaves.
         add_together: adds the values of these columns likewise.
     """
 

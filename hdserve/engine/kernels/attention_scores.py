@@ -24,8 +24,8 @@ _queries_from = repeated(query_from, NUM_ROWS)
 
 
 class Scores(NamedTuple):
-    """Functions for compiled code that compute the scores of the columns that all queries of a tile
-    see, and of those that each sees by itself."""
+    """Functions for compiled code that compute the scores of the columns of a tile, for all
+    queries, and of those that each sees besides."""
 
     of_shared: Any
     of_own: Any

@@ -22,8 +22,8 @@ _queries_from = repeated(query_from, NUM_ROWS)
 
 
 class Values(NamedTuple):
-    """Functions for compiled code that add the values of the columns that all queries of a tile
-    see, in whole :data:`NUMBERS_AT_ONCE`, and for one query those from a position on."""
+    """Functions for compiled code that add the values of the columns of a tile, in whole
+    :data:`NUMBERS_AT_ONCE`, and for one query those from a position on."""
 
     of_shared: Any
     of_own: Any

@@ -68,8 +68,7 @@ def _add_block(call: Call, tile: Tile, first: int, stop: int, d: int, paired: An
 
 @inlined
 def add_paired_values(call: Call, tile: Tile) -> int:
-    """Add the weighted values of the columns that all queries of a tile see, in whole
-    :data:`NUMBERS_AT_ONCE`.
+    """Add the weighted values of the columns of a tile, in whole :data:`NUMBERS_AT_ONCE`.
 
     Returns:
         The first column that is left.

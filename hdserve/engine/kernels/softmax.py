@@ -27,7 +27,8 @@ _LOG2_E = np.float32(np.log2(np.e))
 
 
 @inlined
-def _fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
+def fill(scores: Any, place: int, first: int, stop: int, value: Any) -> None:
+    """Set the scores of a query from one column to another."""
     for column in range(first, stop):
         scores[place, column] = value
 
@@ -65,8 +66,8 @@ def softmax(
         for column in range(begin, end, NUM_LANES):
             score = multiplied(load(scores, (place, column)), spread(scale / softcap))
             store(scores, (place, column), multiplied(tanh(score), spread(softcap / scale)))
-    _fill(scores, place, begin, low, _NOTHING)
-    _fill(scores, place, high, end, _NOTHING)
+    fill(scores, place, begin, low, _NOTHING)
+    fill(scores, place, high, end, _NOTHING)
     steepness, sink_power = scale * _LOG2_E, sink * _LOG2_E
     peak = max(steepness * _top(scores, place, begin, end), sink_power)
     slope, shift = spread(steepness), spread(-peak)
@@ -75,8 +76,8 @@ def softmax(
         weight = power_of_two(fused(load(scores, (place, column)), slope, shift))
         store(scores, (place, column), weight)
         weights = added(weights, weight)
-    _fill(scores, place, 0, low, _ZERO)
-    _fill(scores, place, high, end, _ZERO)
+    fill(scores, place, 0, low, _ZERO)
+    fill(scores, place, high, end, _ZERO)
     if sink > _NOTHING:
         return _ONE / (total(weights) + largest(power_of_two(spread(sink_power - peak))))
     return _ONE / total(weights)

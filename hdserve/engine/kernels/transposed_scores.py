@@ -98,7 +98,7 @@ def _four_lanes(call: Call, queries: Any, transposed: Any, first: int) -> Any:
 
 @inlined
 def score_by_transposed_keys(call: Call, tile: Tile) -> int:
-    """Compute the scores of the columns that all queries of a tile see.
+    """Compute the scores of the columns of a tile.
 
     Returns:
         The first column that is left.
