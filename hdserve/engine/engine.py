@@ -309,7 +309,6 @@ class Engine:
         forwarded: Sequence[NodeOutputs | None],
     ) -> tuple[int, list[Slot]]:
         """The number of tokens that were decided, and the slots of the sequences that ended."""
-        num_decided = 0
         moves: list[tuple[int, int]] = []
         ended: list[Slot] = []
         verified: list[Verified] = []
@@ -318,16 +317,16 @@ class Engine:
             seq = work.slot.seq
             self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
             self._undecided = seq, len(seq.token_ids)
-            output = self._decide(work, tree, outputs, chosen.get(seq.request_id), moves, verified)
-            if output is not None:
-                self._outputs.append(output)
-                num_decided += len(output.token_ids)
+            one = self._decide(work, tree, outputs, chosen.get(seq.request_id))
             self._undecided = None
+            if one is not None:
+                verified.append(one)
+                moves += _moves(work.slot, one.acceptance)
             if seq.finish_reason is not None:
                 ended.append(work.slot)
         self._runner.cache.keep(moves)
         self._drafts.observe(verified)
-        return num_decided, ended
+        return sum(len(one.acceptance.token_ids) for one in verified), ended
 
     def _choose_together(
         self,
@@ -352,18 +351,15 @@ class Engine:
         tree: DraftTree | None,
         outputs: NodeOutputs | None,
         chosen: list[int] | None,
-        moves: list[tuple[int, int]],
-        verified: list[Verified],
-    ) -> StepOutput | None:
-        """The output for the request; ``None`` inside its prompt.
+    ) -> Verified | None:
+        """Append the output for the request, and return the result of verifying ``tree``; nothing
+        inside its prompt.
 
         If its decoder fails on a value of the request, or logits are not finite, only this sequence
         ends: with the tokens from before the step, and nothing left in the cache.
 
         Args:
             chosen: the choices at all nodes of ``tree``, if they were computed in a batch.
-            moves: gets the cache rows ``(from, to)`` of the accepted part of ``tree``.
-            verified: gets the result of verifying ``tree``.
         """
         seq = work.slot.seq
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
@@ -379,15 +375,17 @@ class Engine:
                 return None
             logger.exception("request %s failed; other requests are not affected", seq.request_id)
             work.slot.leaves_nothing = True
-            return _failed(seq, num_tokens)
-        moves += _moves(work.slot.segment.start + num_tokens - 1, acceptance)
+            self._outputs.append(_failed(seq, num_tokens))
+            return None
         seq.num_cached_tokens = len(seq.token_ids) - 1
         self._scheduler.offer(work.slot)
+        one = None
         if acceptance.token_ids:
             count_draft(tree, acceptance, seq.counts, self._stats.drafts)
             self._stats.num_steps_by_draft_tokens[tree.num_draft_tokens] += 1
-            verified.append(Verified(seq, tree, acceptance, outputs))
-        return output
+            one = Verified(seq, tree, acceptance, outputs)
+        self._outputs.append(output)
+        return one
 
     def _tries_again(self, work: Scheduled) -> bool:
         """Whether the rows of a sequence go through the model once more, this time and from then on
@@ -457,8 +455,10 @@ def _failed(seq: core.Sequence, num_tokens: int) -> StepOutput:
     return StepOutput(seq, finish_reason=FinishReason.ERROR, error=error)
 
 
-def _moves(root_row: int, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
-    """Cache rows ``(from, to)`` that move the accepted path next to the committed columns."""
+def _moves(slot: Slot, acceptance: Acceptance) -> Iterator[tuple[int, int]]:
+    """Cache rows ``(from, to)`` that move the accepted path next to the columns before it, once its
+    tokens count as cached."""
+    root_row = slot.segment.start + slot.seq.num_cached_tokens - len(acceptance.token_ids)
     for depth, node in enumerate(acceptance.path):
         if node != depth:
             yield root_row + node, root_row + depth

@@ -183,7 +183,7 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     original_visible, original_rows = step_plan._visible, packed_rows.lay_out_rows
     yield "sibling visible", "hdserve.engine.batch.step_plan", "_visible", siblings_visible
     yield "wrong position", "hdserve.engine.batch.packed_rows", "lay_out_rows", wrong_positions
-    yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda row, acceptance: iter(())
+    yield "wrong kept rows", "hdserve.engine.engine", "_moves", lambda slot, acceptance: iter(())
 
     def noise_by_node(self: Any, outputs: Any) -> Callable[[int], int]:
         positions = count(len(self.seq.token_ids))
