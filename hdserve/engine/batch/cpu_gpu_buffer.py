@@ -12,8 +12,8 @@ class CpuGpuBuffer:
     """An array and its copy, zeros at first.
 
     Attributes:
-        here: the array on the host.
-        there: its copy, whose address never changes.
+        host: the array.
+        device: its copy, whose address never changes.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:

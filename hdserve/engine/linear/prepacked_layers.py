@@ -1,4 +1,4 @@
-"""Which weights of a model are prepacked (prepacked, docs/adr/0034)."""
+"""Which weights of a model are prepacked (docs/adr/0034)."""
 
 from __future__ import annotations
 
