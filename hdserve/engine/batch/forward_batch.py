@@ -102,4 +102,4 @@ def _plan(
     listed = None
     if kernel is not None and chunks.placed:
         listed = Listed(kernel, list_columns(chunks, len(kv_rows)))
-    return StepPlan(cache, kv_rows, listed, spans, shapes.is_exact, workers)
+    return StepPlan(cache, kv_rows, workers, listed, spans, shapes.is_exact)

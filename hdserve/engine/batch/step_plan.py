@@ -108,20 +108,20 @@ class StepPlan:
 
     Attributes:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.
+        workers: share the work of compiled kernels.
         listed: sequences that the kernel attends for; ``None`` if there are none.
         spans: of the other sequences.
         is_exact: see :class:`~hdserve.engine.batch.shapes.Shapes`.
-        workers: share the work of compiled kernels.
         attend_all: attends for all sequences in one call; ``None`` if unused.
         multiply_rows: multiplies few rows, on a GPU; ``None`` leaves that to PyTorch.
     """
 
     cache: KVCache
     kv_rows: torch.Tensor
-    listed: Listed | None
-    spans: list[Span]
-    is_exact: bool
     workers: Workers
+    listed: Listed | None = None
+    spans: list[Span] = field(default_factory=list)
+    is_exact: bool = False
     attend_all: AttendAll | None = None
     multiply_rows: MultiplyRows | None = None
     _masks: dict[int | None, list[torch.Tensor]] = field(default_factory=dict)

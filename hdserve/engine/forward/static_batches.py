@@ -162,9 +162,6 @@ class StaticBatches:
             plan = StepPlan(
                 cache,
                 buffers.kv_rows,
-                None,
-                [],
-                False,
                 self._workers,
                 attend_all=attend,
                 multiply_rows=self._multiply_rows,

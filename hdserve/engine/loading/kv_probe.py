@@ -40,7 +40,7 @@ def probe_kv_shape(module: torch.nn.Module, device: torch.device) -> KVShape:
     """
     name, recorder = type(module).__name__, _Recorder()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
-    plan = StepPlan(cast("Any", recorder), token[0], None, [], is_exact=False, workers=Workers())
+    plan = StepPlan(cast("Any", recorder), token[0], Workers())
     try:
         with running(plan):
             module(input_ids=token, position_ids=token, use_cache=False)

@@ -59,7 +59,7 @@ def test_forwards_of_stock_modules_wait_for_nothing(architecture: str) -> None:
     ) -> torch.Tensor:
         return query.new_empty(1, query.shape[2], query.shape[1], values.shape[3])
 
-    plan = StepPlan(cache, rows, None, [], False, Workers(), attend_all=attend)
+    plan = StepPlan(cache, rows, Workers(), attend_all=attend)
     with running(plan), OneDevice():
         output = module(
             input_ids=rows[None], position_ids=rows[None], use_cache=False, logits_to_keep=rows
