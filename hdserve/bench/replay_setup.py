@@ -12,11 +12,11 @@ from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.task_names import name_among
 from hdserve.config import DrafterConfig, DraftingConfig, checked
 from hdserve.config.strict_yaml import read_yaml
-from hdserve.databases.count_shifts import find_count_shifts
 from hdserve.databases.ngram import MAX_TOKEN_ID
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import INFO_NAME
+from hdserve.databases.table_merge import find_count_shifts
 from hdserve.errors import ConfigError, DatabaseError
 from hdserve.journal import file_digest
 

@@ -77,8 +77,10 @@ COUNT_SHIFT = np.uint32(20)
 TOKEN_MASK = np.uint32(MAX_TOKEN_ID)
 """The bits of a slot's word that hold its token."""
 
+TOTAL_MASK = np.uint32(0xFFFF)
+"""The bits of a row's third word that hold its total."""
+
 _COUNT_ONE = np.uint32(1 << 20)
-_TOTAL_MASK = np.uint32(0xFFFF)
 _STAMP_SHIFT = np.uint32(16)
 _ODD = np.uint32(1)
 _ZERO = np.uint32(0)
@@ -126,7 +128,7 @@ def highest_bit(value: int) -> int:
 @fast_inlined
 def total_of(rows: Rows, row: int) -> int:
     """How often a context was counted."""
-    return np.int64(rows[row, 2] & _TOTAL_MASK)
+    return np.int64(rows[row, 2] & TOTAL_MASK)
 
 
 @fast_inlined
@@ -433,71 +435,6 @@ def num_valid(tokens: Tokens) -> int:
     while position < tokens.shape[0] and 0 <= tokens[position] <= MAX_TOKEN_ID:
         position += 1
     return position - 1
-
-
-@fast_inlined
-def _times_of(context_hash: np.uint64, hashes: npt.NDArray[np.uint64], times: Ints) -> int:
-    """How often the counts of a context are to be halved: its entry of ``times`` if it is among
-    ``hashes``, which ascend, else 0."""
-    first, end = 0, len(hashes)
-    while first < end:
-        middle = (first + end) // 2
-        if hashes[middle] < context_hash:
-            first = middle + 1
-        else:
-            end = middle
-    return times[first] if first < len(hashes) and hashes[first] == context_hash else 0
-
-
-@fast_inlined
-def _shifts_to_fit(total: int, count: int, target: Rows, row: int) -> int:
-    """How often a row, and counts of its context to be added, must be halved to fit; ``count`` is
-    the largest of these."""
-    total += total_of(target, row)
-    count += np.int64(target[row, FIRST_SLOT] >> COUNT_SHIFT)
-    times = 0
-    while count >> times > MAX_COUNT or total >> times > MAX_TOTAL:
-        times += 1
-    return times
-
-
-@jit
-def merge_tables(
-    source: Rows,
-    num_buckets: int,
-    hashes: npt.NDArray[np.uint64],
-    times: Ints,
-    target: Rows,
-    target_size: Ints,
-    stamp: int,
-) -> None:
-    """Add the counts of every row of ``source`` to ``target``.  Rows that would overflow are halved
-    first, both of them and their totals, so that all shares stay the same.
-
-    Args:
-        hashes, times: contexts whose counts are halved in any case, and how often; see
-            :mod:`hdserve.databases.count_shifts`.
-    """
-    for index in range(num_buckets * BUCKET_ROWS):
-        if source[index, 0] == _ZERO:
-            continue
-        context_hash = np.uint64(source[index, 0]) | (np.uint64(source[index, 1]) << _SHIFT_32)
-        row = claim_row(target, target_size, context_hash, stamp, 0)
-        shift = _times_of(context_hash, hashes, times)
-        total = total_of(source, index) >> shift
-        likeliest = np.int64(source[index, FIRST_SLOT] >> COUNT_SHIFT) >> shift
-        more = _shifts_to_fit(total, likeliest, target, row)
-        total >>= more
-        if more > 0:
-            set_total(target, row, halve(target, row, more), stamp)
-        total += total_of(target, row)
-        for back in range(NUM_SLOTS):  # the likeliest last, which puts it before equal ones
-            word = source[index, ROW_WORDS - 1 - back]
-            count = np.int64(word >> COUNT_SHIFT) >> (shift + more)
-            if count > 0:
-                count_token(target, row, np.int64(word & TOKEN_MASK), count, stamp)
-        set_total(target, row, total, stamp)
-        grow(target, target_size, 0)
 
 
 @jit

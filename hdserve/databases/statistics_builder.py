@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hdserve.databases.count_shifts import NO_COUNT_SHIFTS, CountShifts
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -19,7 +18,6 @@ from hdserve.databases.ngram import (
     ROWS_PER_BUCKET,
     START,
     insert_tokens,
-    merge_tables,
     rebase_stamps,
 )
 from hdserve.databases.ngram_table import NgramTable
@@ -38,6 +36,7 @@ from hdserve.databases.statistics_info import (
     read_info,
     write_info,
 )
+from hdserve.databases.table_merge import NO_COUNT_SHIFTS, CountShifts, merge_tables
 from hdserve.databases.unfinished import PARTIAL_SUFFIX
 from hdserve.errors import DatabaseError, SnapshotError
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hdserve.config import StrictModel
-from hdserve.databases.count_shifts import find_count_shifts
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_job import StatisticsJob
+from hdserve.databases.table_merge import find_count_shifts
 from hdserve.errors import DatabaseError
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases import ngram
-from hdserve.databases.count_shifts import NO_COUNT_SHIFTS
 from hdserve.databases.ngram_table import MAX_COPIED_BYTES, NgramTable
+from hdserve.databases.table_merge import NO_COUNT_SHIFTS, merge_tables
 from tests.databases.reference import ReferenceTable, Row, read_table
 
 ORDERS = [0, 1, 2, 4]
@@ -116,7 +116,7 @@ def test_merged_tables_hold_the_sum(texts: list[list[int]]) -> None:
         for text in some:
             _insert(part, text, 1, [1])
     first, second = parts
-    ngram.merge_tables(second.rows, second.num_buckets, *NO_COUNT_SHIFTS, first.rows, first.size, 1)
+    merge_tables(second.rows, second.num_buckets, *NO_COUNT_SHIFTS, first.rows, first.size, 1)
     contexts: dict[int, dict[int, int]] = {}
     for text in texts:
         for before, token in zip([ngram.START, *text], text, strict=False):
@@ -139,7 +139,7 @@ def test_merged_tables_keep_shares_and_ranks(num_texts: int) -> None:
         one = NgramTable(1 << 20)
         for table in (one, counted):
             _insert(table, text.tolist(), 1, [1])
-        ngram.merge_tables(one.rows, one.num_buckets, *NO_COUNT_SHIFTS, merged.rows, merged.size, 1)
+        merge_tables(one.rows, one.num_buckets, *NO_COUNT_SHIFTS, merged.rows, merged.size, 1)
     shares = [_shares(table, [1]) for table in (merged, counted)]
     assert list(shares[0]) == list(shares[1]) == [2, 3, 4, 5]
     assert list(shares[0].values()) == pytest.approx(list(shares[1].values()), abs=0.01)
