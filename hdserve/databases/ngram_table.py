@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hdserve.databases.cache_lines import MAPPED_BYTES
+from hdserve.databases.cache_lines import MAPPED_BYTES, give_back_pages
 from hdserve.databases.ngram import (
     BUCKET_BYTES,
     BUCKET_ROWS,
@@ -17,7 +17,6 @@ from hdserve.databases.ngram import (
     rebase_stamps,
     remove_buckets,
 )
-from hdserve.databases.pages import give_back_pages
 
 MIN_BUCKETS = 16
 MAX_COPIED_BYTES = 1 << 22
