@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hdserve.databases.statistics_info import INFO_NAME
-from hdserve.databases.unfinished import is_unfinished
+from hdserve.databases.statistics_info import INFO_NAME, is_unfinished
 from hdserve.errors import DatabaseError
 
 MAX_INFO_BYTES = 2**20

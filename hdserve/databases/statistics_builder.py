@@ -28,6 +28,7 @@ from hdserve.databases.statistics_info import (
     INFO_NAME,
     MAX_CORPORA,
     OTHERS,
+    PARTIAL_SUFFIX,
     STATISTICS_ORDERS,
     TABLE_NAME,
     TABLE_NAMES,
@@ -37,7 +38,6 @@ from hdserve.databases.statistics_info import (
     write_info,
 )
 from hdserve.databases.table_merge import NO_COUNT_SHIFTS, CountShifts, merge_tables
-from hdserve.databases.unfinished import PARTIAL_SUFFIX
 from hdserve.errors import DatabaseError, SnapshotError
 
 _MAX_NAME_BYTES = 128

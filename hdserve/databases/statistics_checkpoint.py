@@ -12,7 +12,7 @@ from hdserve.config import StrictModel
 from hdserve.databases.snapshot import sync_directory, write_file
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
-from hdserve.databases.unfinished import CHECKPOINT_NAME
+from hdserve.databases.statistics_info import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 
 PROGRESS_NAME = "progress.json"

@@ -1,4 +1,4 @@
-"""The ``info.json`` of a statistics database."""
+"""The files of a statistics database, and what its ``info.json`` says."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ STATISTICS_ORDERS = (1, 2, 3, 5)
 
 INFO_NAME, TABLE_NAME = "info.json", "table.bin"
 TABLE_NAMES = (TABLE_NAME, "table-2.bin")
+CHECKPOINT_NAME = "unfinished"
+"""The directory of the state from which an unfinished build continues; the next and the last one
+have a suffix."""
+
+PARTIAL_SUFFIX = ".partial"
 MAX_CORPORA = 1000
 """The most corpora listed by name.  Later ones are listed together, so that ``info.json`` stays
 small."""
@@ -27,6 +32,12 @@ MAX_LICENCES = 8
 
 OTHERS = "others"
 """The name of all further corpora, and of all further licences."""
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file, named relative to the directory of a database, belongs to an unfinished build
+    instead."""
+    return path.parts[0].startswith(CHECKPOINT_NAME) or path.suffix == PARTIAL_SUFFIX
 
 
 def _bounded(licences: tuple[str, ...]) -> tuple[str, ...]:

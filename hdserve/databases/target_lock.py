@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hdserve.databases.unfinished import CHECKPOINT_NAME
+from hdserve.databases.statistics_info import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
 
 LOCK_NAME = f"{CHECKPOINT_NAME}.lock"

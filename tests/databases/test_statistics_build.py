@@ -16,13 +16,13 @@ from hdserve.databases.ngram import MAX_TOKEN_ID, most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_build import BATCH_LENGTH, StatisticsBuild
 from hdserve.databases.statistics_info import (
+    CHECKPOINT_NAME,
     INFO_NAME,
     MAX_CORPORA,
     MAX_LICENCES,
     OTHERS,
     TABLE_NAME,
 )
-from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError
 from tests.databases.byte_tokens import Bytes
 

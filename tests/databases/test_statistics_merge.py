@@ -16,9 +16,8 @@ from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_checkpoint import PROGRESS_NAME, Checkpoint
-from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAME
+from hdserve.databases.statistics_info import CHECKPOINT_NAME, INFO_NAME, TABLE_NAME
 from hdserve.databases.statistics_merge import MergeProgress, StatisticsMerge
-from hdserve.databases.unfinished import CHECKPOINT_NAME
 from hdserve.errors import DatabaseError, SnapshotError
 from tests.interruption import interrupt_when, interrupted_at
 

@@ -12,9 +12,8 @@ from hdserve.cli.commands import app
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_build import StatisticsBuild
 from hdserve.databases.statistics_builder import StatisticsBuilder
-from hdserve.databases.statistics_info import INFO_NAME
+from hdserve.databases.statistics_info import INFO_NAME, is_unfinished
 from hdserve.databases.statistics_merge import StatisticsMerge
-from hdserve.databases.unfinished import is_unfinished
 from hdserve.errors import DatabaseError
 from tests.databases.byte_tokens import Bytes
 
