@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar, Generic
 
+from filelock import FileLock, Timeout
+
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_checkpoint import Checkpoint, ProgressT
-from hdserve.databases.statistics_info import StatisticsInfo
-from hdserve.databases.target_lock import TargetLock
+from hdserve.databases.statistics_info import CHECKPOINT_NAME, StatisticsInfo
 from hdserve.errors import DatabaseError
 
 
@@ -42,7 +45,7 @@ class StatisticsJob(ABC, Generic[ProgressT]):
         self._builder = builder
         self._begun = begun
         self._checkpoint = Checkpoint(directory, type(begun))
-        self._lock = TargetLock(directory)
+        self._lock = _TargetLock(directory)
         try:
             self.num_resumed = self._resume()
         except BaseException:
@@ -86,3 +89,37 @@ class StatisticsJob(ABC, Generic[ProgressT]):
 
     def _save(self, num_done: int) -> None:
         self._checkpoint.save(self._builder, self._progress(num_done))
+
+
+class _TargetLock:
+    """Keeps two jobs from writing one database at a time; held from its creation until it is
+    released, or its process ends.
+
+    Args:
+        directory: to be written; it is created, and removed again if nothing was written.
+
+    Raises:
+        DatabaseError: another job holds it, or nothing can be written there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / f"{CHECKPOINT_NAME}.lock"
+        self._lock = FileLock(self._path, thread_local=False)
+        self._made = list(
+            takewhile(lambda each: not each.exists(), (directory, *directory.parents))
+        )
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise DatabaseError(f"{directory}: is being written by another job") from error
+        except OSError as error:
+            raise DatabaseError(f"{directory}: cannot be written: {error}") from error
+
+    def release(self) -> None:
+        """Let another job write.  The file is deleted first, while it is still locked."""
+        self._path.unlink(missing_ok=True)
+        self._lock.release()
+        with suppress(OSError):  # until the first that is not empty
+            for directory in self._made:
+                directory.rmdir()
