@@ -15,7 +15,6 @@ import msgpack
 import numpy as np
 
 from hdserve.databases.ngram import Ints
-from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.drafting.arrays import (
     ABSENT_CELLS,
     BIAS_INPUT,
@@ -42,6 +41,7 @@ from hdserve.drafting.arrays import (
     new_vectors,
 )
 from hdserve.drafting.handles import HandleTable
+from hdserve.drafting.states import MAX_STATES_BYTES
 from hdserve.errors import SnapshotError
 
 FORMAT_VERSION = 6
@@ -49,9 +49,6 @@ FORMAT_VERSION = 6
 PRIOR_NAME = "prior.msgpack"
 PRIOR_COUNT = 200.0
 """A cell of the prior counts as at most this many observations."""
-
-MAX_STATE_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
-"""The most bytes of a packed state, which shares a message with the states of other drafters."""
 
 MAX_UNPACKED_BYTES = 2**20
 """The most bytes of an unpacked state; with a vocabulary of a million tokens it takes a third of
@@ -62,7 +59,7 @@ MAX_NUM_TOKENS = 2**53
 MIN_NEW_TOKENS = 1000
 """A calibration is shared again after learning from at least this many more tokens."""
 
-_MOST_BIASES = MAX_STATE_BYTES // 4
+_MOST_BIASES = MAX_STATES_BYTES // 4
 """About the most biases of tokens that fit: each takes two and a half bytes, and cells and weights
 take a third of the state."""
 
@@ -184,7 +181,7 @@ class Calibration:
         self.expected_tokens = self.expected_tokens * _SCALE_MEMORY + uncorrected
         self.accepted_tokens = self.accepted_tokens * _SCALE_MEMORY + num_accepted
 
-    def to_bytes(self, max_bytes: int = MAX_STATE_BYTES) -> bytes:
+    def to_bytes(self, max_bytes: int = MAX_STATES_BYTES) -> bytes:
         """The state as compressed msgpack, without the data of pairs and by token except the biases
         of tokens: at most ``max_bytes``, if cells and weights fit.
 

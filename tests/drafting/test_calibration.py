@@ -12,13 +12,13 @@ import pytest
 
 from hdserve.drafting.arrays import CELL_COUNT, CELL_P
 from hdserve.drafting.calibration import (
-    MAX_STATE_BYTES,
     MAX_WEIGHT,
     Calibration,
     _shipped,
     merge_states,
 )
 from hdserve.drafting.hierarchy import Hierarchy
+from hdserve.drafting.states import MAX_STATES_BYTES
 from hdserve.errors import SnapshotError
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafting.helpers import (
@@ -48,7 +48,7 @@ def test_state_survives_the_wire_up_to_half_precision() -> None:
     assert np.allclose(again.token_bias, state.token_bias, atol=1e-3)
     assert again.num_tokens == state.num_tokens
     assert again.to_bytes() == data
-    assert len(data) <= MAX_STATE_BYTES
+    assert len(data) <= MAX_STATES_BYTES
 
 
 @pytest.mark.parametrize("vocab_size", [32_000, 151_936, 262_144])
@@ -62,7 +62,7 @@ def test_a_state_fits_its_message_however_large_the_vocabulary_is(vocab_size: in
         full.token_bias[:1000] = 5.0 + np.arange(1000) % 7
         states.append(full.to_bytes())
     for data in (*states, merge_states(*states)):
-        assert len(data) <= MAX_STATE_BYTES
+        assert len(data) <= MAX_STATES_BYTES
         bias = Calibration.from_bytes(data).token_bias
         assert np.array_equal(bias[:1000], 5.0 + np.arange(1000) % 7)
         assert np.count_nonzero(bias) > 12_000

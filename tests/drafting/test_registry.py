@@ -12,10 +12,10 @@ from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.drafting import registry
 from hdserve.drafting.base import DraftResources
-from hdserve.drafting.calibration import MAX_STATE_BYTES, Calibration
+from hdserve.drafting.calibration import Calibration
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.registry import DRAFTERS, build_drafters, merge_drafter_states
-from hdserve.drafting.states import pack_states, unpack_states
+from hdserve.drafting.states import MAX_STATES_BYTES, pack_states, unpack_states
 from hdserve.errors import ConfigError
 from tests.drafting.helpers import (
     check_tree,
@@ -209,7 +209,7 @@ def test_other_drafters_go_on_sharing_what_they_learn() -> None:
     for seed in range(2):
         log.set_calibration("n", pack_states({"context": _learned(seed).to_bytes()}))
     one = pack_states({"hierarchy": _learned(2).to_bytes()})
-    assert len(one) > MAX_STATE_BYTES * 3 // 4
+    assert len(one) > MAX_STATES_BYTES * 3 // 4
     log.set_calibration("n", one)
     assert log.partition("n").calibration == one
     small = pack_states({"other": b"learned"})
