@@ -13,6 +13,7 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.drafting.base import Drafter
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.guarded import GuardedDrafters
+from hdserve.engine.decoder_factory import DecoderFactory
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.compiled import CompiledForward, can_pack
 from hdserve.engine.forward.loaded_model import LoadedModel
@@ -27,6 +28,7 @@ from hdserve.engine.loading.model_check import check_packed_forward
 from hdserve.engine.sampling.sampler import choose_one
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 from hdserve.engine.scheduling.scheduler import Scheduler
+from hdserve.engine.scheduling.step_drafts import StepDrafts
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import UnsupportedModel
@@ -87,18 +89,20 @@ def build_engine(
     if start_compilation is not None and _may_switch_to_compiled(runner, config.engine):
         rows = 1 + max_draft_tokens, max_rows
         compilation = start_compilation(model, config.engine, *rows, budget is not None)
-    return Engine(
-        runner,
-        _make_scheduler(config.engine, cache, max_draft_tokens, chunk_tokens, model.vocab_size),
+    drafts = StepDrafts(
         guarded,
-        backend=None if tokenizer is None else tokenizer.backend,
-        grammars=grammars,
-        max_draft_tokens=max_draft_tokens,
-        max_depth=min(drafting.most_depth(max_draft_tokens), runner.max_depth),
-        budget=budget,
-        on_finish=on_finish,
-        compilation=compilation,
+        budget,
+        max_draft_tokens,
+        min(drafting.most_depth(max_draft_tokens), runner.max_depth),
+        may_follow_prompts=runner.rounds_alike,
     )
+    scheduler = _make_scheduler(
+        config.engine, cache, max_draft_tokens, chunk_tokens, model.vocab_size
+    )
+    max_total_tokens = min(model.max_model_len, scheduler.max_total_tokens)
+    backend = None if tokenizer is None else tokenizer.backend
+    factory = DecoderFactory(model, max_total_tokens, backend, grammars)
+    return Engine(runner, scheduler, drafts, factory, on_finish=on_finish, compilation=compilation)
 
 
 def _make_budget(

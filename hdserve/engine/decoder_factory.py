@@ -33,7 +33,7 @@ class DecoderFactory:
         grammars: Grammars | None,
     ) -> None:
         self._model = model
-        self._max_total_tokens = max_total_tokens
+        self.max_total_tokens = max_total_tokens
         self._backend = backend
         self._grammars = grammars
 
@@ -45,7 +45,7 @@ class DecoderFactory:
         vocab_size = self._model.vocab_size
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
-        check_prompt_length(len(seq.token_ids), self._max_total_tokens, seq.params)
+        check_prompt_length(len(seq.token_ids), self.max_total_tokens, seq.params)
         check_token_ids("prompt", seq.token_ids, vocab_size)
         check_params(seq.params, vocab_size, has_text=self._backend is not None)
         if seq.params.grammar is not None and seq.grammar_state is None:

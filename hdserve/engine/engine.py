@@ -8,14 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from operator import index
-from typing import Any
 
 from hdserve import core
 from hdserve.core import FinishReason, StepOutput
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.drafting.base import Verified
-from hdserve.drafting.budget import DraftBudget
-from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.decoder_factory import DecoderFactory
@@ -27,7 +24,6 @@ from hdserve.engine.sampling.batched_choices import Nodes, choose_together
 from hdserve.engine.scheduling.scheduler import Scheduled, Scheduler, Slot
 from hdserve.engine.scheduling.step_drafts import StepDrafts
 from hdserve.engine.stats import EngineStats, count_draft
-from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.errors import HdserveError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
 
@@ -40,11 +36,7 @@ class Engine:
     Not thread-safe: one thread owns it.
 
     Args:
-        backend: the ``tokenizers.Tokenizer`` that makes text; ``None`` for token ids only.
-        grammars: compiles the grammars of structured output; ``None`` offers none.
-        max_draft_tokens: most drafted tokens of a sequence and step.
-        max_depth: longest drafted path.
-        budget: cuts the trees of a step to the size that pays; ``None`` verifies them whole.
+        factory: says which sequences can be answered, and makes their decoders.
         on_finish: called with every sequence that ended, whatever the reason; used for later
             drafts only, so decoding goes on when it fails.
         compilation: the compiled model, available some time later; the engine switches to it when
@@ -55,31 +47,19 @@ class Engine:
         self,
         runner: ModelRunner,
         scheduler: Scheduler,
-        drafters: GuardedDrafters,
+        drafts: StepDrafts,
+        factory: DecoderFactory,
         *,
-        backend: Any = None,
-        grammars: Grammars | None = None,
-        max_draft_tokens: int,
-        max_depth: int,
-        budget: DraftBudget | None = None,
-        on_finish: Callable[[core.Sequence], None] | None = None,
-        compilation: Future[CompilationResult] | None = None,
+        on_finish: Callable[[core.Sequence], None] | None,
+        compilation: Future[CompilationResult] | None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
-        self.drafters = drafters
-        self._budget = budget
-        self._drafts = StepDrafts(
-            drafters,
-            budget,
-            max_draft_tokens,
-            max_depth,
-            may_follow_prompts=runner.rounds_alike,
-        )
+        self._drafts = drafts
+        self.drafters = drafts.drafters
+        self._factory = factory
         self._on_finish = on_finish
         self._compilation = compilation
-        self._max_total_tokens = min(runner.model.max_model_len, scheduler.max_total_tokens)
-        self._factory = DecoderFactory(runner.model, self._max_total_tokens, backend, grammars)
         self._decoders: dict[str, SequenceDecoder] = {}
         self._outputs: deque[StepOutput] = deque()
         """Outputs that were not handed out yet."""
@@ -87,7 +67,7 @@ class Engine:
         """The sequence whose tokens are being decided, and how many it had before."""
         self._is_ending = False
         """Whether sequences of an interrupted step are being ended; this may be interrupted too."""
-        self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (max_draft_tokens + 1))
+        self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (drafts.max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
@@ -105,7 +85,7 @@ class Engine:
     @property
     def max_total_tokens(self) -> int:
         """Longest prompt and output together: the model's limit, or less if the cache is small."""
-        return self._max_total_tokens
+        return self._factory.max_total_tokens
 
     @property
     def is_exact(self) -> bool:
@@ -131,9 +111,10 @@ class Engine:
         }
         stats.num_drafter_sequences = self.drafters.num_sequences
         stats.drafter_times_s = dict(self.drafters.times_s)
-        if self._budget is not None:
-            stats.num_proposed_tokens = self._budget.num_proposed_tokens
-            stats.num_kept_tokens = self._budget.num_kept_tokens
+        budget = self._drafts.budget
+        if budget is not None:
+            stats.num_proposed_tokens = budget.num_proposed_tokens
+            stats.num_kept_tokens = budget.num_kept_tokens
         return stats
 
     def lookup_times_s(self) -> dict[core.Source, float]:
@@ -151,10 +132,10 @@ class Engine:
             ArithmeticError, TypeError, ValueError: an unchecked invalid value; nothing was queued.
         """
         self.check(seq)
-        seq.max_total_tokens = self._max_total_tokens
+        seq.max_total_tokens = self.max_total_tokens
         if seq.params.max_tokens is not None:
             wanted = seq.num_prompt_tokens + index(seq.params.max_tokens)
-            seq.max_total_tokens = min(wanted, self._max_total_tokens)
+            seq.max_total_tokens = min(wanted, self.max_total_tokens)
         self._decoders[seq.request_id] = self._factory.make(seq)
         self._scheduler.add(seq)
 
@@ -298,9 +279,9 @@ class Engine:
         self._scheduler.time_anew()
         if found.shapes.is_exact:
             self._scheduler.begin_anew()
-        cost = found.cost
-        if self._budget is not None and cost is not None:
-            self._budget.change_cost(cost)
+        budget = self._drafts.budget
+        if budget is not None and found.cost is not None:
+            budget.change_cost(found.cost)
 
     def _verify(
         self,

@@ -172,7 +172,7 @@ def test_drafters_know_what_need_not_be_proposed() -> None:
 
     least: list[float] = []
     engine = make([Noting()])
-    engine._drafts._budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 2: 1.25})}))
+    engine._drafts.budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 2: 1.25})}))
     run(engine, [make_sequence("a", make_prompt(9), **GREEDY, max_tokens=3)])
     assert least[0] == pytest.approx(0.25)
 
@@ -195,7 +195,7 @@ def test_the_engine_believes_those_that_were_right(is_boaster_first: bool) -> No
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=300).token_ids
     drafters: list[Drafter] = [OracleDrafter({"a": wanted}, 8), Boaster(VOCAB_SIZE)]
     engine = make(drafters[::-1] if is_boaster_first else drafters)
-    engine._drafts._budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
+    engine._drafts.budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
     seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=300)
     run(engine, [seq])
     assert seq.token_ids == wanted
@@ -209,7 +209,7 @@ def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, per
     drafter = TellingDrafter()
     seq = make_sequence("a", make_prompt(9), **GREEDY, max_tokens=40)
     engine = make([drafter])
-    engine._drafts._budget = Pauses(first, period)
+    engine._drafts.budget = Pauses(first, period)
     run(engine, [seq])
     if first >= 40:
         assert not drafter.told
@@ -259,7 +259,7 @@ def test_drafters_begin_with_few_texts_in_a_step(
     for number in range(40):
         engine.add(make_sequence(str(number), prompt, speculation, **GREEDY, max_tokens=16))
     if is_probe:
-        engine._drafts._budget = Tries()
+        engine._drafts.budget = Tries()
     while engine.stats.num_running + engine.stats.num_waiting:
         starts.append(0)
         engine.step()

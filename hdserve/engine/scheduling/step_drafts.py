@@ -46,10 +46,10 @@ class StepDrafts:
         *,
         may_follow_prompts: bool,
     ) -> None:
-        self._drafters = drafters
+        self.drafters = drafters
         self._grammar_drafts = GrammarDrafts(drafters)
-        self._budget = budget
-        self._max_draft_tokens = max_draft_tokens
+        self.budget = budget
+        self.max_draft_tokens = max_draft_tokens
         self._max_depth = max_depth
         self._may_follow_prompts = may_follow_prompts
         self._num_started_tokens = 0
@@ -57,18 +57,18 @@ class StepDrafts:
         self._catching_up_s = 0.0
         self._min_score = 0.0
         self._corrections: Sequence[float] = UNCORRECTED
-        """Set for one step and used in the next: these five."""
+        """These five are set for each step."""
 
     @property
     def are_read(self) -> bool:
         """Whether drafters see the model's output at each node."""
-        budget = self._budget
-        return budget is None or budget.affords_reading or self._drafters.needs_hidden
+        budget = self.budget
+        return budget is None or budget.affords_reading or self.drafters.needs_hidden
 
     def trees(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
         """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
         self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
-        budget = self._budget
+        budget = self.budget
         if budget is None:
             return self._trees(scheduled, is_drafting=True)
         choosing = [work for work in scheduled if work.is_choosing]
@@ -83,7 +83,7 @@ class StepDrafts:
             is_probe = budget.is_probe(len(choosing))
             self._max_started_tokens = _MAX_TRIED_TOKENS if is_probe else _MAX_STARTED_TOKENS
             self._corrections = budget.corrections()
-            max_drafts = self._max_draft_tokens * len(choosing)
+            max_drafts = self.max_draft_tokens * len(choosing)
             self._min_score = budget.least_score(
                 max_drafts, len(choosing), num_other_rows, num_columns
             )
@@ -109,7 +109,7 @@ class StepDrafts:
             self._catching_up_s = time.perf_counter() - started
         for seq, tree in asked:
             if tree.capacity:
-                proposes = self._drafters if seq.grammar_state is None else self._grammar_drafts
+                proposes = self.drafters if seq.grammar_state is None else self._grammar_drafts
                 proposes.propose(seq, tree, self._corrections)
         return trees
 
@@ -118,7 +118,7 @@ class StepDrafts:
         seq = work.slot.seq
         is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
         is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
-        capacity = self._max_draft_tokens if is_drafting else 0
+        capacity = self.max_draft_tokens if is_drafting else 0
         if seq.speculation.max_draft_tokens is not None:
             capacity = min(capacity, index(seq.speculation.max_draft_tokens))
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
@@ -129,7 +129,7 @@ class StepDrafts:
     def _may_know(self, seq: core.Sequence) -> bool:
         """Whether drafters know ``seq`` or may be started with it; if it is new, it counts towards
         the limit of the step."""
-        if self._drafters.has_started(seq) or self._drafters.needs_hidden:
+        if self.drafters.has_started(seq) or self.drafters.needs_hidden:
             return True
         if self._num_started_tokens >= self._max_started_tokens:
             return False
@@ -138,19 +138,19 @@ class StepDrafts:
 
     def _are_told(self, tree: DraftTree) -> bool:
         """Whether drafters need to know the text now."""
-        return tree.capacity > 0 or self._drafters.needs_hidden
+        return tree.capacity > 0 or self.drafters.needs_hidden
 
     def _catch_up(self, sequences: Sequence[core.Sequence]) -> None:
         """Tell drafters the texts, whose last tokens may have been decoded without them."""
         behind: list[Verified] = []
         for seq in sequences:
             number, seq.num_unobserved_tokens = seq.num_unobserved_tokens, 0
-            if not self._drafters.has_started(seq):
-                self._drafters.start(seq)
+            if not self.drafters.has_started(seq):
+                self.drafters.start(seq)
             elif number:
                 behind.append(_told_later(seq, number))
         if behind:
-            self._drafters.observe(behind)
+            self.drafters.observe(behind)
 
     def observe(self, verified: Sequence[Verified]) -> None:
         """Tell budget and drafters the results of this step's trees."""
@@ -160,13 +160,13 @@ class StepDrafts:
             if not self._are_told(one.tree):  # it cannot have drafts
                 one.seq.num_unobserved_tokens += len(one.acceptance.token_ids)
                 continue
-            if self._budget is not None:
-                self._budget.observe(one.tree, one.acceptance)
+            if self.budget is not None:
+                self.budget.observe(one.tree, one.acceptance)
             if one.seq.grammar_state is not None:
                 self._grammar_drafts.observe(one.seq, one.tree, one.acceptance)
             told.append(one if are_read else one._replace(forward=None))
         if told:
-            self._drafters.observe(told)
+            self.drafters.observe(told)
 
     def took(self, step_s: float, forward_s: float) -> float:
         """Record how long the step took, and its forward.
@@ -175,8 +175,8 @@ class StepDrafts:
             The time of the step without catching up, which belongs to earlier steps.
         """
         own_s = step_s - self._catching_up_s
-        if self._budget is not None:
-            self._budget.took(own_s, forward_s, self._catching_up_s)
+        if self.budget is not None:
+            self.budget.took(own_s, forward_s, self._catching_up_s)
         return own_s
 
 
