@@ -36,7 +36,7 @@ class ModelRunner:
 
     Args:
         cache: holds the keys and values of all sequences.
-        needs_hidden: whether forwards return hidden states too.
+        needs_hidden: whether forwards return hidden states too, for which no model is compiled.
         max_draft_tokens: see :class:`~hdserve.engine.forward.static_batches.StaticBatches`.
         attends_in_one_call: whether all rows attend in one call; ``None``: if compiled, so on a
             GPU.
@@ -157,7 +157,7 @@ class ModelRunner:
     def finds_top(self) -> bool:
         """Whether forwards find the likeliest tokens themselves, so that asking for a few takes no
         time."""
-        return self._top is not None and (not self.needs_hidden or self.compiled is not None)
+        return self._top is not None and not self.needs_hidden
 
     @property
     def attends_in_one_call(self) -> bool:
@@ -219,7 +219,7 @@ class ModelRunner:
         )
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not self.needs_hidden or self.compiled is not None:
+        if not self.needs_hidden:
             graphs = self._graphs
             logits = self._decoded(batch) if graphs is None else graphs(self._decoded, batch)
             return logits, None
