@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 
 from deployments.replica.model_server import ModelServer
+from deployments.routers import LoadRouter, SessionRouter
 from deployments.runtime import actor_options
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.deployed import deployment_name
@@ -23,10 +24,17 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
     would wait too.  So Ray Serve sends a replica more than it accepts, and Ray Serve's own queue is
     for requests that arrive at once or before there is a replica.
     """
+    router_options = {"max_silence_s": system.gateway.max_replica_silence_s}
+    if config.session_affinity:
+        router_options["max_lead"] = config.engine.max_num_sequences
     options: dict[str, Any] = {
         "name": deployment_name(config.name),
         "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
         "max_queued_requests": config.max_num_open,
+        "request_router_config": {
+            "request_router_class": SessionRouter if config.session_affinity else LoadRouter,
+            "request_router_kwargs": router_options,
+        },
         "ray_actor_options": actor_options(
             config.num_cpus,
             system.gateway.max_body_bytes,
@@ -41,20 +49,6 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         options["autoscaling_config"] = autoscaling
     else:
         options["num_replicas"] = config.max_num_replicas
-    router_options = {"max_silence_s": system.gateway.max_replica_silence_s}
-    if config.session_affinity:
-        options["request_router_config"] = {
-            "request_router_class": "deployments.session_router.SessionRouter",
-            "request_router_kwargs": {
-                "max_lead": config.engine.max_num_sequences,
-                **router_options,
-            },
-        }
-    else:
-        options["request_router_config"] = {
-            "request_router_class": "deployments.forgetful_router.LoadRouter",
-            "request_router_kwargs": router_options,
-        }
     deployment = serve.deployment(**options)(ModelServer)
     return deployment.bind(
         config,

@@ -18,10 +18,10 @@ from tests.ports import free_port
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SESSION_ROUTER = {
-    "request_router_class": "deployments.session_router.SessionRouter",
+    "request_router_class": "deployments.routers.SessionRouter",
     "request_router_kwargs": {"max_lead": 100},
 }
-LOAD_ROUTER = {"request_router_class": "deployments.forgetful_router.LoadRouter"}
+LOAD_ROUTER = {"request_router_class": "deployments.routers.LoadRouter"}
 WAIT_S = 20.0
 PATIENCE_S = 2.0
 

@@ -10,8 +10,7 @@ import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
 from ray.serve.request_router import PendingRequest, RequestRouter
 
-from deployments.forgetful_router import LoadRouter
-from deployments.session_router import SessionRouter
+from deployments.routers import LoadRouter, SessionRouter
 
 
 class Opaque:
