@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any, Self
 
 from deployments.cancelling import cancel_stream, is_assigned
@@ -40,12 +39,7 @@ class SilenceWatch:
         self._timer = self._loop.call_later(self._interval_s, self._look)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
     def wait(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from starlette.types import Message, Send
@@ -52,12 +51,7 @@ class KeepAlive:
             self._timer = self._loop.call_later(self._interval_s, self._look, self._interval_s)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._signing is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from types import TracebackType
 from typing import Any, Self
 
 from deployments.generation import HEARTBEAT, Records
@@ -34,12 +33,7 @@ class Heartbeat:
             self._timer = self._loop.call_later(self._interval_s, self._ring, self._interval_s)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
