@@ -9,8 +9,6 @@ from dataclasses import fields
 
 from actors.mirror import Mirror, MirrorStats
 from actors.shards import Shard, shard_of
-from hdserve.databases.messages import Standing
-from hdserve.databases.segment import TokenIds
 
 
 class ShardedMirror:
@@ -29,25 +27,15 @@ class ShardedMirror:
         self._mirrors: dict[Shard, Mirror] = {}
         self._lock = threading.Lock()
 
-    def use(self, namespace: str) -> None:
-        """See :meth:`Mirror.use`."""
-        self._of(namespace).use(namespace)
-
-    def publish(self, namespace: str, token_ids: TokenIds) -> None:
-        """See :meth:`Mirror.publish`."""
-        self._of(namespace).publish(namespace, token_ids)
-
-    def standing(self, namespace: str) -> Standing:
-        """See :meth:`Mirror.standing`."""
-        return self._of(namespace).standing(namespace)
-
-    def publish_calibration(self, namespace: str, calibration: bytes, standing: Standing) -> None:
-        """See :meth:`Mirror.publish_calibration`."""
-        self._of(namespace).publish_calibration(namespace, calibration, standing)
-
-    def has_calibration(self, namespace: str) -> bool:
-        """See :meth:`Mirror.has_calibration`."""
-        return self._of(namespace).has_calibration(namespace)
+    def of(self, namespace: str) -> Mirror:
+        """The mirror of a namespace's shard; it is started if there was none."""
+        shard = shard_of(namespace, self._num_shards)
+        with self._lock:
+            mirror = self._mirrors.get(shard)
+            if mirror is None:
+                mirror = self._mirrors[shard] = self._make(shard)
+                mirror.start()
+            return mirror
 
     def wait_until_current(self, timeout_s: float) -> bool:
         """See :meth:`Mirror.wait_until_current`; waits for all that were started."""
@@ -80,12 +68,3 @@ class ShardedMirror:
     def _begun(self) -> list[Mirror]:
         with self._lock:
             return list(self._mirrors.values())
-
-    def _of(self, namespace: str) -> Mirror:
-        shard = shard_of(namespace, self._num_shards)
-        with self._lock:
-            mirror = self._mirrors.get(shard)
-            if mirror is None:
-                mirror = self._mirrors[shard] = self._make(shard)
-                mirror.start()
-            return mirror

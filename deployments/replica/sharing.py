@@ -64,27 +64,29 @@ class ClusterSharing:
     def start(self) -> None:
         """Start sharing; return when drafting can use what the cluster has now, or after some
         seconds."""
-        self._mirror.use(DEFAULT_NAMESPACE)
+        self.use(DEFAULT_NAMESPACE)
         if not self._mirror.wait_until_current(_CATCH_UP_TIMEOUT_S):
             logger.warning("the model database did not answer yet; drafting starts without it")
 
     def use(self, namespace: str) -> None:
         """Follow ``namespace``, for which a request has arrived."""
-        self._mirror.use(namespace)
+        self._mirror.of(namespace).use(namespace)
 
     def publish(self, namespace: str, token_ids: list[int]) -> None:
         """Share a finished output; called in the engine's thread."""
-        self._mirror.publish(namespace, token_ids)
+        mirror = self._mirror.of(namespace)
+        mirror.publish(namespace, token_ids)
         if self._rate_limiter.take(namespace, time.monotonic()):
-            standing = self._mirror.standing(namespace)  # earlier flushes are already queued
+            standing = mirror.standing(namespace)  # earlier flushes are already queued
             self._engine.call(lambda engine: self._publish_states(engine, namespace, standing))
 
     def _publish_states(self, engine: Engine, namespace: str, standing: Standing) -> None:
-        if self._mirror.has_calibration(namespace):
+        mirror = self._mirror.of(namespace)
+        if mirror.has_calibration(namespace):
             return
         states = engine.drafters.states(namespace)
         if states is not None:
-            self._mirror.publish_calibration(namespace, states, standing)
+            mirror.publish_calibration(namespace, states, standing)
 
     def stats(self) -> MirrorStats:
         """Return counts of what was sent to the cluster, and received from it."""

@@ -97,8 +97,8 @@ def test_replicas_share_through_the_shard_of_each_namespace(
     first, second = Replica(), Replica()
     one, two = cluster.mirror(first), cluster.mirror(second)
     for number, namespace in enumerate(NAMESPACES):
-        two.use(namespace)
-        one.publish(namespace, [number, number + 1])
+        two.of(namespace).use(namespace)
+        one.of(namespace).publish(namespace, [number, number + 1])
     for number, namespace in enumerate(NAMESPACES):
         eventually(lambda: second.texts(namespace) == [[number, number + 1]])  # noqa: B023
     assert two.wait_until_current(WAIT_S)
@@ -119,15 +119,15 @@ def test_a_replica_knows_only_the_actors_it_needs(cluster: Cluster) -> None:
     """One namespace, one actor; and the loss of an actor is the loss of its namespaces only."""
     replica = Replica()
     mirror = cluster.mirror(replica)
-    mirror.use(NAMESPACES[0])
+    mirror.of(NAMESPACES[0]).use(NAMESPACES[0])
     assert mirror.wait_until_current(WAIT_S)
     assert set(cluster.kept()) == {shard_of(NAMESPACES[0], NUM_SHARDS)}
     other = next(name for name in NAMESPACES if shard_of(name, NUM_SHARDS) not in cluster.kept())
     teller = cluster.mirror(Replica())
-    mirror.use(other)
+    mirror.of(other).use(other)
     assert mirror.wait_until_current(WAIT_S)
     ray.kill(model_database.get(cluster.key, shard_of(NAMESPACES[0], NUM_SHARDS)))
-    teller.publish(other, [1, 2, 3])
+    teller.of(other).publish(other, [1, 2, 3])
     eventually(lambda: replica.texts(other) == [[1, 2, 3]])
 
 
