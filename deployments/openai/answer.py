@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployments.generation import Delta, TokenInfo
-from deployments.openai.packed_tokens import PackedTokens
+from deployments.openai.long_list import PackedTokens
 
 
 class Answer:

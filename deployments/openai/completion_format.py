@@ -8,8 +8,7 @@ from typing import Any
 
 from deployments.generation import Alternative, Delta, TokenInfo
 from deployments.openai.answer import Answer
-from deployments.openai.long_list import LongList
-from deployments.openai.packed_tokens import PackedTokens
+from deployments.openai.long_list import LongList, PackedTokens
 from deployments.openai.prompt_logprobs import shown_prompt
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
