@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from starlette.types import Message
 
 from deployments.gateway import Gateway
-from deployments.http import admin, body_pace
-from deployments.http.body_pace import MIN_BYTES_PER_S, paced
+from deployments.http import admin, body_limit
+from deployments.http.body_limit import MIN_BYTES_PER_S, paced
 from deployments.http.routes import build_api
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, default_config
@@ -74,7 +74,7 @@ async def answer_to_silence(path: str) -> tuple[Message, Any]:
 def test_a_body_that_does_not_come_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By every route that reads one, though answers may take as long as they take; nothing of it is
     taken for the next request."""
-    monkeypatch.setattr(body_pace, "MAX_SILENCE_S", 0.05)
+    monkeypatch.setattr(body_limit, "MAX_SILENCE_S", 0.05)
     monkeypatch.setattr(admin, "_existing", existing)
     start, body = asyncio.run(answer_to_silence(path))
     assert start["status"] == 408
@@ -106,21 +106,21 @@ async def num_received(pieces: AsyncGenerator[Message], pause_s: float = 0.0) ->
 
 def test_a_body_that_comes_slowly_but_steadily_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that takes, and however long the answer."""
-    monkeypatch.setattr(body_pace, "MAX_SILENCE_S", 1.0)
+    monkeypatch.setattr(body_limit, "MAX_SILENCE_S", 1.0)
     pieces = pieces_of(16, MIN_BYTES_PER_S // 8, 0.1)
     assert asyncio.run(num_received(pieces)) == 16
 
 
 def test_a_byte_now_and_then_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take hours until the body is there."""
-    monkeypatch.setattr(body_pace, "MAX_SILENCE_S", 0.5)
+    monkeypatch.setattr(body_limit, "MAX_SILENCE_S", 0.5)
     with pytest.raises(BodyTooSlow):
         asyncio.run(num_received(pieces_of(2**20, 1, 0.01)))
 
 
 def test_a_pause_is_not_earned(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what came fast before it."""
-    monkeypatch.setattr(body_pace, "MAX_SILENCE_S", 0.05)
+    monkeypatch.setattr(body_limit, "MAX_SILENCE_S", 0.05)
 
     async def messages() -> AsyncGenerator[Message]:
         yield {"type": "http.request", "body": b"a" * 2**20, "more_body": True}
@@ -132,5 +132,5 @@ def test_a_pause_is_not_earned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_work_on_what_came_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is the time until the answer is there."""
-    monkeypatch.setattr(body_pace, "MAX_SILENCE_S", 0.1)
+    monkeypatch.setattr(body_limit, "MAX_SILENCE_S", 0.1)
     assert asyncio.run(num_received(pieces_of(3, 1, 0.0), 0.2)) == 3
