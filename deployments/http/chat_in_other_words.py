@@ -12,15 +12,8 @@ from fastapi.responses import Response
 
 from deployments.anthropic.protocol import MessagesBody
 from deployments.events import named_event
-from deployments.http.generation_route import (
-    AnswerBuilder,
-    ignored_header,
-    owned,
-    streamed_answer,
-    whole_answer,
-)
+from deployments.http.generation_route import AnswerBuilder, EventForm, answer, owned
 from deployments.http.json_body import off_loop_by_body, read_json
-from deployments.http.keep_alive import COMMENT
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
 from deployments.openai.responses_protocol import ResponsesBody
@@ -31,6 +24,8 @@ if TYPE_CHECKING:
 
 Body = TypeVar("Body", ResponsesBody, MessagesBody)
 
+NAMED_EVENTS = EventForm(named_event)
+
 
 async def answer_as_chat(
     gateway: Gateway,
@@ -39,7 +34,7 @@ async def answer_as_chat(
     param_names: Mapping[str, str],
     make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
     headers: Mapping[str, str] = MappingProxyType({}),
-    sign: bytes = COMMENT,
+    form: EventForm = NAMED_EVENTS,
 ) -> Response:
     """Return the answer to the chat that a request stands for, as one object or as named events.
 
@@ -48,7 +43,7 @@ async def answer_as_chat(
         param_names: the API's names of the parameters of a chat that it calls otherwise.
         make_builder: makes the answer's builder from the body, an id, and the call parser.
         headers: further headers of the answer.
-        sign: of life, sent in a stream's silences.
+        form: of a stream.
     """
     deadline = gateway.deadline()
     large_work = partial(off_loop_by_body, request, gateway.off_loop)
@@ -61,17 +56,6 @@ async def answer_as_chat(
         own_id = request_id(request.scope)
         generation = await deadline.wait(large_work(chat.to_generation, own_id, parser))
     generation = await owned(request, generation)
-    own_headers = {**headers, **await ignored_header(gateway, body, deadline)}
     builder = make_builder(body, generation.request_id, chat.tool_reader(parser))
     records = with_params_named(param_names, gateway.generate(body.model, generation, deadline))
-    if not body.stream:
-        return await whole_answer(builder, records, own_headers, gateway.off_loop)
-    return streamed_answer(
-        builder,
-        records,
-        own_headers,
-        deadline,
-        write=named_event,
-        interval_s=gateway.config.gateway.stream_keep_alive_s,
-        sign=sign,
-    )
+    return await answer(gateway, body, builder, records, deadline, form, headers)

@@ -11,13 +11,7 @@ from fastapi.responses import Response
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest
 from deployments.http.body_schema import body_schema
-from deployments.http.generation_route import (
-    GENERATION_RESPONSES,
-    ignored_header,
-    owned,
-    streamed_answer,
-    whole_answer,
-)
+from deployments.http.generation_route import GENERATION_RESPONSES, EventForm, answer, owned
 from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
@@ -34,6 +28,8 @@ if TYPE_CHECKING:
 MAX_ECHO_CHARACTERS = 1 << 23
 """The most characters of prompts that an answer repeats, over all choices: writing them takes the
 gateway about 0.05 s."""
+
+_EVENTS = EventForm(server_sent_event, STREAM_END)
 
 
 def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -118,18 +114,7 @@ async def _answer(
         includes_usage=body.includes_usage,
         counts_in_chunks=body.counts_in_chunks,
     )
-    headers = await ignored_header(gateway, body, deadline)
     messages = with_params_named(
         body.param_names, gateway.generate(body.model, generation, deadline)
     )
-    if not body.stream:
-        return await whole_answer(builder, messages, headers, gateway.off_loop)
-    return streamed_answer(
-        builder,
-        messages,
-        headers,
-        deadline,
-        write=server_sent_event,
-        interval_s=gateway.config.gateway.stream_keep_alive_s,
-        last=STREAM_END,
-    )
+    return await answer(gateway, body, builder, messages, deadline, _EVENTS)

@@ -6,11 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
 
+from deployments.anthropic.protocol import MessagesBody
 from deployments.deadline import Deadline
 from deployments.events import Event
 from deployments.generation import Delta, GenerationRequest, Records, Summary
@@ -20,7 +22,7 @@ from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
 from deployments.http.tracing import trace_of
 from deployments.off_loop import OffLoop
-from deployments.openai.request_body import OfferedBody
+from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.session import SESSION_HEADER, session_id
 from hdserve.errors import HdserveError, InvalidRequest
 
@@ -120,17 +122,62 @@ class AnswerBuilder(Protocol):
         """Return the answer in one object."""
 
 
-async def whole_answer(
+class EventForm(NamedTuple):
+    """How a stream is written.
+
+    Attributes:
+        write: an event as it is sent.
+        last: what is sent behind the last event.
+        sign: of life, sent in silences.
+    """
+
+    write: Callable[[Event], bytes]
+    last: bytes = b""
+    sign: bytes = COMMENT
+
+
+async def answer(
+    gateway: Gateway,
+    body: RequestBody | MessagesBody,
+    builder: AnswerBuilder,
+    messages: AsyncGenerator[Records],
+    deadline: Deadline,
+    form: EventForm,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """Return the answer in one object, or as a stream of events.  A stream that is refused before
+    any was sent, or a sign of life, gets its status; of what goes wrong later the last event tells.
+
+    Args:
+        messages: the records of the answer.
+        headers: of the answer, beside that which names what is ignored.
+
+    Raises:
+        HdserveError: as the model server raised it, or that it ended too early.
+    """
+    headers = {**headers, **await ignored_header(gateway, body, deadline)}
+    if not body.stream:
+        return await _whole_answer(builder, messages, headers, gateway.off_loop)
+
+    def write_error(error: HdserveError) -> bytes:
+        return b"".join(map(form.write, builder.fail(error))) + form.last
+
+    return EventStream(
+        _stream(builder, messages, form),
+        write_error,
+        headers,
+        deadline,
+        sign=form.sign,
+        interval_s=gateway.config.gateway.stream_keep_alive_s,
+    )
+
+
+async def _whole_answer(
     builder: AnswerBuilder,
     messages: AsyncGenerator[Records],
     headers: Mapping[str, str],
     off_loop: OffLoop,
 ) -> Response:
-    """Return the answer in one object.
-
-    Raises:
-        HdserveError: as the model server raised it, or that it ended too early.
-    """
     async with aclosing(messages):
         while True:
             records = await _next(messages)
@@ -141,57 +188,16 @@ async def whole_answer(
                 builder.collect(record)
 
 
-def streamed_answer(
-    builder: AnswerBuilder,
-    messages: AsyncGenerator[Records],
-    headers: Mapping[str, str],
-    deadline: Deadline,
-    *,
-    write: Callable[[Event], bytes],
-    interval_s: float | None,
-    sign: bytes = COMMENT,
-    last: bytes = b"",
-) -> Response:
-    """Return a stream of events.  A request that is refused before any was sent, or a sign of life,
-    gets its status; of what goes wrong later the last event tells.
-
-    Args:
-        write: an event as it is sent.
-        interval_s: how long nothing is sent before a sign of life is; ``None`` sends none.
-        sign: of life.
-        last: what is sent behind the last event.
-    """
-
-    def write_error(error: HdserveError) -> bytes:
-        return b"".join(map(write, builder.fail(error))) + last
-
-    return EventStream(
-        _stream(builder, messages, write, last),
-        write_error,
-        headers,
-        deadline,
-        sign=sign,
-        interval_s=interval_s,
-    )
-
-
 async def _stream(
-    builder: AnswerBuilder,
-    messages: AsyncGenerator[Records],
-    write: Callable[[Event], bytes],
-    last: bytes,
+    builder: AnswerBuilder, messages: AsyncGenerator[Records], form: EventForm
 ) -> AsyncGenerator[bytes]:
-    """Yield the events as they are sent: what came together is written together.
-
-    Raises:
-        HdserveError: as the model server raised it, or that it ended too early.
-    """
+    """Yield the events as they are sent: what came together is written together."""
     async with aclosing(messages):
         while True:
             records = await _next(messages)
-            events = b"".join(map(write, _events_of(builder, records)))
+            events = b"".join(map(form.write, _events_of(builder, records)))
             if isinstance(records[-1], Summary):
-                yield events + last
+                yield events + form.last
                 return
             if events:
                 yield events

@@ -11,11 +11,13 @@ from fastapi.responses import Response
 
 from deployments.anthropic.message_events import MessageEvents
 from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
+from deployments.events import named_event
 from deployments.http.body_schema import body_schema
 from deployments.http.chat_in_other_words import answer_as_chat
 from deployments.http.generation_route import (
     GENERATION_ERRORS,
     GENERATION_RESPONSES,
+    EventForm,
     ignored_header,
 )
 from deployments.http.json_body import off_loop_by_body, read_json
@@ -25,6 +27,8 @@ from deployments.http.request_id import anthropic_headers, request_id
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
+
+_EVENTS = EventForm(named_event, sign=PING)
 
 
 def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
@@ -39,7 +43,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         """Answer a conversation, with blocks and events."""
         headers = anthropic_headers(request.scope)
         return await answer_as_chat(
-            gateway, request, MessagesBody, PARAM_NAMES, MessageEvents, headers, PING
+            gateway, request, MessagesBody, PARAM_NAMES, MessageEvents, headers, _EVENTS
         )
 
     @api.post(
