@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -114,7 +114,8 @@ class ModelServer:
         self._num_large_texts = 0
         parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
-        self._records = self._record_streams()
+        builder = RecordBuilder(self._tokenizer, self._replica)
+        self._records = RecordStreams(self._engine, builder, self._requests, self._reasoning)
 
     def _load_model(self, database: ModelDatabaseConfig, num_threads: int) -> ModelHost:
         # Importing takes seconds and 250 MB; the process that builds the application does without.
@@ -151,10 +152,6 @@ class ModelServer:
         reporter.start()
         return metrics
 
-    def _record_streams(self) -> RecordStreams:
-        builder = RecordBuilder(self._tokenizer, self._replica)
-        return RecordStreams(self._engine, builder, self._requests, self._reasoning)
-
     def _publish(self, namespace: str, token_ids: list[int]) -> None:
         if self._sharing is not None:
             self._sharing.publish(namespace, token_ids)
@@ -173,13 +170,8 @@ class ModelServer:
             EngineGone: the engine had failed before; another replica may answer.
             EngineStopped: the engine has failed.
         """
-        with self._requests.refusals():
-            async with aclosing(self._answer(request)) as found:
-                async for records in found:
-                    yield records
-
-    async def _answer(self, request: GenerationRequest) -> AsyncGenerator[Records]:
-        with self._tracing.generation(request, self._config.name) as trace:
+        name = self._config.name
+        with self._requests.refusals(), self._tracing.generation(request, name) as trace:
             with self._engine.room(request.num_prompts, request.num_choices):
                 building = asyncio.create_task(self._built(request))
                 async with aclosing(beats_until(building, request.heartbeat_s)) as beats:
