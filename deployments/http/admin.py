@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -219,21 +219,15 @@ async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
     """
-    may_sleep = gateway.model(model).min_num_replicas == 0
-    database = await _of_sleeping(gateway, model) if may_sleep else None
+    database = None
+    if gateway.model(model).min_num_replicas == 0:
+        with suppress(EngineStopped):  # no replica has described it yet
+            database = await _open(gateway, model, starts_replica=False)
     if database is None:
         database = await _open(gateway, model)
     if database is None:
         raise ModelNotFound(f"{model[:100]!r} has no model database", "model")
     return database
-
-
-async def _of_sleeping(gateway: Gateway, model: str) -> ClusterDatabase | None:
-    """Return the database of a model that may have no replica, if one has ever described it."""
-    try:
-        return await _open(gateway, model, starts_replica=False)
-    except EngineStopped:
-        return None
 
 
 async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
