@@ -151,7 +151,7 @@ class ResponseToolFields(BaseModel):
     @property
     def functions(self) -> tuple[FunctionTool, ...]:
         """All functions, those of namespaces included."""
-        return tuple(function for _, function in self._functions())
+        return tuple(function for _, _, function in self._functions())
 
     @property
     def free_functions(self) -> tuple[FunctionTool, ...]:
@@ -163,18 +163,14 @@ class ResponseToolFields(BaseModel):
             return ()
         called = self._called()
         names = {called.get(each.name, each.name) for each in choice.tools}
-        return tuple(
-            function
-            for group, function in self._functions()
-            if full_name(group.name if group else None, function.name) in names
-        )
+        return tuple(function for name, _, function in self._functions() if name in names)
 
     @property
     def own_names(self) -> dict[str, OwnName]:
         """What the client calls the functions of its namespaces, by what the model calls them."""
         return {
-            full_name(group.name, function.name): OwnName(group.name, function.name)
-            for group, function in self._functions()
+            name: OwnName(group.name, function.name)
+            for name, group, function in self._functions()
             if group is not None
         }
 
@@ -208,38 +204,32 @@ class ResponseToolFields(BaseModel):
     def _tools(self) -> tuple[FunctionTool | Namespace | LeftOut, ...]:
         return self.tools or ()
 
-    def _functions(self) -> Iterator[tuple[Namespace | None, FunctionTool]]:
-        """Yield the functions, and the namespaces they are in."""
+    def _functions(self) -> Iterator[tuple[str, Namespace | None, FunctionTool]]:
+        """Yield what the model calls each function, the namespace it is in, and the function."""
         for tool in self._tools:
             if isinstance(tool, FunctionTool):
-                yield None, tool
+                yield tool.name, None, tool
             elif isinstance(tool, Namespace):
                 for function in tool.tools:
                     if isinstance(function, FunctionTool):
-                        yield tool, function
+                        yield full_name(tool.name, function.name), tool, function
 
     def _tools_for_chat(self) -> Iterator[dict[str, Any]]:
         """Yield the functions.  What is said of a namespace stands before what is said of the first
         of its functions."""
         self._check_names()
         told: set[int] = set()
-        for group, function in self._functions():
-            described = function.described()
-            if group is not None:
-                described["name"] = full_name(group.name, function.name)
-                if group.description and id(group) not in told:
-                    texts = (group.description, function.description)
-                    described["description"] = "\n\n".join(filter(None, texts))
+        for name, group, function in self._functions():
+            described = {**function.described(), "name": name}
+            if group is not None and group.description and id(group) not in told:
+                texts = (group.description, function.description)
+                described["description"] = "\n\n".join(filter(None, texts))
                 told.add(id(group))
             yield {"type": "function", "function": described}
 
     def _check_names(self) -> None:
-        names = [
-            (group, full_name(group.name if group else None, f.name))
-            for group, f in self._functions()
-        ]
-        counts = Counter(name for _, name in names)
-        for group, name in names:
+        counts = Counter(name for name, _, _ in self._functions())
+        for name, group, _ in self._functions():
             if group is None:
                 continue
             if counts[name] > 1:
@@ -273,5 +263,5 @@ class ResponseToolFields(BaseModel):
         own_names = self.own_names
         counts = Counter(own.name for own in own_names.values())
         found = {own.name: full for full, own in own_names.items() if counts[own.name] == 1}
-        beside = [function.name for group, function in self._functions() if group is None]
+        beside = [name for name, group, _ in self._functions() if group is None]
         return found | dict(zip(beside, beside, strict=True))
