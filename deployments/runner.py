@@ -221,7 +221,7 @@ def _take_away(*, with_serve: bool) -> None:
     others = serve.status().applications.keys() - {APPLICATION}
     if with_serve and not others:
         serve.shutdown()  # type: ignore[no-untyped-call]
-    elif _status() is not None:
+    elif _application() is not None:
         serve.delete(APPLICATION)
 
 
@@ -234,7 +234,7 @@ def _drain(timeout_s: float) -> None:
         return
     _close_gateways(deadline_s)
     serve.delete(APPLICATION, _blocking=False)
-    while _status() is not None and time.monotonic() < deadline_s:
+    while _application() is not None and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 
@@ -265,11 +265,6 @@ def _close_gateways(deadline_s: float) -> None:
 def _ask_all(handle: Any, method: str) -> list[Any]:
     answers: list[Any] = handle.broadcast(method).results(timeout_s=_ANSWER_TIMEOUT_S)
     return answers
-
-
-def _status() -> ApplicationStatus | None:
-    found = _application()
-    return None if found is None else found.status
 
 
 def _application() -> ApplicationStatusOverview | None:

@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from benchmarks.server import START_TIMEOUT_S
-from deployments.runner import _client, _drain, _status
+from deployments.runner import _application, _client, _drain
 from hdserve.config.deployed import APPLICATION, GATEWAY_DEPLOYMENT, IMPORT_PATH
 from tests.clusters import connected_cluster
 from tests.ports import free_port
@@ -211,7 +211,7 @@ def deploy_until_there(application: str, *there: str) -> DeploymentHandle[Any]:
         time.sleep(0.1)
         deployments = serve.status().applications[APPLICATION].deployments.items()
         found = {name for name, each in deployments if each.replica_states.get("RUNNING")}
-    assert _status() == ApplicationStatus.DEPLOYING
+    assert serve.status().applications[APPLICATION].status == ApplicationStatus.DEPLOYING
     return serve.get_deployment_handle(GATEWAY_DEPLOYMENT, APPLICATION)
 
 
@@ -223,7 +223,7 @@ def test_what_a_model_answers_while_another_is_loaded_may_end(cluster: Cluster) 
     _drain(WAIT_S)
     assert begun.result(timeout_s=0.1) == "answered"
     assert time.monotonic() - started_s > ANSWERING_S / 2
-    assert _status() is None
+    assert _application() is None
 
 
 def test_nobody_waits_for_an_answer_of_which_no_model_is_loaded(cluster: Cluster) -> None:
