@@ -105,21 +105,12 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
         if not namespace:
             raise InvalidRequest("name the namespace to forget: ?namespace=NAME", "namespace")
         database = await _existing(gateway, model)
-        if not NAMESPACE.fullmatch(namespace):
-            await _check_kept(database, namespace)
+        may_be_of_key = NAMESPACE.fullmatch(namespace)
+        if not may_be_of_key and namespace not in (await database.info())["namespaces"]:
+            raise InvalidRequest(NAMESPACE_RULE, "namespace")
         num_outputs = await database.flush(namespace)
         name = gateway.model(model).name
         return {"model": name, "flushed": namespace, "num_outputs": num_outputs}
-
-
-async def _check_kept(database: ClusterDatabase, namespace: str) -> None:
-    """Check that something is stored under a name that no key has.
-
-    Raises:
-        InvalidRequest: no key could have this name, and nothing is stored under it.
-    """
-    if namespace not in (await database.info())["namespaces"]:
-        raise InvalidRequest(NAMESPACE_RULE, "namespace")
 
 
 def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:

@@ -145,7 +145,9 @@ class ClusterDatabase:
                 while (taken := take_record(buffer)) is not None:
                     body, end = taken
                     del buffer[:end]
-                    message = await self._decoded(body)
+                    message = await asyncio.to_thread(
+                        Publish.decode, body, self._key.fingerprint, model=None
+                    )
                     num_new += await self._import_message(message)
                     is_empty, has_more = False, is_continued(message)
             except SnapshotError as error:
@@ -155,15 +157,6 @@ class ClusterDatabase:
         if is_empty:
             raise InvalidRequest("the archive is empty")
         return num_new
-
-    async def _decoded(self, record: bytes) -> Publish:
-        """Return the message in a record of an archive.
-
-        Raises:
-            SnapshotError: it is corrupt or of another tokenizer.
-        """
-        fingerprint = self._key.fingerprint
-        return await asyncio.to_thread(Publish.decode, record, fingerprint, model=None)
 
     async def _import_message(self, received: Publish) -> int:
         """Add one message of an archive, and return how many of its outputs were new.
