@@ -16,6 +16,7 @@ from deployments.anthropic.content import (
     system_text,
     texts_of,
 )
+from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES
 from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.kinds import only_kinds, unsupported
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
@@ -32,8 +33,8 @@ PARAM_NAMES: Mapping[str, str] = {
 """What a request of this API calls parameters of a chat that it calls otherwise."""
 
 _VARIABLES: Mapping[str, Collection[str]] = {
-    "thinking": ("enable_thinking", "thinking"),
-    "output_config.effort": ("reasoning_effort",),
+    "thinking": THINKING_SWITCHES,
+    "output_config.effort": (REASONING_EFFORT,),
 }
 """The variables of chat templates, in any of which a parameter is met."""
 
