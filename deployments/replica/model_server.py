@@ -18,7 +18,7 @@ from actors.logs import log_with_serve
 from actors.mirror import CLOSING_S
 from deployments.generation import TEMPLATE_VARIABLES, GenerationRequest, ModelInfo, Records
 from deployments.metrics.ray_metrics import Reporter
-from deployments.metrics.samples import Observations, Report
+from deployments.metrics.samples import Report
 from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
 from deployments.parsers.reasoning_parsers import REASONING_PARSERS
 from deployments.parsers.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
@@ -105,9 +105,8 @@ class ModelServer:
         )
         self._closing.callback(self._chosen.close)
         self._chosen.start()
-        observations = Observations()
-        self._requests = RequestMetrics(observations)
-        self._metrics = self._start_metrics(observations)
+        self._requests = RequestMetrics()
+        self._metrics = self._start_metrics()
         self._off_loop = OffLoop()
         max_num_compiling = max(1, self._config.engine.max_num_open // _COMPILING_SHARE)
         self._sequence_builder = SequenceBuilder(self._host, self._off_loop, max_num_compiling)
@@ -136,18 +135,12 @@ class ModelServer:
         max_num_open = self._config.engine.max_num_open
         return AsyncEngine(self._host.make_engine, max_num_open, on_failure=self._leave)
 
-    def _start_metrics(self, observations: Observations) -> ReplicaMetrics:
+    def _start_metrics(self) -> ReplicaMetrics:
         metrics = ReplicaMetrics(
-            self._replica,
-            self._host,
-            self._engine,
-            self._requests,
-            self._sharing,
-            self._chosen,
-            observations,
+            self._replica, self._host, self._engine, self._requests, self._sharing, self._chosen
         )
-        labels = {"model_name": self._config.name}
-        reporter = Reporter(self._config.name, labels, metrics.report, observations)
+        name, observations = self._config.name, self._requests.observations
+        reporter = Reporter(name, {"model_name": name}, metrics.report, observations)
         self._closing.callback(reporter.close)
         reporter.start()
         return metrics

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from deployments.metrics.catalogue import LAST_POSITION
-from deployments.metrics.samples import Histogram, Observations, Report, Sample, histogram_of
+from deployments.metrics.samples import Histogram, Report, Sample, histogram_of
 from deployments.replica.request_metrics import RequestMetrics
 from deployments.replica.sharing import ClusterSharing
 from hdserve.core import DraftCounts, FinishReason, Source
@@ -31,7 +31,6 @@ class ReplicaMetrics:
     Args:
         sharing: ``None`` if nothing is shared with the cluster.
         chosen: the statistics database in use.
-        observations: gets the times of look-ups.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class ReplicaMetrics:
         requests: RequestMetrics,
         sharing: ClusterSharing | None,
         chosen: ChosenStatistics,
-        observations: Observations,
     ) -> None:
         self._replica = replica
         self._host = host
@@ -51,11 +49,10 @@ class ReplicaMetrics:
         self._sharing = sharing
         self._chosen = chosen
         self._of_engine: tuple[Sample, ...] = ()
-        self._observations = observations
         self._lookups = {source: self._lookup(source) for source in _DATABASE_SOURCES}
 
     def _lookup(self, source: Source) -> Histogram:
-        return Histogram(_LOOKUP, (source.label,), self._observations)
+        return Histogram(_LOOKUP, (source.label,), self._requests.observations)
 
     async def report(self) -> Report:
         """Return the current state; if the engine is in a long step, or has failed, its part is

@@ -28,14 +28,15 @@ _PER_REQUEST = (
 class RequestMetrics:
     """Counts latencies and refusals; thread-safe.
 
-    Args:
-        observations: gets values that are observed once per request.
+    Attributes:
+        observations: values that are observed once per request, for Ray.
     """
 
-    def __init__(self, observations: Observations | None = None) -> None:
+    def __init__(self) -> None:
+        self.observations = Observations()
         self._lock = threading.Lock()
         self._histograms = {_PER_STEP: Histogram(_PER_STEP)} | {
-            name: Histogram(name, observations=observations) for name in _PER_REQUEST
+            name: Histogram(name, observations=self.observations) for name in _PER_REQUEST
         }
         self._num_refused = 0
 

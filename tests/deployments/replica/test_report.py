@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.metrics.poll import MetricsPoll
-from deployments.metrics.samples import Observations, Report, Sample
+from deployments.metrics.samples import Report, Sample
 from deployments.replica.report import ReplicaMetrics
 from deployments.replica.request_metrics import RequestMetrics
 from hdserve.errors import EngineStopped
@@ -39,7 +39,7 @@ class StepMetrics(ReplicaMetrics):
     def __init__(self, engine: Any) -> None:
         chosen: Any = SimpleNamespace(num_unusable=0, num_failures=0)
         host: Any = None
-        super().__init__("r", host, engine, RequestMetrics(), None, chosen, Observations())
+        super().__init__("r", host, engine, RequestMetrics(), None, chosen)
         self._num_steps = 0
 
     def _engine_samples(self, engine: Any) -> Iterator[Sample]:
