@@ -20,14 +20,19 @@ def prepack_layers(module: torch.nn.Module) -> None:
     Weights that are shared in other ways are left as they are.
     """
     modules_by_weight = _modules_by_weight(module)
+    chosen = [
+        (layer, sharing)
+        for sharing in modules_by_weight.values()
+        if (layer := _to_prepack(sharing)) is not None
+    ]
+    if not chosen:
+        return  # perhaps as the processor has no kernel, with which streams could be tried
     num_streams = pick_num_streams(sum(weight.nbytes for weight in modules_by_weight))
-    for sharing in modules_by_weight.values():
-        layer = _to_prepack(sharing)
-        if layer is not None:
-            prepacked = PrepackedLinear(layer, num_streams)
-            layer.weight.data = layer.weight.data.new_empty(0)
-            embedding = PrepackedEmbedding(prepacked)
-            replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: prepacked})
+    for layer, sharing in chosen:
+        prepacked = PrepackedLinear(layer, num_streams)
+        layer.weight.data = layer.weight.data.new_empty(0)
+        embedding = PrepackedEmbedding(prepacked)
+        replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: prepacked})
 
 
 def _modules_by_weight(

@@ -21,12 +21,13 @@ from hdserve.engine.kernels.registers import (
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"
-_BF16_DOT = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
+_AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl"
+_BF16_DOT = f"{_AVX512},+avx512bf16"
 _KERNELS = Path(__file__).parent
 _TESTS = [_KERNELS / "test_linear.py", _KERNELS / "test_vectors.py"]
 _ENGINE = _KERNELS.parent
 _TESTS += [_ENGINE / "sampling" / "test_sampler.py", _ENGINE / "sampling" / "test_topk.py"]
-_TESTS += [_ENGINE / "attention" / "test_cpu_tree.py"]
+_TESTS += [_ENGINE / "attention" / "test_cpu_tree.py", _ENGINE / "linear" / "test_layers.py"]
 
 
 @pytest.mark.skipif(
@@ -61,8 +62,8 @@ def test_a_baseline_has_what_its_code_needs() -> None:
 @pytest.mark.skipif(NUM_LANES != 16, reason="this processor has none to leave unused")
 @pytest.mark.parametrize(
     ("processor", "features"),
-    [("haswell", _AVX2), ("cooperlake", _BF16_DOT)],
-    ids=["vectors of eight", "AVX-512 BF16 but no AMX"],
+    [("haswell", _AVX2), ("skylake-avx512", _AVX512), ("cooperlake", _BF16_DOT)],
+    ids=["vectors of eight", "AVX-512 without BF16", "AVX-512 BF16 but no AMX"],
 )
 def test_kernels_do_without(processor: str, features: str, tmp_path: Path) -> None:
     """What they give is right, and the same in any company."""

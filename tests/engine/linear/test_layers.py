@@ -7,7 +7,7 @@ import torch
 
 from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.kernels.registers import HAS_AMX
-from hdserve.engine.linear import layers, prepacked
+from hdserve.engine.linear import layers, prepacked, prepacked_layers
 from hdserve.engine.linear.layers import (
     call_natively,
     multiply_row_by_row,
@@ -17,6 +17,7 @@ from hdserve.engine.linear.prepacked import PrepackedLinear, prepacked_kernel
 from hdserve.engine.linear.shared import replace_modules
 from hdserve.engine.linear.skinny import SkinnyLinear
 from tests.engine.linear.test_prepacked import needs_kernel
+from tests.engine.linear.test_skinny import step
 
 
 def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
@@ -92,6 +93,29 @@ def test_layers_are_prepacked_where_there_is_a_kernel_for_them(
     assert not isinstance(few, PrepackedLinear)
     for layer in many:
         assert isinstance(layer, PrepackedLinear) == is_faster
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_weights_that_no_cache_holds_are_multiplied_on_any_processor(dtype: torch.dtype) -> None:
+    module = torch.nn.Linear(4096, 8448, bias=False).to(dtype)
+    rows = torch.randn(2, 4096).to(dtype)
+    wanted = module(rows)
+    model = torch.nn.Sequential(module)
+    prepare_linear_layers(model, is_exact=True)
+    assert multiply_row_by_row(model)
+    with step(is_exact=True):
+        torch.testing.assert_close(model(rows), wanted, atol=2e-2, rtol=2e-2)
+
+
+def test_streams_are_tried_only_for_what_is_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried with the kernel, which the processor may not have."""
+
+    def refuse(_num_bytes: int) -> int:
+        pytest.fail("streams were tried")
+
+    monkeypatch.setattr(prepacked_layers, "pick_num_streams", refuse)
+    prepare_linear_layers(layers_of(64, torch.float64), is_exact=True)
 
 
 def test_float64_and_layers_of_odd_sizes_are_left() -> None:
