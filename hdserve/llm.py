@@ -178,14 +178,15 @@ class LLM:
             raise InvalidRequest("encode takes a text", "text")
         return self._host.tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
 
-    def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Iterable[int], *, skips_special_tokens: bool = False) -> str:
         """The text of token ids.
 
         Raises:
             InvalidRequest: they are not ids of the model's vocabulary.
         """
-        check_token_ids("token_ids", token_ids, self._host.model.vocab_size)
-        ids = [index(token_id) for token_id in token_ids]
+        given = [*token_ids]  # an iterator can be read only once
+        check_token_ids("token_ids", given, self._host.model.vocab_size)
+        ids = [index(token_id) for token_id in given]
         return self._host.tokenizer.decode(ids, skips_special_tokens=skips_special_tokens)
 
     def remember(self, outputs: Sequence[Sequence[int]]) -> None:

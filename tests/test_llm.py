@@ -192,6 +192,7 @@ def test_text_and_token_ids(llm: LLM) -> None:
     assert llm.encode(text) == answer.prompt_token_ids
     assert llm.decode(answer.token_ids, skips_special_tokens=True) == answer.text
     assert llm.decode(llm.encode(text, adds_special_tokens=False)) == text
+    assert llm.decode(iter(answer.token_ids)) == llm.decode(answer.token_ids) != ""
     assert llm.decode([]) == ""
     for wrong in ([10**9], [-1], ["a"], "text"):
         with pytest.raises(InvalidRequest, match=r"^token_ids: "):
