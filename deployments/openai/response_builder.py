@@ -61,7 +61,10 @@ class ResponseBuilder:
             self._answers[index] = Answer(delta.prompt_index)
         self._num_tokens[index] += len(delta.token_ids)
         choices = self._form.deltas(delta, index, is_first=is_first)
-        choices[-1] |= _sources(delta)
+        sources = _sources(delta)
+        for choice in choices[:-1]:
+            choice.update({name: [] for name in sources})
+        choices[-1] |= sources
         usage_so_far: dict[str, Any] = {"usage": None} if self._includes_usage else {}
         if self._counts_in_chunks:
             usage_so_far["usage"] = token_counts(delta.num_prompt_tokens, self._num_tokens[index])

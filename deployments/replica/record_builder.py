@@ -185,6 +185,7 @@ def _followed(delta: Delta, pieces: Iterable[Split]) -> list[Delta]:
         sources=(),
         logprobs=None,
         finish_reason=None,
+        texts=None if delta.texts is None else (),
         num_prompt_tokens=delta.num_prompt_tokens,
         num_reused_tokens=delta.num_reused_tokens,
         temperature=delta.temperature,

@@ -374,3 +374,21 @@ def test_chunks_with_sources() -> None:
     ]
     (choice,) = made.add(delta("b"))[0]["choices"]
     assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}
+
+
+def test_each_choice_of_each_chunk_has_sources() -> None:
+    """Also where a call begins and goes on at once, which makes several chunks of one step."""
+    made = builder(ChatFormat(HermesToolParser))
+    written = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    choices = [
+        chunk["choices"][0]
+        for item in (
+            delta("Well", token_ids=(1,), sources=(0,), texts=("Well",)),
+            delta(written, token_ids=(2, 3), sources=(1, 0), texts=(written, "")),
+        )
+        for chunk in made.add(item)
+    ]
+    assert len(choices) > 2
+    assert all("draft" in choice for choice in choices)
+    texts = [token["text"] for choice in choices for token in choice["token_sources"]]
+    assert texts == ["Well", written, ""]

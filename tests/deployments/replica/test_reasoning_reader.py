@@ -169,6 +169,7 @@ def test_the_order_of_the_answer_is_kept(tokenizer: Tokenizer, size: int) -> Non
     outputs = [output(seq, *HARMONY[at : at + size], is_last=at == starts[-1]) for at in starts]
     deltas = RecordBuilder(tokenizer, "replica").deltas(outputs, readers, includes_sources=True)
     assert [text for delta in deltas for text in delta.texts or ()] == [*HARMONY]
+    assert all(delta.texts is not None for delta in deltas)
     assert sum(len(delta.token_ids) for delta in deltas) == len(HARMONY)
     assert [delta.finish_reason for delta in deltas] == [*[None] * (len(deltas) - 1), "length"]
     assert [delta.stop_reason for delta in deltas] == [*[None] * (len(deltas) - 1), "mark"]
