@@ -7,6 +7,7 @@ Zeros, which a power failure may leave at the end of a file, are not a record.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -19,6 +20,8 @@ from typing import IO
 from hdserve.errors import SnapshotError
 
 MAX_RECORD_BYTES = 16 * 2**20
+MAX_OPEN_LOGS = 64
+"""The most logs of a database that stay open."""
 
 _FRAME = struct.Struct("<II")
 
@@ -46,8 +49,7 @@ class AppendLog:
     """One log file.
 
     A record is handed to the operating system at once, so it survives the end of the process;
-    it survives a power failure after ``sync``.  No descriptor stays open between calls, so a
-    store may have any number of logs.
+    it survives a power failure after ``sync``.  No descriptor stays open between calls.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,17 +61,9 @@ class AppendLog:
         Raises:
             OSError: the disk is full or not writable; the file is as before, or not there.
         """
-        record = pack_record(body)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = _open(self.path, creates=True)
         try:
-            size = os.fstat(descriptor).st_size
-            try:
-                _write_all(descriptor, record)
-            except OSError:
-                os.ftruncate(descriptor, size)
-                if not size:
-                    self.path.unlink(missing_ok=True)
-                raise
+            _append(descriptor, self.path, body)
         finally:
             os.close(descriptor)
 
@@ -80,6 +74,50 @@ class AppendLog:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class OpenLogs:
+    """Log files that stay open from their first record until they are closed, ``MAX_OPEN_LOGS`` at
+    most; others are opened for each record.
+
+    On network storage opening and closing a file are requests to its server, and closing one waits
+    for the server's disk.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def append(self, path: Path, body: bytes, *, creates: bool = False) -> None:
+        """Write one record.
+
+        Raises:
+            OSError: as :meth:`AppendLog.append`; or there is no such file, and none is created.
+        """
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is None:
+            descriptor = _open(path, creates=creates)
+        try:
+            _append(descriptor, path, body)
+            if len(self._descriptors) < MAX_OPEN_LOGS:
+                self._descriptors[path] = descriptor
+        finally:
+            if path not in self._descriptors:
+                os.close(descriptor)
+
+    def close(self, path: Path) -> None:
+        """Close a log, as is to be done before it is deleted; nothing if it is not open.
+
+        Raises:
+            OSError: some of its records may be lost.
+        """
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        for path in list(self._descriptors):
+            with contextlib.suppress(OSError):
+                self.close(path)
 
 
 def pack_record(body: bytes) -> bytes:
@@ -203,6 +241,26 @@ def _check_length(rest: bytes, checksum: int, at: int) -> None:
         found = zlib.crc32(rest[index : index + 1], found)
         if found == checksum:
             raise _CorruptRecord(f"corrupt at byte {at}: the length is wrong")
+
+
+def _open(path: Path, *, creates: bool) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT if creates else 0)
+    return os.open(path, flags, 0o600)
+
+
+def _append(descriptor: int, path: Path, body: bytes) -> None:
+    """
+    Raises:
+        OSError: the file is as before, or not there.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        _write_all(descriptor, pack_record(body))
+    except OSError:
+        os.ftruncate(descriptor, size)
+        if not size:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -30,7 +30,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from hdserve.databases import snapshot
-from hdserve.databases.append_log import AppendLog
+from hdserve.databases.append_log import OpenLogs
 from hdserve.databases.database_files import DatabaseFiles, raise_if_unreadable
 from hdserve.databases.generation_file import VERSIONS_PER_GENERATION, GenerationFile
 from hdserve.databases.namespace_files import NamespaceFiles
@@ -87,6 +87,7 @@ class OutputStore:
         self.epoch = uuid4().hex
         self._key = key
         self._files = DatabaseFiles(directory, key)
+        self._logs = OpenLogs()
         self._flushed_here: set[str] = set()
         self.is_overtaken = False
         self._may_take_over = not is_read_only
@@ -129,6 +130,8 @@ class OutputStore:
     def close(self) -> None:
         """Let another process write."""
         self._files.is_writable = self._may_take_over = False
+        for files in self._files.namespaces.values():
+            self._close_logs(files)
         self._lock.release()
 
     def check_writable(self) -> None:
@@ -194,12 +197,12 @@ class OutputStore:
         if version in files.unsaved:
             return
         try:
-            log = AppendLog(files.log_path(version))
+            path = files.log_path(version)
             if version not in files.logs:
                 files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                log.append(encode_log_head(namespace, self._key))
+                self._logs.append(path, encode_log_head(namespace, self._key), creates=True)
                 files.logs.add(version)
-            log.append(snapshot.pack(appended.segment.to_wire()))
+            self._logs.append(path, snapshot.pack(appended.segment.to_wire()))
         except OSError as error:
             files.unsaved.add(version)
             self._files.count_failure(error)
@@ -394,6 +397,7 @@ class OutputStore:
         """
         with lock:
             files, partition = self._files.of(namespace), log.peek(namespace)
+            self._close_logs(files)
             work = files.take_work(partition)
             if work is None and files.is_empty and partition.is_forgettable:
                 del self._files.namespaces[namespace]
@@ -407,3 +411,13 @@ class OutputStore:
             raise
         with lock:
             work.finish()
+
+    def _close_logs(self, files: NamespaceFiles) -> None:
+        """Close what is open of a namespace; a log that may have lost something is written again,
+        whole."""
+        for version in files.logs:
+            try:
+                self._logs.close(files.log_path(version))
+            except OSError as error:
+                files.unsaved.add(version)
+                self._files.count_failure(error)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hdserve.databases import output_log, snapshot
+from hdserve.databases import append_log, output_log, snapshot
 from hdserve.databases.append_log import AppendLog
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -574,3 +574,90 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path):
     assert len(left) > 1
     assert database.restart().numbers("n") == [1]
     assert not any(path.exists() for path in left)
+
+
+def open_files(directory: Path) -> list[str]:
+    """Of this process below ``directory``; those that were deleted say so."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(link))
+    return [path for path in found if path.startswith(str(directory)) and ".log" in path]
+
+
+def test_a_log_stays_open_between_appends_and_no_longer_than_it_is_there(tmp_path, monkeypatch):
+    """On network storage it would cost each message a wait for the server's disk."""
+    database, num_opened = Database(tmp_path), 0
+    really_open = os.open
+
+    def counted(path, *arguments):
+        nonlocal num_opened
+        num_opened += str(path).endswith(".log")
+        return really_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", counted)
+    for number in range(3):
+        database.append("n", number)
+    assert num_opened == 1
+    assert len(open_files(tmp_path)) == 1
+    assert database.sync()
+    assert open_files(tmp_path) == []
+    database.append("n", *range(3, 60))
+    database.append("other", 1)
+    assert len(open_files(tmp_path)) > 2
+    database.log.flush("n")
+    database.store.flush("n", database.log)
+    (path,) = open_files(tmp_path)
+    assert path == str(database.files(".log")[0])
+    database.append("n", 100)
+    database.store.close()
+    assert open_files(tmp_path) == []
+    database = Database(tmp_path)
+    assert (database.numbers("n"), database.numbers("other")) == ([100], [1])
+
+
+def test_only_so_many_logs_stay_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(append_log, "MAX_OPEN_LOGS", 5)
+    database = Database(tmp_path)
+    for number in range(3):
+        for tenant in range(20):
+            database.append(f"tenant-{tenant}", number)
+    assert len(open_files(tmp_path)) == 5
+    database = database.restart()
+    assert all(database.numbers(f"tenant-{tenant}") == [0, 1, 2] for tenant in range(20))
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_a_log_that_somebody_has_deleted_is_written_again(tmp_path, is_synced):
+    """From memory, whether it was open then or not."""
+    database = Database(tmp_path)
+    database.append("n", 1)
+    assert not is_synced or database.sync()
+    database.files(".log")[0].unlink()
+    database.append("n", 2)
+    while not database.sync():
+        pass
+    assert database.restart().numbers("n") == [1, 2]
+
+
+def test_a_log_of_which_something_is_lost_when_it_is_closed_is_written_again(tmp_path, monkeypatch):
+    """As network storage says only then that its disk is full."""
+    database = Database(tmp_path)
+    database.append("n", 1)
+    (path,) = database.files(".log")
+    really_close = os.close
+
+    def lose(descriptor):
+        is_log = os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+        if is_log:
+            os.truncate(path, 0)
+        really_close(descriptor)
+        if is_log:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", lose)
+        database.sync()
+    assert database.store.num_failures == 1
+    assert database.sync()
+    assert database.restart().numbers("n") == [1]
