@@ -36,6 +36,7 @@ class GenerationRequest:
             names and ``template_options`` leaves open.
         tools: functions the model may call, as the chat template takes them.
         chat_end: where the text of the conversation ends.
+        chat_text: the text of the conversation, where a replica has made it already.
         sampling: fields of ``SamplingParams`` the client set.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
         reasons_first: whether that grammar has room for reasoning before what was asked for; a
@@ -63,6 +64,7 @@ class GenerationRequest:
     reasoning_effort: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     chat_end: ChatEnd = ChatEnd.BEFORE_ANSWER
+    chat_text: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
     reasons_first: bool = False

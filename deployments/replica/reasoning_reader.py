@@ -79,7 +79,8 @@ class ReasoningReaders:
             InvalidRequest: the template is wrong.
         """
         if self.may_wait(request):
-            request = self._reasoning_first(request, chat_text(request))
+            text = chat_text(request)
+            request = self._reasoning_first(replace(request, chat_text=text), text)
         if not self._has_special_marks or not _may_reason(request):
             return request
         return replace(request, sampling={"skip_special_tokens": False, **request.sampling})

@@ -148,7 +148,9 @@ class SequenceBuilder:
     def _beginnings(self, request: GenerationRequest, num_tokens: int) -> Iterator[TextBeginning]:
         """Yield whole prompts, but for those that have far more than ``num_tokens``."""
         if request.messages:
-            text = self.chat_text(request)
+            text = request.chat_text
+            if text is None:
+                text = self.chat_text(request)
             yield encode_beginning(self._tokenizer, text, num_tokens, adds_special_tokens=False)
         for prompt in request.prompts:
             if isinstance(prompt, str):

@@ -22,6 +22,7 @@ from deployments.replica.sequence_builder import SequenceBuilder
 from hdserve import core, grammar
 from hdserve.config import ModelConfig
 from hdserve.engine.host import ModelHost
+from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.models import bundled_model_path
 from tests.engines import run
 from tests.reasoning import with_think_marks
@@ -145,6 +146,22 @@ def test_the_form_is_that_of_what_follows_the_reasoning(
     assert num_whole > 0
     assert summary.num_reasoning_tokens == num_reasoning_tokens
     assert summary.drafts.num_accepted_tokens > 0
+
+
+def test_the_prompt_is_made_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though what it says of reasoning is looked at before its tokens are."""
+    made = []
+    render = Tokenizer.render_chat
+
+    def noted(*arguments: Any) -> str:
+        made.append(render(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(Tokenizer, "render_chat", noted)
+    sequences, _, _ = replica.answer(asked(replica, CALL, {"opens": True}, max_tokens=1))
+    (prompt,) = made
+    token_ids = replica.host.tokenizer.encode(prompt, adds_special_tokens=False)
+    assert sequences[0].token_ids[: len(token_ids)] == token_ids
 
 
 def test_reasoning_may_take_all_tokens(replica: Replica) -> None:
