@@ -32,7 +32,7 @@ app.command("check-config", cls=JsonCommand)(config.check_config)
 app.command("doctor", cls=JsonCommand)(doctor.doctor)
 
 _DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""The reader of a command's output closed it."""
+"""The errors of a disk that is full, over its quota or broken."""
 
 
 def _show_version(is_wanted: bool) -> None:
