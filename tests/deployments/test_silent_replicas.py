@@ -32,8 +32,8 @@ SIGN_S = 0.5
 LIMITS = GatewayConfig(max_replica_silence_s=MAX_SILENCE_S, stream_keep_alive_s=SIGN_S)
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),), gateway=LIMITS)
 ROUTER = {
-    "request_router_class": "deployments.routers.LoadRouter",
-    "request_router_kwargs": {"max_silence_s": MAX_SILENCE_S},
+    "request_router_class": "deployments.routers.SessionRouter",
+    "request_router_kwargs": {"max_lead": 8, "max_silence_s": MAX_SILENCE_S},
 }
 NUM_AT_ONCE = 8
 
