@@ -32,6 +32,10 @@ _HEARTBEATS = 6
 """How many heartbeats a silent replica sends, or half as many, in the time after which one without
 any is taken for dead."""
 
+_TOO_LARGE = "message larger than max"
+"""What gRPC says of a message over its limit.  The same code stands for whatever else it, or the
+system, has no room for."""
+
 
 class ModelServers:
     """Calls replicas of models; whatever goes wrong is raised as an :class:`HdserveError`.
@@ -162,7 +166,9 @@ def translated(error: Exception) -> HdserveError:
     if isinstance(error, BackPressureError):
         return Overloaded()
     if isinstance(error, AioRpcError) and error.code() is StatusCode.RESOURCE_EXHAUSTED:
-        return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
+        if _TOO_LARGE in (error.details() or ""):
+            return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
+        return Overloaded("the way to the model's replica is overloaded; try again later")
     if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):
         return EngineStopped("the model's replica went away; try again")
     logger.error("a model server failed", exc_info=error)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
-from grpc import StatusCode
+from grpc import StatusCode, aio
 from grpc.aio import AioRpcError, Metadata
 from ray import serve
 
@@ -27,7 +28,7 @@ from deployments.parsers.tool_parsers import HermesToolParser, MistralToolParser
 from deployments.replica.model_server import MAX_LEAVING_S
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import EngineGone, EngineStopped, Overloaded
+from hdserve.errors import BodyTooLarge, EngineGone, EngineStopped, Overloaded
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m", aliases=("alias",)),))
 DELTA = Delta(0, 0, "text", (1,), (0,), None, "stop")
@@ -220,11 +221,53 @@ def test_nothing_of_an_answer_comes_twice(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(StatusCode.RESOURCE_EXHAUSTED, 413), (StatusCode.UNAVAILABLE, 503)]
+    ("code", "details", "status"),
+    [
+        (StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 8)", 413),
+        (StatusCode.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (9 vs. 8)", 413),
+        (StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!", 429),
+        (StatusCode.RESOURCE_EXHAUSTED, None, 429),
+        (StatusCode.UNAVAILABLE, None, 503),
+    ],
 )
-def test_a_message_that_is_too_large_is_the_clients_error(code: StatusCode, status: int) -> None:
-    """Another replica could not take it either."""
-    assert translated(AioRpcError(code, Metadata(), Metadata())).status == status
+def test_a_message_that_is_too_large_is_the_clients_error(
+    code: StatusCode, details: str | None, status: int
+) -> None:
+    """Another replica could not take it either; of anything else clients are told to try again."""
+    error = AioRpcError(code, Metadata(), Metadata(), details)
+    assert translated(error).status == status
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers with what it is sent."""
+
+    def service(self, _call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def echo(request: bytes, _context: Any) -> bytes:
+            return request
+
+        return grpc.unary_unary_rpc_method_handler(echo)
+
+
+@pytest.mark.parametrize("is_large_for", ["the server", "the client"])
+def test_what_grpc_says_of_a_large_message(is_large_for: str) -> None:
+    """By its words it is known."""
+    limit = [("grpc.max_receive_message_length", 100)]
+
+    async def ask() -> Exception:
+        server = aio.server(options=limit if is_large_for == "the server" else ())
+        server.add_generic_rpc_handlers((Echo(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        options = limit if is_large_for == "the client" else ()
+        try:
+            async with aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+                with pytest.raises(AioRpcError) as raised:
+                    await channel.unary_unary("/a/b")(bytes(200))
+        finally:
+            await server.stop(None)
+        return raised.value
+
+    assert isinstance(translated(asyncio.run(ask())), BodyTooLarge)
 
 
 def test_a_request_is_tried_for_longer_than_a_failed_replica_stays() -> None:
