@@ -46,7 +46,7 @@ class ModelServers:
         on_silence: called with the name of the model for each answer that ended for this reason.
 
     Attributes:
-        handles: the same, for calls that are answered in one message.
+        handles: the same, for calls of all replicas, which are answered in one message.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class ModelServers:
         on_silence: Callable[[str], None],
     ) -> None:
         self._max_silence_s = max_silence_s
+        self._heartbeat_s = max_silence_s / _HEARTBEATS
         self._on_silence = on_silence
         # gRPC instead of Ray actor calls: half the processor time per message.
         self.handles: Mapping[str, Any] = {
@@ -66,10 +67,10 @@ class ModelServers:
             for name, handle in self.handles.items()
         }
 
-    async def generate(
+    def generate(
         self, model: str, request: GenerationRequest, deadline: Deadline
     ) -> AsyncGenerator[Records, None]:
-        """Yield the records of one answer of one replica, as many at a time as have arrived.
+        """Return the records of one answer of one replica, as many at a time as have arrived.
 
         Closing the iterator aborts the request, and so does ``deadline``.
 
@@ -78,17 +79,41 @@ class ModelServers:
             EngineStopped: the replica that had begun was silent for too long.
             RequestTimeout: the deadline was reached.
         """
-        handle, stream, watch = self._streaming[model], None, None
-        request = replace(request, heartbeat_s=self._max_silence_s / _HEARTBEATS)
-        try:
+        request = replace(request, heartbeat_s=self._heartbeat_s)
+
+        def begin(handle: Any) -> Any:
             if request.session_id:
                 handle = handle.options(session_id=request.session_id)
-            stream = handle.generate.remote(request)
+            return handle.generate.remote(request)
+
+        return self._messages(model, begin, deadline)
+
+    async def call(self, model: str, method: str, *arguments: Any) -> Any:
+        """Return what ``method`` of one replica returns, however long that takes.
+
+        Raises:
+            HdserveError: the model server raised it, or there is none.
+            EngineStopped: the replica that had begun was silent for too long.
+        """
+
+        def begin(handle: Any) -> Any:
+            return handle.call.remote(method, arguments, self._heartbeat_s)
+
+        (answer,) = [answer async for (answer,) in self._messages(model, begin, Deadline())]
+        return without_fault(answer)
+
+    async def _messages(
+        self, model: str, begin: Callable[[Any], Any], deadline: Deadline
+    ) -> AsyncGenerator[tuple[Any, ...]]:
+        """Yield the messages of a stream that ``begin`` begins, but for heartbeats."""
+        stream = watch = None
+        try:
+            stream = begin(self._streaming[model])
             watch = SilenceWatch(stream, self._max_silence_s)
             with deadline.ending(partial(cancel_stream, stream)), watch:
-                async for records in stream:
+                async for message in stream:
                     watch.is_waiting = False
-                    if found := without_fault(records):
+                    if found := without_fault(message):
                         yield found
                     watch.wait()
         except RequestError:
@@ -115,20 +140,6 @@ class ModelServers:
         silence = f"{self._max_silence_s:g} s (gateway.max_replica_silence_s)"
         logger.warning("a replica of %s has not been heard of for %s", model, silence)
         return EngineStopped(f"the model's replica was not heard of for {silence}; try again")
-
-    async def call(self, model: str, method: str, *arguments: Any) -> Any:
-        """Return what ``method`` of one replica returns.
-
-        Raises:
-            HdserveError: the model server raised it, or there is none.
-        """
-        try:
-            answer = await getattr(self.handles[model], method).remote(*arguments)
-        except RequestCancelledError as error:
-            raise asyncio.CancelledError from error  # nobody waits for it any more
-        except Exception as error:
-            raise translated(error) from error
-        return without_fault(answer)
 
     async def call_all(
         self,

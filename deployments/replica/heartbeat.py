@@ -8,9 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Self
 
 from deployments.generation import HEARTBEAT, Records
+
+
+class AnswersCalls:
+    """Has methods that gateways call as streams, in which they hear that the replica is there."""
+
+    async def call(
+        self, method: str, arguments: tuple[Any, ...], heartbeat_s: float
+    ) -> AsyncGenerator[tuple[Any, ...]]:
+        """Yield a heartbeat after each ``heartbeat_s`` in which ``method`` has not ended, then what
+        it returns, in a tuple; closing the iterator cancels it."""
+        working = asyncio.ensure_future(getattr(self, method)(*arguments))
+        async with aclosing(beats_until(working, heartbeat_s)) as beats:
+            async for beat in beats:
+                yield beat
+        yield (working.result(),)
 
 
 class Heartbeat:

@@ -22,7 +22,7 @@ from deployments.metrics.samples import Report
 from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
 from deployments.parsers.reasoning_parsers import REASONING_PARSERS
 from deployments.parsers.template_parsers import AUTO, reasoning_parser_of, tool_parser_of
-from deployments.replica.heartbeat import beats_until
+from deployments.replica.heartbeat import AnswersCalls, beats_until
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
 from deployments.replica.record_stream import RecordStreams
@@ -63,7 +63,7 @@ MAX_LEAVING_S = _PUBLISHING_S + CLOSING_S + _FAREWELL_S + 2 * _FAREWELL_PAUSE_S
 longer."""
 
 
-class ModelServer:
+class ModelServer(AnswersCalls):
     """Hosts a model; Ray Serve runs ``num_replicas`` of it.
 
     A :class:`RequestError` reaches the gateway as a value (:mod:`deployments.request_faults`).

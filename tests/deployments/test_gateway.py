@@ -25,6 +25,7 @@ from deployments.generation import (
 from deployments.model_servers import translated
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser, MistralToolParser
+from deployments.replica.heartbeat import AnswersCalls
 from deployments.replica.model_server import MAX_LEAVING_S
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
@@ -95,13 +96,13 @@ class Silent:
         await asyncio.sleep(3600)
 
 
-class Shrinking:
+class Shrinking(AnswersCalls):
     """Describes replicas of which each has less room than the one before."""
 
     def __init__(self) -> None:
         self._max_model_len = 4096
 
-    def describe(self) -> ModelInfo:
+    async def describe(self) -> ModelInfo:
         self._max_model_len //= 2
         room = self._max_model_len
         return ModelInfo("m", room, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
@@ -155,13 +156,13 @@ def test_the_list_of_models_knows_what_a_replica_said_last() -> None:
     assert asyncio.run(lengths()) == [2048, 2048, 1024]
 
 
-class Describing:
+class Describing(AnswersCalls):
     """Says which parser reads its calls, once."""
 
     def __init__(self) -> None:
         self._is_asked = False
 
-    def describe(self) -> ModelInfo:
+    async def describe(self) -> ModelInfo:
         assert not self._is_asked
         self._is_asked = True
         known = ("m", 1, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")

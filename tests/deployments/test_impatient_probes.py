@@ -12,6 +12,7 @@ from ray import serve
 
 from deployments.gateway import gateway_deployment
 from deployments.generation import ModelInfo
+from deployments.replica.heartbeat import AnswersCalls
 from deployments.runtime import actor_options
 from hdserve.access import Access
 from hdserve.config import ModelConfig, ServeConfig
@@ -24,7 +25,7 @@ CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 PATIENCE_S = 60.0
 
 
-class Slow:
+class Slow(AnswersCalls):
     """Says what it is after a while."""
 
     async def describe(self) -> ModelInfo:

@@ -12,6 +12,7 @@ from deployments.gateway import Gateway
 from deployments.generation import ModelInfo
 from deployments.http.routes import build_api
 from deployments.model_infos import ModelInfos
+from deployments.replica.heartbeat import AnswersCalls
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped
 
@@ -85,7 +86,7 @@ def test_a_silent_model_is_not_ready() -> None:
     asyncio.run(run())
 
 
-class Once:
+class Once(AnswersCalls):
     """Answers one question, and no more."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from ray import serve
 
 from deployments.gateway import Gateway
 from deployments.http.routes import build_api
+from deployments.replica.heartbeat import AnswersCalls
 from hdserve.access import read_access
 from hdserve.config import AccessConfig, GatewayConfig, ModelConfig, ServeConfig
 
@@ -31,7 +32,7 @@ QUESTIONS: list[tuple[str, str, Any]] = [
 WAIT_S = 60.0
 
 
-class Silent:
+class Silent(AnswersCalls):
     """Has no answer to anything."""
 
     async def describe(self) -> None:

@@ -7,23 +7,33 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from ray import serve
 
 from deployments.gateway import gateway_deployment
-from deployments.generation import HEARTBEAT, Delta, GenerationRequest, Records, Summary
+from deployments.generation import (
+    HEARTBEAT,
+    Delta,
+    GenerationRequest,
+    ModelInfo,
+    Records,
+    Summary,
+)
+from deployments.replica.heartbeat import AnswersCalls
 from deployments.runtime import actor_options
 from hdserve.access import Access
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from tests.clusters import connected_cluster
 from tests.ports import free_port
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -38,7 +48,7 @@ ROUTER = {
 NUM_AT_ONCE = 8
 
 
-class Telling:
+class Telling(AnswersCalls):
     """Tells which process it is; then, if the prompt is so, waits for ever and beats."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
@@ -48,6 +58,16 @@ class Telling:
             await asyncio.sleep(request.heartbeat_s)
             yield HEARTBEAT
         yield Delta(0, 0, "", (1,), (0,), None, "stop"), Summary(1, 2, DraftCounts(), "r")
+
+    async def tokenize(self, text: str, _adds_special_tokens: bool) -> list[int]:
+        """Its process; if the text is a path, written there, and there is no answer."""
+        if Path(text).is_absolute():
+            Path(text).write_text(str(os.getpid()))
+            await asyncio.sleep(3600)
+        return [os.getpid()]
+
+    async def describe(self) -> ModelInfo:
+        return ModelInfo("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +109,11 @@ def ask(base_url: str) -> str:
     return text
 
 
+def tokenized(base_url: str, text: str = "hi") -> httpx.Response:
+    body = {"model": "m", "prompt": text}
+    return httpx.post(f"{base_url}/tokenize", json=body, timeout=WAIT_S)
+
+
 @contextmanager
 def waiting(base_url: str) -> Iterator[tuple[int, Iterator[str]]]:
     """A stream that does not end: the process it is of, and its lines from then on."""
@@ -124,3 +149,29 @@ def test_what_a_silent_replica_has_not_confirmed(base_url: str) -> None:
         answers = set(pool.map(ask, [base_url] * NUM_AT_ONCE))
     assert len(answers - {pid}) == len(answers) == 1
     assert silences(base_url) == num_before
+
+
+def test_a_text_that_a_silent_replica_had_begun(base_url: str, tmp_path: Path) -> None:
+    """It ends with its reason, but not while the replica is there, however long it takes."""
+    num_before, file = silences(base_url), tmp_path / "pid"
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(tokenized, base_url, str(file))
+        eventually(lambda: file.exists() and bool(file.read_text()))
+        time.sleep(3 * MAX_SILENCE_S)
+        assert not asked.done()
+        with standing_still(int(file.read_text())):
+            answer = asked.result()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (503, "engine_stopped")
+    assert "max_replica_silence_s" in error["message"]
+    assert silences(base_url) == num_before + 1
+
+
+def test_texts_that_a_silent_replica_has_not_confirmed(base_url: str) -> None:
+    """As requests to generate."""
+    (pid,) = tokenized(base_url).json()["tokens"]
+    with standing_still(pid), ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        answers = list(pool.map(tokenized, [base_url] * NUM_AT_ONCE))
+    assert {answer.status_code for answer in answers} == {200}
+    (other,) = {tuple(answer.json()["tokens"]) for answer in answers}
+    assert other != (pid,)

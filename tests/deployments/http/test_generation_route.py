@@ -33,6 +33,7 @@ from deployments.openai.protocol import ChatBody, CompletionBody
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.response_builder import ResponseBuilder
 from deployments.openai.responses_protocol import ResponsesBody
+from deployments.replica.heartbeat import AnswersCalls
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import InvalidRequest, Unsupported
@@ -428,13 +429,13 @@ def test_images_in_results_of_tools_are_left_out_unless_requests_are_strict(
     assert caught.value.param == name.split(".")[0]
 
 
-class Reasoning:
+class Reasoning(AnswersCalls):
     """Answers with the effort it was told, and says which variables its template reads."""
 
     def __init__(self, *variables: str) -> None:
         self._variables = variables
 
-    def describe(self) -> ModelInfo:
+    async def describe(self) -> ModelInfo:
         known = ("m", 1, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
         return ModelInfo(*known, template_variables=self._variables)
 

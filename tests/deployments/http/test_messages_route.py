@@ -14,6 +14,7 @@ from ray import serve
 from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from deployments.http.routes import build_api
+from deployments.replica.heartbeat import AnswersCalls
 from deployments.request_faults import RequestFault
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.core import DraftCounts, SamplingParams
@@ -25,19 +26,19 @@ INFO = ("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
 ASKED: dict[str, Any] = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}
 
 
-class Thinking:
+class Thinking(AnswersCalls):
     """A model whose chat template has some variables."""
 
     def __init__(self, variables: tuple[str, ...] = ()) -> None:
         self._variables = variables
 
-    def describe(self) -> ModelInfo:
+    async def describe(self) -> ModelInfo:
         return ModelInfo(*INFO, template_variables=self._variables)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         yield Delta(0, 0, "a", (1,), (0,), None, "stop"), Summary(1, 1, DraftCounts(), "r")
 
-    def tokenize_chat(self, request: GenerationRequest) -> list[int]:
+    async def tokenize_chat(self, request: GenerationRequest) -> list[int]:
         return [1, 2]
 
 
