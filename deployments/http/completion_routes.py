@@ -9,18 +9,27 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from deployments.deadline import Deadline
+from deployments.events import Event
 from deployments.generation import GenerationRequest
 from deployments.http.body_schema import body_schema
-from deployments.http.generation_route import GENERATION_RESPONSES, EventForm, answer, owned
+from deployments.http.generation_route import (
+    GENERATION_RESPONSES,
+    EventForm,
+    Prepare,
+    Prepared,
+    answer,
+    ignored_header,
+    owned,
+)
 from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.http.param_names import params_named, with_params_named
 from deployments.http.request_id import request_id
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
-from deployments.openai.objects import STREAM_END, server_sent_event
+from deployments.openai.objects import STREAM_END, error_body, server_sent_event
 from deployments.openai.protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.openai.response_builder import AnswerFormat, ResponseBuilder
-from hdserve.errors import InvalidRequest
+from hdserve.errors import HdserveError, InvalidRequest
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -43,18 +52,22 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         large_work = partial(off_loop_by_body, request, gateway.off_loop)
         data = await deadline.wait(read_json(request, gateway.off_loop))
         body = await deadline.wait(large_work(ChatBody.parse, data))
-        parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
-        with params_named(body.param_names):
-            own_id = request_id(request.scope)
-            generation = await deadline.wait(large_work(body.to_generation, own_id, parser))
-        form = ChatFormat(
-            body.tool_reader(parser),
-            is_one_call=body.parallel_tool_calls is False,
-            is_named_call=body.names_tool,
-            num_prompt_logprobs=body.prompt_logprobs,
-            shows_token_ids=bool(body.return_token_ids),
-        )
-        return await _answer(gateway, body, await owned(request, generation), form, deadline)
+
+        async def prepare() -> Prepared:
+            parser = await gateway.tool_parser(body.model, deadline, has_tools=body.may_call_tools)
+            with params_named(body.param_names):
+                own_id = request_id(request.scope)
+                generation = await deadline.wait(large_work(body.to_generation, own_id, parser))
+            form = ChatFormat(
+                body.tool_reader(parser),
+                is_one_call=body.parallel_tool_calls is False,
+                is_named_call=body.names_tool,
+                num_prompt_logprobs=body.prompt_logprobs,
+                shows_token_ids=bool(body.return_token_ids),
+            )
+            return await _prepared(gateway, body, await owned(request, generation), form, deadline)
+
+        return await _answer(gateway, body, prepare, deadline)
 
     @api.post("/v1/completions", responses=responses, openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
@@ -63,15 +76,19 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         large_work = partial(off_loop_by_body, request, gateway.off_loop)
         data = await deadline.wait(read_json(request, gateway.off_loop))
         body = await deadline.wait(large_work(CompletionBody.parse, data))
-        own_id = request_id(request.scope)
-        generation = await deadline.wait(large_work(body.to_generation, own_id))
-        form = CompletionFormat(
-            await _echoes(gateway, body, deadline) if body.echo else (),
-            num_logprobs=body.logprobs,
-            num_prompt_logprobs=body.prompt_logprobs,
-            shows_token_ids=bool(body.return_token_ids),
-        )
-        return await _answer(gateway, body, await owned(request, generation), form, deadline)
+
+        async def prepare() -> Prepared:
+            own_id = request_id(request.scope)
+            generation = await deadline.wait(large_work(body.to_generation, own_id))
+            form = CompletionFormat(
+                await _echoes(gateway, body, deadline) if body.echo else (),
+                num_logprobs=body.logprobs,
+                num_prompt_logprobs=body.prompt_logprobs,
+                shows_token_ids=bool(body.return_token_ids),
+            )
+            return await _prepared(gateway, body, await owned(request, generation), form, deadline)
+
+        return await _answer(gateway, body, prepare, deadline)
 
 
 async def _echoes(gateway: Gateway, body: CompletionBody, deadline: Deadline) -> tuple[str, ...]:
@@ -98,14 +115,13 @@ async def _echoes(gateway: Gateway, body: CompletionBody, deadline: Deadline) ->
     return echoes
 
 
-async def _answer(
+async def _prepared(
     gateway: Gateway,
     body: GenerationBody,
     generation: GenerationRequest,
     form: AnswerFormat,
     deadline: Deadline,
-) -> Response:
-    """Return the whole answer, or a stream of it."""
+) -> Prepared:
     builder = ResponseBuilder(
         form,
         body.model,
@@ -114,7 +130,15 @@ async def _answer(
         includes_usage=body.includes_usage,
         counts_in_chunks=body.counts_in_chunks,
     )
-    messages = with_params_named(
-        body.param_names, gateway.generate(body.model, generation, deadline)
-    )
-    return await answer(gateway, body, builder, messages, deadline, _EVENTS)
+    headers = await ignored_header(gateway, body, deadline)
+    records = gateway.generate(body.model, generation, deadline)
+    return Prepared(builder, with_params_named(body.param_names, records), headers)
+
+
+async def _answer(
+    gateway: Gateway, body: GenerationBody, prepare: Prepare, deadline: Deadline
+) -> Response:
+    def fail(error: HdserveError) -> list[Event]:
+        return [error_body(error)]
+
+    return await answer(gateway, prepare, fail, deadline, _EVENTS, is_streamed=bool(body.stream))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
@@ -39,13 +39,12 @@ class EventStream(StreamingResponse):
         self,
         events: AsyncGenerator[bytes],
         write_error: Callable[[HdserveError], bytes],
-        headers: Mapping[str, str],
         deadline: Deadline,
         *,
         sign: bytes,
         interval_s: float | None,
     ) -> None:
-        super().__init__(events, media_type=EVENT_STREAM, headers={**_HEADERS, **headers})
+        super().__init__(events, media_type=EVENT_STREAM, headers=_HEADERS)
         self._events = events
         self._write_error = write_error
         self._deadline = deadline

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from deployments.anthropic.protocol import MessagesBody
 from deployments.deadline import Deadline
 from deployments.events import Event
 from deployments.generation import Delta, GenerationRequest, Records, Summary
@@ -22,7 +20,7 @@ from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
 from deployments.http.tracing import trace_of
 from deployments.off_loop import OffLoop
-from deployments.openai.request_body import OfferedBody, RequestBody
+from deployments.openai.request_body import OfferedBody
 from deployments.session import SESSION_HEADER, session_id
 from hdserve.errors import HdserveError, InvalidRequest
 
@@ -122,6 +120,18 @@ class AnswerBuilder(Protocol):
         """Return the answer in one object."""
 
 
+class Prepared(NamedTuple):
+    """What is known of an answer before it begins."""
+
+    builder: AnswerBuilder
+    messages: AsyncGenerator[Records]
+    headers: Mapping[str, str]
+
+
+Prepare = Callable[[], Awaitable[Prepared]]
+"""Asks for an answer.  It may first wait for a replica to describe itself."""
+
+
 class EventForm(NamedTuple):
     """How a stream is written.
 
@@ -138,46 +148,51 @@ class EventForm(NamedTuple):
 
 async def answer(
     gateway: Gateway,
-    body: RequestBody | MessagesBody,
-    builder: AnswerBuilder,
-    messages: AsyncGenerator[Records],
+    prepare: Prepare,
+    fail: Callable[[HdserveError], list[Event]],
     deadline: Deadline,
     form: EventForm,
-    headers: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_streamed: bool,
 ) -> Response:
     """Return the answer in one object, or as a stream of events.  A stream that is refused before
     any was sent, or a sign of life, gets its status; of what goes wrong later the last event tells.
 
     Args:
-        messages: the records of the answer.
-        headers: of the answer, beside that which names what is ignored.
+        fail: the events of an answer that fails before it is prepared.
 
     Raises:
         HdserveError: as the model server raised it, or that it ended too early.
     """
-    headers = {**headers, **await ignored_header(gateway, body, deadline)}
-    if not body.stream:
-        return await _whole_answer(builder, messages, headers, gateway.off_loop)
+    if not is_streamed:
+        return await _whole_answer(prepare, gateway.off_loop)
+
+    async def events() -> AsyncGenerator[bytes]:
+        """Yield the events as they are sent: what came together is written together."""
+        nonlocal fail
+        builder, messages, headers = await prepare()
+        fail = builder.fail
+        stream.headers.update(headers)  # unless they were sent with a sign of life
+        async with aclosing(messages):
+            while True:
+                records = await _next(messages)
+                found = b"".join(map(form.write, _events_of(builder, records)))
+                if isinstance(records[-1], Summary):
+                    yield found + form.last
+                    return
+                if found:
+                    yield found
 
     def write_error(error: HdserveError) -> bytes:
-        return b"".join(map(form.write, builder.fail(error))) + form.last
+        return b"".join(map(form.write, fail(error))) + form.last
 
-    return EventStream(
-        _stream(builder, messages, form),
-        write_error,
-        headers,
-        deadline,
-        sign=form.sign,
-        interval_s=gateway.config.gateway.stream_keep_alive_s,
-    )
+    interval_s = gateway.config.gateway.stream_keep_alive_s
+    stream = EventStream(events(), write_error, deadline, sign=form.sign, interval_s=interval_s)
+    return stream
 
 
-async def _whole_answer(
-    builder: AnswerBuilder,
-    messages: AsyncGenerator[Records],
-    headers: Mapping[str, str],
-    off_loop: OffLoop,
-) -> Response:
+async def _whole_answer(prepare: Prepare, off_loop: OffLoop) -> Response:
+    builder, messages, headers = await prepare()
     async with aclosing(messages):
         while True:
             records = await _next(messages)
@@ -186,21 +201,6 @@ async def _whole_answer(
                     make = partial(builder.whole, record)
                     return await json_answer(off_loop, builder.size, make, headers)
                 builder.collect(record)
-
-
-async def _stream(
-    builder: AnswerBuilder, messages: AsyncGenerator[Records], form: EventForm
-) -> AsyncGenerator[bytes]:
-    """Yield the events as they are sent: what came together is written together."""
-    async with aclosing(messages):
-        while True:
-            records = await _next(messages)
-            events = b"".join(map(form.write, _events_of(builder, records)))
-            if isinstance(records[-1], Summary):
-                yield events + form.last
-                return
-            if events:
-                yield events
 
 
 def _events_of(builder: AnswerBuilder, records: Records) -> Iterator[Event]:

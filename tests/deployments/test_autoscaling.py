@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SCALED, OTHER, SLEEPING = "scaled", "other", "sleeping"
+SCALED, OTHER, SLEEPING, DOZING = "scaled", "other", "sleeping", "dozing"
 QUESTION = [{"role": "user", "content": "Please find me a train from Bristol to York in May."}]
 ADMIN_KEY = "the-key-of-the-administrator"
 OF_ALL_MODELS = ("id", "object", "created", "owned_by", "root")
@@ -36,10 +36,16 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "look_back_period_s": 4.0,
     }
     scaled = {**base, "name": SCALED, "autoscaling": autoscaling}
-    sleeping = {**base, "name": SLEEPING, "autoscaling": {**autoscaling, "min_replicas": 0}}
+    asleep = {**base, "autoscaling": {**autoscaling, "min_replicas": 0}}
     config = {
-        "models": [scaled, {**base, "name": OTHER}, sleeping],
+        "models": [
+            scaled,
+            {**base, "name": OTHER},
+            {**asleep, "name": SLEEPING},
+            {**asleep, "name": DOZING},
+        ],
         "access": {"admin_key": ADMIN_KEY},
+        "gateway": {"stream_keep_alive_s": 0.5},
     }
     with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
         yield served
@@ -151,3 +157,25 @@ def test_a_model_without_replicas_is_woken_by_a_request_alone(
         return wrong.status_code == 400
 
     eventually(is_checked, WAIT_S, pause_s=0.5)
+
+
+def test_whoever_wakes_a_model_hears_that_the_gateway_is_there(
+    application: ServedApplication,
+) -> None:
+    """While it is loaded; also where the answer depends on what the model is."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    bodies: list[dict[str, Any]] = [{}, {"tools": tools}]
+
+    def lines(fields: dict[str, Any]) -> list[str]:
+        body = {"model": DOZING, "messages": QUESTION, "max_tokens": 4, "stream": True, **fields}
+        url = f"{application.base_url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=WAIT_S) as answer:
+            assert answer.status_code == 200
+            return [line for line in answer.iter_lines() if line]
+
+    assert not replicas(application, DOZING)
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        for found in pool.map(lines, bodies):
+            assert found[0] == ": keep-alive"
+            assert found[-1] == "data: [DONE]"
+            assert "error" not in found[-2]

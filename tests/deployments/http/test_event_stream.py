@@ -18,13 +18,14 @@ from ray import serve
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.gateway import Gateway
-from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.generation import Delta, GenerationRequest, ModelInfo, Records, Summary
 from deployments.http.keep_alive import COMMENT, PING, SIGNS
 from deployments.http.routes import build_api
+from deployments.replica.heartbeat import AnswersCalls
 from deployments.request_faults import RequestFault
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import InvalidRequest
+from hdserve.errors import EngineStopped, InvalidRequest
 from tests.deployments.http.server import Counted, served
 from tests.waiting import WAIT_S, eventually
 
@@ -37,6 +38,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": [HI], "max_tokens": 9},
 }
+DEPENDENT: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "/v1/responses": {"reasoning": {"effort": "low"}},
+    "/v1/messages": {"thinking": {"type": "adaptive"}},
+}
+"""Fields of which a replica has to say what they do."""
+
 REASON = "the prompt is wrong"
 
 
@@ -67,6 +75,17 @@ class Held:
         async with asyncio.timeout(WAIT_S):
             while not self._released.exists():
                 await asyncio.sleep(0.01)
+
+
+class Loading(AnswersCalls, Held):
+    """Is held up before it can say what it is, as a model that has no replica yet."""
+
+    async def describe(self) -> ModelInfo:
+        await self._held_up()
+        if self._is_refusing:
+            raise EngineStopped(REASON)
+        known = ("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
+        return ModelInfo(*known, tool_parser="hermes")
 
 
 class Released:
@@ -101,18 +120,18 @@ def gateway_of(model: serve.Application, interval_s: float | None = INTERVAL_S) 
 
 @contextmanager
 def held(
-    directory: Path, place: int = 0, *, is_refusing: bool = False
+    directory: Path, place: int = 0, *, is_refusing: bool = False, kind: type[Held] = Held
 ) -> Iterator[tuple[str, Released]]:
     """Where a model is asked that is held up until it was silent for a while."""
     released = directory / "released"
-    model = serve.deployment(Held).bind(released, place, is_refusing=is_refusing)
+    model = serve.deployment(kind).bind(released, place, is_refusing=is_refusing)
     app = Released(build_api(gateway_of(model)), released)
     with served(app) as (host, port):
         yield f"http://{host}:{port}", app
 
 
-def stream_of(url: str, path: str) -> httpx.Response:
-    body = {"model": "m", "stream": True, **BODIES[path]}
+def stream_of(url: str, path: str, **fields: Any) -> httpx.Response:
+    body = {"model": "m", "stream": True, **BODIES[path], **fields}
     return httpx.post(f"{url}{path}", json=body, timeout=WAIT_S)
 
 
@@ -142,6 +161,33 @@ def test_signs_come_between_tokens(tmp_path: Path, path: str) -> None:
     before, _, rest = content.partition(2 * sign_of(path))
     assert b'"a"' in before
     assert b'"b"' in rest
+
+
+@pytest.mark.parametrize("path", DEPENDENT)
+def test_signs_come_while_nothing_is_known_of_the_model(tmp_path: Path, path: str) -> None:
+    """Though the answer depends on it."""
+    with held(tmp_path, kind=Loading) as (url, _):
+        answer = stream_of(url, path, **DEPENDENT[path])
+    sign = sign_of(path)
+    assert answer.status_code == 200
+    assert answer.content.startswith(2 * sign)
+    assert b'"a"' in answer.content
+    assert b'"b"' in answer.content
+
+
+@pytest.mark.parametrize("path", DEPENDENT)
+def test_a_model_of_which_nothing_becomes_known(tmp_path: Path, path: str) -> None:
+    """Behind signs, an event says so; before any it has its status."""
+    with held(tmp_path, is_refusing=True, kind=Loading) as (url, app):
+        answer = stream_of(url, path, **DEPENDENT[path])
+        assert app.bodies[:2] == 2 * [sign_of(path)]
+    assert answer.status_code == 200
+    assert REASON in answer.text
+    model = serve.deployment(Loading).bind(tmp_path / "released", is_refusing=True)
+    with served(build_api(gateway_of(model, NEVER_S))) as (host, port):
+        answer = stream_of(f"http://{host}:{port}", path, **DEPENDENT[path])
+    assert answer.status_code == 503
+    assert REASON in answer.json()["error"]["message"]
 
 
 def test_the_forms() -> None:
