@@ -57,7 +57,8 @@ _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
 
 
 def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> None:
-    """Serve the application of a Serve config file until SIGINT, and end in order.
+    """Serve the application of a Serve config file until SIGINT, and end in order; with SIGTERM
+    then without waiting for answers.
 
     Args:
         address: of the Ray cluster to serve on; ``local`` starts one, which ends with this process.
@@ -72,9 +73,11 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
         with until_interrupted():
             _serve(path, address, ending)
         if ray.is_initialized():
-            _drain(drain_timeout_s)
+            with until_interrupted(signal.SIGTERM):
+                _drain(drain_timeout_s)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         ending.close()
         ray.shutdown()
 
@@ -113,8 +116,8 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
 
 
 @contextmanager
-def until_interrupted() -> Iterator[None]:
-    """Run a block until SIGINT; from then on the signal is ignored.
+def until_interrupted(awaited: signal.Signals = signal.SIGINT) -> Iterator[None]:
+    """Run a block until that signal; from then on it is ignored.
 
     In the block it is a ``KeyboardInterrupt``: any other exception would wait for what Ray waits
     for. Ray and its command may turn it into another one.
@@ -124,10 +127,10 @@ def until_interrupted() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         nonlocal is_interrupted
         is_interrupted = True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(awaited, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(awaited, interrupt)
     try:
         yield
     except BaseException:

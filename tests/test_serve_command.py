@@ -24,15 +24,19 @@ import httpx
 import openai
 import pytest
 import yaml
+from ray import serve as ray_serve
 from typer.testing import CliRunner
 
 from benchmarks.server import START_TIMEOUT_S, wait_until_ready
+from deployments.runner import _client
 from hdserve.cli import serve
 from hdserve.cli.commands import app
 from hdserve.cli.serve import announce, check_is_free, pauses_s, url_of
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH
 from hdserve.errors import ConfigError
+from tests.clusters import connected_cluster
 from tests.ports import free_port
+from tests.waiting import eventually
 
 
 class Ready(BaseHTTPRequestHandler):
@@ -599,9 +603,30 @@ def test_it_ends_at_once(tmp_path: Path) -> None:
         wait_until_gone(mark)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_it_leaves_nothing_on_a_cluster_of_others(tmp_path: Path) -> None:
+    """When it is told twice to end, though it answers somebody, and its gateways take no requests
+    any more: they would say so for ever."""
+
+    def is_there() -> bool:
+        return _client() is not None and APPLICATION in ray_serve.status().applications
+
+    with connected_cluster(2) as cluster:
+        log = tmp_path / "log"
+        with serving(tmp_path, log, cluster.address) as (process, _, client):
+            assert is_there()
+            with begun(client, 1900):
+                process.send_signal(signal.SIGINT)
+                eventually(lambda: answer_of(client, {}).status_code == 503)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(END_S) == 128 + signal.SIGINT
+        eventually(lambda: not is_there(), pause_s=0.5)
+
+
 @contextmanager
 def serving(
-    directory: Path, log: Path
+    directory: Path, log: Path, address: str = "local"
 ) -> Iterator[tuple[subprocess.Popen[str], str, openai.OpenAI]]:
     """``hdserve serve`` when it is ready, its mark, and a client of it."""
     port = free_port()
@@ -611,7 +636,7 @@ def serving(
     program = hdserve("serve", "--config", str(config), "--port", str(port))
     base_url = f"http://127.0.0.1:{port}"
     with (
-        started(log, "-c", program, RAY_ADDRESS="local", RAY_AUTH_MODE="disabled") as (
+        started(log, "-c", program, RAY_ADDRESS=address, RAY_AUTH_MODE="disabled") as (
             process,
             mark,
         ),

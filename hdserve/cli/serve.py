@@ -44,6 +44,9 @@ from hdserve.telemetry import check_tracing
 END_TIMEOUT_S = 10.0
 """How long Ray Serve may take to end after all answers have ended; then it is killed."""
 
+REMOVAL_TIMEOUT_S = 5.0
+"""How long it may take to ask another's cluster to remove the application."""
+
 _RUNNER = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "  # importing Ray takes seconds
     "from deployments.runner import main; main()"
@@ -141,9 +144,11 @@ def _run(
         limits = (str(loaded.drain_timeout_s), str(END_TIMEOUT_S))
         runner = [sys.executable, "-c", _RUNNER, str(path), address, *limits]
         environment = {**os.environ, "RAY_ADDRESS": address}
+        removal_timeout_s = REMOVAL_TIMEOUT_S
         if address == OWN_CLUSTER:
             environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
-        return run_until_signal(runner, loaded.drain_timeout_s, environment)
+            removal_timeout_s = 0.0
+        return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)
 
 
 def _arguments(source: Source) -> dict[str, Any]:
@@ -263,10 +268,13 @@ def pauses_s() -> Iterator[float]:
 
 
 def run_until_signal(
-    command: list[str], drain_timeout_s: float, environment: Mapping[str, str] | None = None
+    command: list[str],
+    drain_timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    removal_timeout_s: float = 0.0,
 ) -> int:
     """Run a command to its end; the first signal to end this process ends it in order, the second
-    at once.
+    at once, but for the ``removal_timeout_s`` that it has to end what runs elsewhere.
 
     It has its own session, so that Ctrl-C reaches it once, and never only its children, and a
     standard input that ends when this process does, however that happens.  What still runs
@@ -294,6 +302,8 @@ def run_until_signal(
                     err=True,
                 )
             _wait(process, signals, drain_timeout_s + END_TIMEOUT_S)
+            if not signals.empty():
+                _hurry(process, removal_timeout_s)
     finally:
         kill_session(process.pid)
         status = process.wait()
@@ -302,6 +312,14 @@ def run_until_signal(
         for each, handler in old.items():
             signal.signal(each, handler)
     return 128 + number if number else status
+
+
+def _hurry(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Tell the process to end at once, until it has ended or the time is over."""
+    deadline_s = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < deadline_s:
+        process.terminate()
+        time.sleep(_POLL_S)
 
 
 def _ending_signals() -> Iterator[signal.Signals]:
