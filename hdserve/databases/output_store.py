@@ -329,7 +329,7 @@ class OutputStore:
         for namespace in log.namespaces():
             files = self._files.of(namespace)
             versions = [version for version, _ in log.partition(namespace).segments()]
-            files.unsaved |= {version for version in versions if version >= self.first_version}
+            files.unsaved = {version for version in versions if version >= self.first_version}
             files.logs.clear()  # the predecessor's, which may have grown: for the next restart
             files.is_synced = False
         return True

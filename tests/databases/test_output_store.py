@@ -235,6 +235,23 @@ def test_a_successor_takes_over_though_its_predecessor_was_restarted(tmp_path):
     assert sorted(second.restart().numbers("n")) == [1, 2, 3, 4]
 
 
+def test_a_successor_keeps_the_log_of_which_it_could_read_a_part(tmp_path):
+    """As on NFS, where what another machine is writing may end in zeros."""
+    first = Database(tmp_path)
+    first.append("n", 1, 2)
+    (path,) = first.files(".log")
+    part = path.read_bytes()
+    first.append("n", 3)
+    whole = path.read_bytes()
+    path.write_bytes(part + bytes(len(whole) - len(part)))
+    second = Database(tmp_path)
+    path.write_bytes(whole)
+    second.append("n", 4)
+    first.store.close()
+    assert second.sync()
+    assert sorted(second.restart().numbers("n")) == [1, 2, 3, 4]
+
+
 def test_what_was_flushed_while_a_successor_waited_stays_flushed(tmp_path):
     """In its memory, for its readers and on the disk; other namespaces keep what they have."""
     first = Database(tmp_path)
