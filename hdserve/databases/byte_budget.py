@@ -21,7 +21,8 @@ LARGE_SHARE = 32
 or, if that is larger, one part in ``LARGE_SHARE``."""
 
 FREE_SHARE = 8
-"""A namespace that gave way may grow again when one part in this many of the limit is free."""
+"""A namespace that gave way may grow again when one part in this many of the limit is free, or when
+another has more than twice its limit."""
 
 
 class Part(Protocol):
@@ -106,8 +107,12 @@ class ByteBudget(Generic[PartT]):
 
     def _let_grow(self, namespace: str, part: PartT) -> None:
         num_free = self.max_bytes - self.num_bytes
-        allowed = min(self.max_bytes, self._sizes[namespace] + num_free)
-        if num_free > self.max_bytes // FREE_SHARE and allowed > part.max_bytes:
+        allowed, most = part.max_bytes, self._sizes.most
+        if num_free > self.max_bytes // FREE_SHARE:
+            allowed = min(self.max_bytes, self._sizes[namespace] + num_free)
+        if most > 2 * part.max_bytes:
+            allowed = max(allowed, most)
+        if allowed > part.max_bytes:
             self._on_change()
             part.limit(allowed)
 

@@ -29,6 +29,11 @@ class Sizes:
         """The size of a thing, 0 while there is none."""
         return self._sizes.get(name, 0)
 
+    @property
+    def most(self) -> int:
+        """About the largest size, at most an eighth less; there must be at least one."""
+        return self[next(iter(self._classes[max(self._classes)]))]
+
     def set(self, name: str, size: int) -> None:
         """Set the current size of a thing."""
         self.remove(name)

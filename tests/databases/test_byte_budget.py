@@ -52,6 +52,22 @@ def test_the_largest_gives_way_down_to_the_next(first: int) -> None:
     assert max(sizes) - min(sizes) < 100_000
 
 
+def test_one_that_gave_way_takes_from_another_that_took_what_was_free() -> None:
+    """As a new one would."""
+    budget = make_budget(1_000_000)
+    for _ in range(10):
+        for namespace in ("a", "b", "c", "d"):
+            feed(budget, namespace, 100_000)
+    budget.drop("c")
+    budget.drop("d")
+    for namespace in ("a", "b"):
+        for _ in range(20):
+            feed(budget, namespace, 100_000)
+    sizes = [part.num_bytes for part in budget]
+    assert sum(sizes) <= 1_000_000
+    assert max(sizes) - min(sizes) < 200_000
+
+
 def test_small_ones_are_left_alone() -> None:
     """A namespace is safe from others as long as it is smaller than theirs."""
     budget = make_budget(1_000_000)
