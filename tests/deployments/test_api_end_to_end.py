@@ -722,8 +722,8 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
     assert accepted(ANNA_KEY) > 10
     assert accepted(OTTO_KEY) < 10
     assert accepted(OTHER_OTTO_KEY) > 10
-    wait_for("anna", 1)
-    wait_for("otto", 1)
+    wait_for("anna", 2)
+    wait_for("otto", 2)
     listed = httpx.get(url, headers=headers).json()["data"]
     assert [item["id"] for item in listed] == [MODEL]
     assert {"anna", "otto"} <= set(listed[0]["namespaces"])
