@@ -73,14 +73,6 @@ ENGINE = (
 )
 """The parts of ``hdserve.engine``: a module imports only from its own part and those before it."""
 
-OUT_OF_ORDER = {
-    "hdserve.engine.gpu_kernels.attend": {"kv_cache", "attention"},
-    "hdserve.engine.gpu_kernels.trial": {"kv_cache", "batch", "attention"},
-}
-"""The exceptions.  Kernels for GPUs know arrays only, as those for CPUs do, but for two modules:
-``attend`` names in its annotations whose arrays they are, and ``trial``, which is imported when a
-GPU is first asked for, has a draft tree packed as a step packs it."""
-
 HOMES = {
     "torch": ("hdserve.engine", "hdserve.bench.contenders", "hdserve.bench.random_weights"),
     "transformers": ("hdserve.engine", "hdserve.bench.contenders", "hdserve.bench.random_weights"),
@@ -138,12 +130,12 @@ def test_imports_point_to_lower_layers(module: str) -> None:
 
 @pytest.mark.parametrize("module", [*filter(_part, MODULES)])
 def test_imports_within_the_engine_point_to_earlier_parts(module: str) -> None:
-    """Those within functions and for annotations, too; an exception that is not needed goes."""
+    """Those within functions and for annotations, too."""
     part = _part(module)
     assert part in ENGINE, f"{module} has no place"
     imported = {_part(name) for name in _imports(MODULES[module])} - {None}
     later = imported - {*ENGINE[: ENGINE.index(part) + 1]}
-    assert later == OUT_OF_ORDER.get(module, set()), f"{module} imports {later}"
+    assert not later, f"{module} imports {later}"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -109,7 +109,8 @@ class Forward:
         sinks = self.sinks if layer.has_sinks else None
         scale = layer.key_size**-0.5
         terms = scale, layer.window, layer.softcap, sinks
-        return self.attend(seen, query, self.keys, self.values, *terms)
+        what = seen.rows, seen.items, seen.rows_per_tile
+        return self.attend(*what, query, self.keys, self.values, *terms)
 
     def definition(self) -> torch.Tensor:
         seen = FlexAttentionMetadata(self.cache, self.packed.num_rows, 31)

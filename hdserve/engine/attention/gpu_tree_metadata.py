@@ -10,8 +10,8 @@ from hdserve.engine.batch.packed_rows import PackedRows
 from hdserve.engine.kernels.splits import (
     ITEM_FIELDS,
     MAX_GROUPS,
-    MAX_ITEMS,
     MAX_ROWS,
+    NUM_ENTRIES,
     QUERIES,
     ROW_FIELDS,
     describe_tails,
@@ -28,7 +28,7 @@ class TreeAttentionMetadata:
 
     Attributes:
         rows_per_tile: see :func:`~hdserve.engine.kernels.splits.list_items`.
-        rows, items: int32 ``[num_rows, ROW_FIELDS]`` and ``[1 + MAX_ITEMS, ITEM_FIELDS]``, see
+        rows, items: int32 ``[num_rows, ROW_FIELDS]`` and ``[NUM_ENTRIES, ITEM_FIELDS]``, see
             :mod:`hdserve.engine.kernels.splits`.
     """
 
@@ -37,7 +37,7 @@ class TreeAttentionMetadata:
         groups_together = min(MAX_GROUPS, 1 << (num_groups - 1).bit_length())
         self.rows_per_tile = QUERIES // groups_together
         self._rows = CpuGpuBuffer((num_rows, ROW_FIELDS), torch.int32, device)
-        self._items = CpuGpuBuffer((1 + MAX_ITEMS, ITEM_FIELDS), torch.int32, device)
+        self._items = CpuGpuBuffer((NUM_ENTRIES, ITEM_FIELDS), torch.int32, device)
         self.rows, self.items = self._rows.device, self._items.device
 
     def fill(self, packed: PackedRows) -> None:

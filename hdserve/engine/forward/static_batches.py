@@ -82,7 +82,10 @@ class StaticBatches:
 
             if RowProducts.are_fast_on(cache.device):
                 self._multiply_rows = RowProducts(cache.device)
-            if GpuTreeAttention.can_read(cache):
+            sizes = [
+                each for layer in cache.shape.layers for each in (layer.key_size, layer.value_size)
+            ]
+            if GpuTreeAttention.can_attend(cache.dtype, sizes):
                 self._tree_attention = GpuTreeAttention(cache.device)
         self.max_depth = UNLIMITED if self._tree_attention is None else MAX_DEPTH
         self._cache = cache
@@ -175,8 +178,8 @@ class StaticBatches:
         cache = self._cache
         if by_splits:
             assert self._tree_attention is not None, "only our kernel reads parts"
-            tree_metadata = TreeAttentionMetadata(num_rows, self._num_groups, cache.device)
-            return tree_metadata, partial(self._tree_attention, tree_metadata)
+            seen = TreeAttentionMetadata(num_rows, self._num_groups, cache.device)
+            return seen, partial(self._tree_attention, seen.rows, seen.items, seen.rows_per_tile)
         flex_metadata = FlexAttentionMetadata(cache, num_rows, self._max_draft_tokens)
         number = cache.num_stored_rows
         return flex_metadata, BlockAttention(flex_metadata, number, is_compiled=self._is_compiled)

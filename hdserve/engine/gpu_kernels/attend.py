@@ -14,15 +14,14 @@ results of all splits: not on other rows, nor on where in the cache its ancestor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
-from hdserve.engine.attention.gpu_tree_metadata import TreeAttentionMetadata
 from hdserve.engine.kernels import splits
-from hdserve.engine.kv_cache.cache import KVCache
 
 _PROGRAMS_PER_PROCESSOR: Final = 4
 """How many programs there are for each processor, in addition to one for each row."""
@@ -33,7 +32,8 @@ _MAX_REGISTERS: Final = 168
 """The most registers of a thread for which a processor has room for three programs."""
 
 _MAX_SIZE: Final = 128
-"""The largest keys and values for which that many registers suffice."""
+"""The largest keys and values for which that many registers suffice, and for which three blocks of
+them are loaded at the same time."""
 
 _POWER = tl.constexpr(_LOG2_E)
 _QUERIES = tl.constexpr(splits.QUERIES)
@@ -57,6 +57,7 @@ _SPLIT_FIRST = tl.constexpr(splits.SPLIT_FIRST)
 _SPLIT_STOP = tl.constexpr(splits.SPLIT_STOP)
 _FIRST_TAIL = tl.constexpr(splits.FIRST_TAIL)
 _NUM_TAILS = tl.constexpr(splits.NUM_TAILS)
+_SINGLE_STOP = tl.constexpr(splits.SINGLE_STOP)
 
 
 class GpuTreeAttention:
@@ -77,15 +78,15 @@ class GpuTreeAttention:
         """How many items of each tile have ended, by heads; zero between two calls."""
 
     @staticmethod
-    def can_read(cache: KVCache) -> bool:
-        """Whether the kernel supports its dtype and sizes."""
-        return cache.dtype in (torch.bfloat16, torch.float16) and all(
-            layer.key_size % 16 == layer.value_size % 16 == 0 for layer in cache.shape.layers
-        )
+    def can_attend(dtype: torch.dtype, sizes: Iterable[int]) -> bool:
+        """Whether the kernel supports the dtype and the sizes of keys and values."""
+        return dtype in (torch.bfloat16, torch.float16) and all(size % 16 == 0 for size in sizes)
 
     def __call__(
         self,
-        seen: TreeAttentionMetadata,
+        rows: torch.Tensor,
+        items: torch.Tensor,
+        rows_per_tile: int,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -98,7 +99,8 @@ class GpuTreeAttention:
         ``keys [1, num_kv_heads, num_keys, key_size]`` and ``values`` alike.
 
         Args:
-            seen: what the rows see.
+            rows, items, rows_per_tile: what the rows see, see
+                :class:`~hdserve.engine.attention.gpu_tree_metadata.TreeAttentionMetadata`.
             sinks: ``[num_heads]``, see :func:`~hdserve.engine.attention.packed.packed_attention`.
 
         Returns:
@@ -110,16 +112,17 @@ class GpuTreeAttention:
             query = query.contiguous()
         num_groups = num_heads // num_kv_heads
         groups_at_once = min(splits.MAX_GROUPS, triton.next_power_of_2(num_groups))
-        assert seen.rows_per_tile * groups_at_once <= splits.QUERIES, "tiles are for fewer heads"
+        assert rows_per_tile * groups_at_once <= splits.QUERIES, "tiles are for fewer heads"
         num_blocks = num_kv_heads * triton.cdiv(num_groups, groups_at_once)
         width = triton.next_power_of_2(value_size)
+        is_small = max(width, key_size) <= _MAX_SIZE
         sums, extremes = self._room(num_blocks, width)
         attended = query.new_empty((1, num_rows, num_heads, value_size))
         num_programs = num_rows + triton.cdiv(self._num_programs, num_blocks)
         _attend[(num_programs, num_blocks)](
             *(query, query.stride(1), query.stride(2)),
             *(keys, keys.stride(1), values, values.stride(1), attended),
-            *(seen.rows, seen.items, num_rows, sums, extremes, self._num_ended),
+            *(rows, items, num_rows, sums, extremes, self._num_ended),
             query if sinks is None else sinks,
             scale * _LOG2_E if softcap is None else 2.0 * scale * _LOG2_E / softcap,
             0.0 if softcap is None else softcap * _LOG2_E,
@@ -133,9 +136,10 @@ class GpuTreeAttention:
             KEY_WIDTH=triton.next_power_of_2(key_size),
             VALUE_SIZE=value_size,
             VALUE_WIDTH=width,
+            SINGLE_STAGES=3 if is_small else 2,
             num_warps=4,
             num_stages=2,
-            maxnreg=_MAX_REGISTERS if max(width, key_size) <= _MAX_SIZE else None,
+            maxnreg=_MAX_REGISTERS if is_small else None,
         )
         return attended
 
@@ -383,6 +387,90 @@ def _clear_padding(
 
 
 @triton.jit
+def _attend_single(
+    query_at,
+    is_query,
+    keys,
+    values,
+    start,
+    body,
+    stop,
+    scale,
+    softcap,
+    window,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The result for a row that ends at ``stop`` and whose body is one split: what
+    ``_attend_tail`` and ``_attend_split`` find, in one loop, so that no load waits for a list."""
+    one_key = tl.arange(0, _KEYS)
+    numbers = _read_queries(query_at, is_query, KEY_SIZE, KEY_WIDTH)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(stop - window, 0) // _KEYS * _KEYS
+    num_blocks = 1 + tl.cdiv(tl.maximum(body - begin, 0), _KEYS)
+    most, total, sums = _nothing(VALUE_WIDTH)
+    tail_most, tail_total, tail_sums = _nothing(VALUE_WIDTH)
+    for block in tl.range(0, num_blocks, num_stages=STAGES):
+        is_tail = block == 0
+        key_position = tl.where(is_tail, body, begin + (block - 1) * _KEYS) + one_key
+        is_key = key_position < tl.where(is_tail, stop, body)
+        key_row = (start + key_position).to(tl.int64)
+        key_numbers = _read_keys(keys, key_row, is_key, KEY_SIZE, KEY_WIDTH)
+        is_seen = is_key
+        if HAS_WINDOW:
+            is_seen = is_seen & (stop - 1 - key_position < window)
+        scores = _scores(numbers, key_numbers, is_seen[None, :], scale, softcap, HAS_SOFTCAP)
+        higher = tl.maximum(most, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - _above(higher)[:, None])
+        shrunk = tl.exp2(most - _above(higher))
+        total = total * shrunk + tl.sum(weights, axis=1)
+        value_numbers = _read_values(values, key_row, is_key, VALUE_SIZE, VALUE_WIDTH)
+        sums = tl.dot(weights.to(value_numbers.dtype), value_numbers, sums * shrunk[:, None])
+        tail_most = tl.where(is_tail, higher, tail_most)
+        tail_total = tl.where(is_tail, total, tail_total)
+        tail_sums = tl.where(is_tail, sums, tail_sums)
+        most = tl.where(is_tail, -float("inf"), higher)
+        total = tl.where(is_tail, 0.0, total)
+        sums = tl.where(is_tail, 0.0, sums)
+    return _added(tail_most, tail_total, tail_sums, most, total, sums)
+
+
+@triton.jit
+def _tile_of(items, number):
+    """The fields of an item that say what its tile is; the entry after the last one may be read."""
+    item = items + (number + 1) * _ITEM_FIELDS
+    return (
+        tl.load(item + _TILE),
+        tl.load(item + _TILE_ROW),
+        tl.load(item + _TILE_ROWS),
+        tl.load(item + _TILE_START),
+        tl.load(item + _TILE_SLOT),
+        tl.load(item + _TILE_SPLITS),
+        tl.load(item + _TILE_ITEMS),
+    )
+
+
+@triton.jit
+def _work_of(items, number):
+    """The fields of an item that say what is computed of its tile."""
+    item = items + (number + 1) * _ITEM_FIELDS
+    return (
+        tl.load(item + _SPLIT_NUMBER),
+        tl.load(item + _SPLIT_FIRST),
+        tl.load(item + _SPLIT_STOP),
+        tl.load(item + _FIRST_TAIL),
+        tl.load(item + _NUM_TAILS),
+        tl.load(item + _SINGLE_STOP),
+    )
+
+
+@triton.jit
 def _attend(
     query,
     query_head,
@@ -411,6 +499,7 @@ def _attend(
     KEY_WIDTH: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
+    SINGLE_STAGES: tl.constexpr,
 ):
     BLOCKS_OF_HEAD: tl.constexpr = (GROUPS + GROUPS_AT_ONCE - 1) // GROUPS_AT_ONCE
     block, num_blocks = tl.program_id(1), tl.num_programs(1)
@@ -419,60 +508,55 @@ def _attend(
     own_row = index // GROUPS_AT_ONCE
     group = block % BLOCKS_OF_HEAD * GROUPS_AT_ONCE + index % GROUPS_AT_ONCE
     own_head = head * GROUPS + group
-    _clear_padding(
-        *(attended + own_head * VALUE_SIZE, num_heads * VALUE_SIZE, items, num_all_rows),
-        *((own_row == 0) & (group < GROUPS), VALUE_SIZE, VALUE_WIDTH),
-    )
     query += own_head * query_head
     keys, values = keys + head * keys_head, values + head * values_head
-    for number in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
-        item = items + (number + 1) * _ITEM_FIELDS
-        first_row, num_rows = tl.load(item + _TILE_ROW), tl.load(item + _TILE_ROWS)
-        first_slot, num_splits = tl.load(item + _TILE_SLOT), tl.load(item + _TILE_SPLITS)
-        num_items = tl.load(item + _TILE_ITEMS)
-        is_all = (num_items == 1) & (num_rows == 1)
+    number, num_all = tl.program_id(0), tl.load(items)
+    tile, first_row, num_rows, start, first_slot, num_splits, num_items = _tile_of(items, number)
+    split, first, stop, first_tail, num_tails, single_stop = _work_of(items, number)
+    while number < num_all:
         is_query = (own_row < num_rows) & (group < GROUPS)
         is_of_tail = (own_row == 0) & (group < GROUPS)
-        slot = _place_of(first_slot + num_splits)
-        tail_most, tail_total, tail_sums = _nothing(VALUE_WIDTH)
-        first_tail, num_tails = tl.load(item + _FIRST_TAIL), tl.load(item + _NUM_TAILS)
-        for place in range(first_tail, first_tail + num_tails):
-            tail_most, tail_total, tail_sums = _attend_tail(
-                *(query + (first_row + place) * query_row, is_of_tail, keys, values),
-                *(rows + (first_row + place) * _ROW_FIELDS, scale, softcap, window),
+        attended_at = attended + ((first_row + own_row) * num_heads + own_head) * VALUE_SIZE
+        if single_stop > 0:
+            most, total, sums = _attend_single(
+                *(query + first_row * query_row, is_of_tail, keys, values),
+                *(start, stop, single_stop, scale, softcap, window),
                 *(HAS_SOFTCAP, HAS_WINDOW, KEY_SIZE, KEY_WIDTH, VALUE_SIZE, VALUE_WIDTH),
+                SINGLE_STAGES,
             )
-            if not is_all:
+            _finish(
+                *(attended_at, sinks + own_head, most, total, sums, is_of_tail),
+                *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
+            )
+        else:
+            slot = _place_of(first_slot + num_splits)
+            for place in range(first_tail, first_tail + num_tails):
+                most, total, sums = _attend_tail(
+                    *(query + (first_row + place) * query_row, is_of_tail, keys, values),
+                    *(rows + (first_row + place) * _ROW_FIELDS, scale, softcap, window),
+                    *(HAS_SOFTCAP, HAS_WINDOW, KEY_SIZE, KEY_WIDTH, VALUE_SIZE, VALUE_WIDTH),
+                )
                 at = place * GROUPS_AT_ONCE + index
                 _keep(
                     kept_sums + (slot * _QUERIES + at) * VALUE_WIDTH,
                     kept_extremes + slot * 2 * _QUERIES + at,
-                    *(tail_most, tail_total, tail_sums, is_of_tail, VALUE_WIDTH),
+                    *(most, total, sums, is_of_tail, VALUE_WIDTH),
                 )
-        first, stop = tl.load(item + _SPLIT_FIRST), tl.load(item + _SPLIT_STOP)
-        most, total, sums = _attend_split(
-            *(query + (first_row + own_row) * query_row, is_query, keys, values),
-            rows + (first_row + own_row) * _ROW_FIELDS,
-            *(tl.load(item + _TILE_START), first, stop, scale, softcap, window),
-            *(HAS_SOFTCAP, HAS_WINDOW, KEY_SIZE, KEY_WIDTH, VALUE_SIZE, VALUE_WIDTH),
-        )
-        attended_at = attended + ((first_row + own_row) * num_heads + own_head) * VALUE_SIZE
-        sums_at = kept_sums + index * VALUE_WIDTH
-        if is_all:
-            most, total, sums = _added(tail_most, tail_total, tail_sums, most, total, sums)
-            _finish(
-                *(attended_at, sinks + own_head, most, total, sums, is_query),
-                *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
+            most, total, sums = _attend_split(
+                *(query + (first_row + own_row) * query_row, is_query, keys, values),
+                rows + (first_row + own_row) * _ROW_FIELDS,
+                *(start, first, stop, scale, softcap, window),
+                *(HAS_SOFTCAP, HAS_WINDOW, KEY_SIZE, KEY_WIDTH, VALUE_SIZE, VALUE_WIDTH),
             )
-        else:
-            split_slot = _place_of(first_slot + tl.load(item + _SPLIT_NUMBER))
+            sums_at = kept_sums + index * VALUE_WIDTH
+            split_slot = _place_of(first_slot + split)
             _keep(
                 sums_at + split_slot * _QUERIES * VALUE_WIDTH,
                 kept_extremes + split_slot * 2 * _QUERIES + index,
                 *(most, total, sums, is_query & (first < stop), VALUE_WIDTH),
             )
             tl.debug_barrier()  # all results are stored before this item is counted
-            ended_at = num_ended + tl.load(item + _TILE) * num_blocks + block
+            ended_at = num_ended + tile * num_blocks + block
             if tl.atomic_add(ended_at, 1, sem="acq_rel") == num_items - 1:
                 most, total, sums = _add_up(
                     *(sums_at, kept_extremes + index, first_slot, num_splits, is_query),
@@ -483,3 +567,12 @@ def _attend(
                     *(HAS_SINKS, VALUE_SIZE, VALUE_WIDTH),
                 )
                 tl.store(ended_at, 0)
+        number = min(number + tl.num_programs(0), num_all)
+        tile, first_row, num_rows, start, first_slot, num_splits, num_items = _tile_of(
+            items, number
+        )
+        split, first, stop, first_tail, num_tails, single_stop = _work_of(items, number)
+    _clear_padding(
+        *(attended + own_head * VALUE_SIZE, num_heads * VALUE_SIZE, items, num_all_rows),
+        *((own_row == 0) & (group < GROUPS), VALUE_SIZE, VALUE_WIDTH),
+    )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from hdserve.core import Source
-from hdserve.engine.attention.gpu_tree_metadata import TreeAttentionMetadata
-from hdserve.engine.batch.chunk import Chunk
-from hdserve.engine.batch.packed_rows import pack_rows
-from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
 from hdserve.engine.gpu_kernels.draw import draw_tokens
 from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
 from hdserve.engine.gpu_kernels.top import find_largest
-from hdserve.engine.kv_cache.segments import Segment
-from hdserve.tree import DraftTree
+from hdserve.engine.kernels import splits
+from hdserve.engine.kernels.rows import (
+    FIRST_COLUMN,
+    IS_CHOOSING,
+    NUM_CHUNK_FIELDS,
+    NUM_DECIDED,
+    NUM_ROWS,
+)
 
 _SIZE = 256
 
-_NUM_CACHED = 600
 _NUM_KEYS = 640
-_WINDOW = 400
 _SCALE = 0.125
 _TOLERANCE = 0.02
 
@@ -35,7 +35,8 @@ def do_all_run(device: torch.device) -> bool:
     """
     dtypes = torch.float32, torch.float16, torch.bfloat16
     found = [_runs(device, dtype) for dtype in dtypes]
-    found += [_attends(device, dtype) for dtype in dtypes[1:]]
+    for dtype in dtypes[1:]:
+        found += [_attends(device, dtype, [0, 1, 0], 600), _attends(device, dtype, [], 200)]
     if RowProducts.are_fast_on(device):
         found += [_multiplies(device, num_inputs) for num_inputs in (_SIZE, _SIZE + 8)]
     return all(found)
@@ -55,26 +56,36 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
     return are_stored and token.item() == column.item() == 1
 
 
-def _attends(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether tree nodes get the same results as by PyTorch's attention, with and without a
-    window."""
-    tree = DraftTree(0, 3)
-    for parent, token_id in ((0, 1), (1, 2), (0, 3)):
-        tree.add_node(parent, token_id, Source.OTHER)
-    chunk = Chunk(Segment(0, _NUM_KEYS), _NUM_CACHED, [0], tree)
-    seen = TreeAttentionMetadata(len(tree), 1, device)
-    seen.fill(pack_rows([chunk], Shapes(), _NUM_KEYS - 1))
-    seen.send()
+def _attends(device: torch.device, dtype: torch.dtype, parents: list[int], num_cached: int) -> bool:
+    """Whether the nodes of a tree get the same results as by PyTorch's attention, with and without
+    a window.
+
+    Args:
+        parents: of the drafts.
+    """
+    paths = [[0]]
+    for node, parent in enumerate(parents, 1):
+        paths.append([*paths[parent], node])
+    chunks = np.zeros((1, NUM_CHUNK_FIELDS), np.int64)
+    chunks[0, NUM_DECIDED], chunks[0, NUM_ROWS] = 1, len(paths)
+    chunks[0, FIRST_COLUMN], chunks[0, IS_CHOOSING] = num_cached, 1
+    rows = np.empty((len(paths), splits.ROW_FIELDS), np.int32)
+    items = np.empty((splits.NUM_ENTRIES, splits.ITEM_FIELDS), np.int32)
+    depths = np.array([len(path) - 1 for path in paths[1:]], np.int64)
+    splits.describe_tails(chunks, np.array(parents, np.int64), depths, rows)
+    splits.list_items(chunks, rows, splits.QUERIES, items)
+    rows_there, items_there = (torch.from_numpy(each).to(device) for each in (rows, items))
     query, keys, values = torch.randn((3, 1, 1, _NUM_KEYS, 64), device=device, dtype=dtype)
-    query = query[:, :, : len(tree)]
+    query = query[:, :, : len(paths)]
     attend = GpuTreeAttention(device)
-    for window in (None, _WINDOW):
-        found = attend(seen, query, keys, values, _SCALE, window, None, None)[0, :, 0]
-        for node in range(len(tree)):
-            path = [_NUM_CACHED + each for each in tree.path_to(node)]
-            rows = [*range(_NUM_CACHED), *path][-(window or _NUM_KEYS) :]
-            scores = keys[0, 0, rows].float() @ query[0, 0, node].float() * _SCALE
-            wanted = scores.softmax(dim=0) @ values[0, 0, rows].float()
+    for window in (None, num_cached * 2 // 3):
+        seen = rows_there, items_there, splits.QUERIES
+        found = attend(*seen, query, keys, values, _SCALE, window, None, None)[0, :, 0]
+        for node, path in enumerate(paths):
+            ancestors = [num_cached + each for each in path]
+            visible = [*range(num_cached), *ancestors][-(window or _NUM_KEYS) :]
+            scores = keys[0, 0, visible].float() @ query[0, 0, node].float() * _SCALE
+            wanted = scores.softmax(dim=0) @ values[0, 0, visible].float()
             if not (found[node] - wanted).norm() < _TOLERANCE * wanted.norm():
                 return False
     return True

@@ -63,6 +63,9 @@ for each row."""
 
 MAX_ITEMS: Final = MAX_SPLITS + MAX_ROWS
 
+NUM_ENTRIES: Final = MAX_ITEMS + 2
+"""The entry before the first item, all items, and one that is read but not used."""
+
 TAIL_SIZE, BODY_SIZE, ROW_POSITION = range(3)
 """The first fields of a row: the number of cache rows in its tail, the number of positions in its
 body, and its own position."""
@@ -85,11 +88,14 @@ ROW_FIELDS: Final = TAIL_ROWS + TAIL
     SPLIT_STOP,
     FIRST_TAIL,
     NUM_TAILS,
-) = range(12)
+    SINGLE_STOP,
+) = range(13)
 """The fields of an item.  Of its tile: number, first row, number of rows, cache row of position 0,
 where its results are stored, how many splits, and how many items.  Of the split that the item
 computes, if any: number, first position and last position plus one.  Of the tails that it computes:
-the first row of the tile that has one of them, and their number."""
+the first row of the tile that has one of them, and their number.  Of an item that is all there is
+to compute for a tree of one row: the row's position plus one, else 0; its tail follows its body in
+the cache."""
 
 ITEM_FIELDS: Final = 16
 
@@ -166,9 +172,9 @@ def _longest_body(rows: Fields, first: int, num_rows: int) -> int:
 
 
 @inlined
-def _slots_of_tile(num_rows: int, num_splits: int) -> int:
-    """The number of results a tile stores, one for each split and one for its tails.  A single row
-    with one split is one item, which stores none."""
+def _num_slots_of_tile(num_rows: int, num_splits: int) -> int:
+    """The number of results that a tile of a tree of ``num_rows`` rows stores, one for each split
+    and one for its tails.  A tree of one row with one split is one item, which stores none."""
     return 0 if num_rows == 1 and num_splits <= 1 else 1 + num_splits
 
 
@@ -182,7 +188,7 @@ def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, 
         for first in range(0, num_rows, rows_per_tile):
             own_rows = min(rows_per_tile, num_rows - first)
             longest = _longest_body(rows, first_row + first, own_rows)
-            number += _slots_of_tile(own_rows, _num_splits(longest, shift))
+            number += _num_slots_of_tile(num_rows, _num_splits(longest, shift))
     return number
 
 
@@ -190,8 +196,8 @@ def _num_slots(chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, 
 def list_items(
     chunks: npt.NDArray[np.int64], rows: Fields, rows_per_tile: int, items: Fields
 ) -> None:
-    """Fill ``items [1 + MAX_ITEMS, ITEM_FIELDS]``: a single row with one split is one item with its
-    tail; otherwise each split and each group of tails is an item.
+    """Fill ``items [NUM_ENTRIES, ITEM_FIELDS]``: a tree of one row with one split is one item with
+    its tail; otherwise each split and each group of tails is an item.
 
     Args:
         chunks: as of :func:`describe_tails`, of ``MAX_ROWS`` rows at most.
@@ -208,7 +214,7 @@ def list_items(
             own_rows = min(rows_per_tile, num_rows - first)
             longest = _longest_body(rows, first_row, own_rows)
             splits = _num_splits(longest, shift)
-            slots = _slots_of_tile(own_rows, splits)
+            slots = _num_slots_of_tile(num_rows, splits)
             tails = (own_rows + TAILS_TOGETHER - 1) // TAILS_TOGETHER
             count = splits + tails if slots else 1
             for index in range(count):
@@ -218,13 +224,13 @@ def list_items(
                 item[TILE_START], item[TILE_SLOT] = chunks[chunk, SEGMENT_START], slot
                 item[TILE_SPLITS], item[TILE_ITEMS] = splits, count
                 item[SPLIT_NUMBER] = item[SPLIT_FIRST] = item[SPLIT_STOP] = 0
-                item[FIRST_TAIL] = item[NUM_TAILS] = 0
+                item[FIRST_TAIL] = item[NUM_TAILS] = item[SINGLE_STOP] = 0
                 if index < splits:
                     item[SPLIT_NUMBER] = index
                     item[SPLIT_FIRST] = _first_position(index, shift)
                     item[SPLIT_STOP] = min(longest, _first_position(index + 1, shift))
                 if not slots:
-                    item[NUM_TAILS] = 1
+                    item[SINGLE_STOP] = rows[first_row, ROW_POSITION] + 1
                 elif index >= splits:
                     item[FIRST_TAIL] = (index - splits) * TAILS_TOGETHER
                     item[NUM_TAILS] = min(TAILS_TOGETHER, own_rows - item[FIRST_TAIL])

@@ -101,7 +101,7 @@ def test_items_are_all_splits_and_tails(num_groups: int, chunks: list[Chunk]) ->
     seen.fill(packed_rows(chunks))
     seen.send()
     tiles = [
-        (row, min(rows_per_tile, first + chunk.num_rows - row), chunk.segment.start)
+        (row, min(rows_per_tile, first + chunk.num_rows - row), chunk)
         for first, chunk in packed_rows(chunks).chunks.placed
         for row in range(first, first + chunk.num_rows, rows_per_tile)
     ]
@@ -110,8 +110,8 @@ def test_items_are_all_splits_and_tails(num_groups: int, chunks: list[Chunk]) ->
         by_tile[item[splits.TILE]].append(item)
     assert set(by_tile) == set(range(len(tiles)))
     slot = 0
-    for number, (first_row, num_rows, start) in enumerate(tiles):
-        items = by_tile[number]
+    for number, (first_row, num_rows, chunk) in enumerate(tiles):
+        items, start = by_tile[number], chunk.segment.start
         longest = int(seen.rows[first_row : first_row + num_rows, splits.BODY_SIZE].max())
         positions = [
             position
@@ -128,7 +128,10 @@ def test_items_are_all_splits_and_tails(num_groups: int, chunks: list[Chunk]) ->
             for item in items
             for index in range(item[splits.NUM_TAILS])
         ]
-        assert tails == list(range(num_rows))
+        is_single = chunk.num_rows == 1 and len(of_splits) <= 1
+        assert tails == ([] if is_single else list(range(num_rows)))
+        stops = [item[splits.SINGLE_STOP] for item in items]
+        assert stops == ([chunk.first_column + 1] if is_single else [0] * len(items))
         for item in items:
             assert item[splits.TILE_ROW : splits.TILE_SLOT + 1] == [
                 first_row,
@@ -138,8 +141,8 @@ def test_items_are_all_splits_and_tails(num_groups: int, chunks: list[Chunk]) ->
             ]
             assert item[splits.TILE_SPLITS : splits.TILE_ITEMS + 1] == [len(of_splits), len(items)]
         apart = len(of_splits) + -(-num_rows // splits.TAILS_TOGETHER)
-        assert len(items) == (1 if num_rows == 1 and len(of_splits) <= 1 else apart)
-        slot += 0 if num_rows == 1 and len(of_splits) <= 1 else len(of_splits) + 1
+        assert len(items) == (1 if is_single else apart)
+        slot += 0 if is_single else len(of_splits) + 1
     assert seen.items[0, splits.NUM_REAL_ROWS] == sum(chunk.num_rows for chunk in chunks)
 
 
