@@ -113,7 +113,8 @@ class ModelServer(AnswersCalls):
         self._num_large_texts = 0
         parser = REASONING_PARSERS.get(self._reasoning_parser() or "")
         self._reasoning = ReasoningReaders(parser, self._tokenizer)
-        builder = RecordBuilder(self._tokenizer, self._replica)
+        shows_rejected = self._config.show_rejected_drafts
+        builder = RecordBuilder(self._tokenizer, self._replica, shows_rejected=shows_rejected)
         self._records = RecordStreams(self._engine, builder, self._requests, self._reasoning)
 
     def _load_model(self, database: ModelDatabaseConfig, num_threads: int) -> ModelHost:

@@ -39,12 +39,14 @@ class RecordBuilder:
 
     Args:
         replica: which replica answers.
+        shows_rejected: whether drafts include what the model rejected.
     """
 
-    def __init__(self, tokenizer: Tokenizer, replica: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, replica: str, *, shows_rejected: bool = True) -> None:
         self._tokenizer = tokenizer
         self._token_bytes = lru_cache(_NUM_CACHED_TOKENS)(tokenizer.token_bytes)
         self._replica = replica
+        self._shows_rejected = shows_rejected
 
     def deltas(
         self,
@@ -144,15 +146,17 @@ class RecordBuilder:
         tree = output.draft
         if tree is None:
             return ()
-        accepted = set(_path(tree, output.token_ids))
+        accepted = [*_path(tree, output.token_ids)]
+        shown = range(1, len(tree)) if self._shows_rejected else accepted
+        places = {node: place for place, node in enumerate(shown, 1)}
         return tuple(
             DraftedToken(
                 text=self._tokenizer.token_text(tree.token_ids[node]),
                 source=int(tree.sources[node]),
-                parent=tree.parents[node],
+                parent=places.get(tree.parents[node], 0),
                 is_accepted=node in accepted,
             )
-            for node in range(1, len(tree))
+            for node in shown
         )
 
     def _prompt(

@@ -268,6 +268,10 @@ class ModelConfig(StrictModel):
     share_output: bool = True
     """Whether finished outputs enter the cluster's model database."""
 
+    show_rejected_drafts: bool = True
+    """Whether ``include_sources`` also shows the guesses that the model rejected, which may be text
+    of others in the namespace."""
+
     num_replicas: int | None = Field(default=None, ge=1)
     """How many processes serve this model; default: 1, unless ``autoscaling`` says."""
 

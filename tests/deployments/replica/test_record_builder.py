@@ -106,25 +106,42 @@ def test_log_probabilities_are_numbers_that_json_has(tokenizer: Tokenizer) -> No
     assert [top.logprob for top in found.top] == [-0.5, LOWEST_LOGPROB, LOWEST_LOGPROB]
 
 
-def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
-    """The path of the step's tokens, as far as the tree has it; the bonus is not in it."""
+def verified(tokenizer: Tokenizer) -> StepOutput:
+    """A step whose tree begins with a path that the model rejected; the bonus is not in it."""
     ids = tokenizer.encode("a table for two", adds_special_tokens=False)
     tree = DraftTree(3, 8)
+    tree.add_path([ids[-1], ids[0]], Source.MODEL)
     tree.add_path(ids[:2], Source.CONTEXT)
     tree.add_path([ids[0], ids[-1]], Source.MODEL)
-    output = StepOutput(
+    return StepOutput(
         sequence(),
         token_ids=tuple(ids[:3]),
         sources=(Source.CONTEXT, Source.CONTEXT, Source.PLAIN),
         texts=("a", " table", " for"),
         draft=tree,
     )
+
+
+def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
+    """The path of the step's tokens, as far as the tree has it."""
+    output = verified(tokenizer)
     (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=True)
     assert delta.texts == ("a", " table", " for")
-    assert [token.is_accepted for token in delta.draft] == [True, True, False]
-    assert [token.parent for token in delta.draft] == [0, 1, 1]
-    assert [token.source for token in delta.draft] == [Source.CONTEXT, Source.CONTEXT, Source.MODEL]
-    assert delta.draft[0].text == tokenizer.token_text(ids[0])
+    assert [token.is_accepted for token in delta.draft] == [False, False, True, True, False]
+    assert [token.parent for token in delta.draft] == [0, 1, 0, 3, 3]
+    sources = [Source.MODEL, Source.MODEL, Source.CONTEXT, Source.CONTEXT, Source.MODEL]
+    assert [token.source for token in delta.draft] == sources
+    assert delta.draft[2].text == tokenizer.token_text(output.token_ids[0])
+
+
+def test_what_the_model_rejected_is_not_shown_where_it_may_not(tokenizer: Tokenizer) -> None:
+    builder = RecordBuilder(tokenizer, "x", shows_rejected=False)
+    output = verified(tokenizer)
+    (delta,) = builder.deltas([output], {}, includes_sources=True)
+    texts = [tokenizer.token_text(token_id) for token_id in output.token_ids[:2]]
+    assert [token.text for token in delta.draft] == texts
+    assert [token.parent for token in delta.draft] == [0, 1]
+    assert all(token.is_accepted for token in delta.draft)
 
 
 def test_the_summary_counts_a_prompt_once(tokenizer: Tokenizer) -> None:
