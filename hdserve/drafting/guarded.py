@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isnan
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
@@ -102,6 +103,7 @@ class GuardedDrafters:
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
         own = tree.copy()
         drafter.propose(seq, own)
+        _make_plain(own)
         own.capacity, own.max_depth = tree.capacity, tree.max_depth
         _check_nodes(own, self._vocab_size)
         if tree.num_draft_tokens and not own.begins_with(tree):
@@ -221,6 +223,19 @@ def _state(drafter: Drafter, namespace: str) -> bytes | None:
     return found
 
 
+def _make_plain(tree: DraftTree) -> None:
+    """Turn its numbers, which may be those of numpy or PyTorch, into Python's; compiled code takes
+    no others.
+
+    Raises:
+        TypeError: some are no numbers, or tokens, parents or depths that are no integers.
+    """
+    tree.token_ids = [*map(index, tree.token_ids)]
+    tree.parents = [*map(index, tree.parents)]
+    tree.depths = [*map(index, tree.depths)]
+    tree.scores = [*map(float, tree.scores)]
+
+
 def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
     """
     Raises:
@@ -232,6 +247,8 @@ def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
         raise ValueError("not every node has a token, a parent, a depth, a source and a score")
     if tree.num_draft_tokens > tree.capacity:
         raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
+    if depths[:1] != [0]:
+        raise ValueError(f"the root has depth {depths[:1]}")
     if not tree.num_draft_tokens:
         return
     token_ids, scores = tree.token_ids[1:], tree.scores[1:]

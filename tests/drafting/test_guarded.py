@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hdserve.core import SamplingParams, Sequence, Source, SpeculationParams
 from hdserve.drafting.base import BatchDrafter, Drafter, Forward, Verified
@@ -85,11 +86,13 @@ ODDITIES: dict[str, Callable[[DraftTree], Any]] = {
     "id too large": lambda tree: tree.add_node(0, VOCAB_SIZE, Source.OTHER),
     "negative id": lambda tree: tree.add_node(0, -1, Source.OTHER),
     "id that is none": lambda tree: tree.add_node(0, None, Source.OTHER),  # type: ignore[arg-type]
+    "id that is no number": lambda tree: tree.add_node(0, float("nan"), Source.OTHER),  # type: ignore[arg-type]
     "no such parent": lambda tree: tree.add_node(17, 3, Source.OTHER),
     "negative parent": lambda tree: tree.add_node(-1, 3, Source.OTHER),
     "score above one": lambda tree: tree.add_node(0, 3, Source.OTHER, 1.5),
     "negative score": lambda tree: tree.add_node(0, 3, Source.OTHER, -0.1),
     "score that is no number": lambda tree: tree.add_node(0, 3, Source.OTHER, float("nan")),
+    "all depths": lambda tree: setattr(tree, "depths", [depth + 1 for depth in tree.depths]),
     "exception": lambda tree: 1 // 0,
     "too many nodes": lambda tree: tree.token_ids.extend([5] * 20),
     "scores that are no list": lambda tree: setattr(tree, "scores", np.array(tree.scores) * 2),
@@ -163,6 +166,24 @@ def test_a_tree_is_made_of_lists(column: str, kind: Callable[[list[Any]], Any]) 
     has_failed = (column, kind) == ("sources", np.array)  # whose entries are numbers then
     assert tree.token_ids == ([4] if has_failed else [4, 1, 2])
     assert drafters.num_failures == ({("odd", "propose"): 1} if has_failed else {})
+
+
+def test_numbers_of_other_libraries_become_pythons() -> None:
+    """As the budget and the forward read them in compiled code."""
+    odd = BulkDrafter(
+        parents=[*torch.tensor([0, 1])],
+        scores=[torch.tensor(0.5), np.float32(0.5)],
+        depths=[*np.array([1, 2])],
+    )
+    drafters = GuardedDrafters([odd], VOCAB_SIZE)
+    tree = DraftTree(4, 10)
+    drafters.propose(make_sequence(), tree)
+    assert tree.scores == [1.0, 0.5, 0.5]
+    assert {type(score) for score in tree.scores} == {float}
+    whole = [*tree.token_ids, *tree.parents, *tree.depths]
+    assert whole == [4, 3, 4, -1, 0, 1, 0, 1, 2]
+    assert {type(number) for number in whole} == {int}
+    assert drafters.num_failures == {}
 
 
 @pytest.mark.parametrize("limit", ["capacity", "max_depth"])
