@@ -63,8 +63,9 @@ class Engine:
         self._decoders: dict[str, SequenceDecoder] = {}
         self._outputs: deque[StepOutput] = deque()
         """Outputs that were not handed out yet."""
-        self._undecided: tuple[core.Sequence, int] | None = None
-        """The sequence whose tokens are being decided, and how many it had before."""
+        self._undecided: tuple[core.Sequence, int, int] | None = None
+        """The sequence whose tokens are being decided, and how many of them and of ``_outputs``
+        there were before."""
         self._is_ending = False
         """Whether sequences of an interrupted step are being ended; this may be interrupted too."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (drafts.max_draft_tokens + 1))
@@ -218,23 +219,28 @@ class Engine:
         """End all running sequences with an error and the tokens already decided; nothing in the
         cache can be trusted.  If this is interrupted the next call continues it."""
         self._is_ending = True
+        self._forget_undecided()
         told = {out.sequence.request_id for out in self._outputs if out.finish_reason is not None}
         waiting = {seq.request_id for seq in self._scheduler.waiting}
         self._scheduler.reset()
-        undecided = self._undecided
         for request_id, decoder in [*self._decoders.items()]:
             seq = decoder.seq
             if request_id in waiting:
                 continue
             if request_id not in told:
-                if undecided is not None and undecided[0] is seq:
-                    del seq.token_ids[undecided[1] :]
                 seq.finish_reason = FinishReason.ERROR
                 error = HdserveError("this request was decoded in a step that was interrupted")
                 self._outputs.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
             self._finish(seq)
-        self._undecided = None
         self._is_ending = False
+
+    def _forget_undecided(self) -> None:
+        """Take back the tokens of an interrupted step that are in no output yet."""
+        if self._undecided is not None:
+            seq, num_tokens, num_outputs = self._undecided
+            if len(self._outputs) == num_outputs:
+                del seq.token_ids[num_tokens:]
+            self._undecided = None
 
     def _step(self) -> None:
         """Append the outputs to ``_outputs``."""
@@ -297,7 +303,7 @@ class Engine:
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
-            self._undecided = seq, len(seq.token_ids)
+            self._undecided = seq, len(seq.token_ids), len(self._outputs)
             one = self._decide(work, tree, outputs, chosen.get(seq.request_id))
             self._undecided = None
             if one is not None:

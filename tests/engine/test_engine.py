@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -227,6 +228,38 @@ def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) ->
         prompt = [*seq.token_ids[:-1], 3]
         (output,) = {id(out.sequence): out.sequence for out in _run_again(engine, prompt)}.values()
         assert output.token_ids == plain(prompt, **GREEDY).token_ids
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_interrupted_sequence_has_the_tokens_that_were_told(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the interruption comes just before its output is there, or just after."""
+
+    class Outputs(deque[StepOutput]):
+        def append(self, output: StepOutput) -> None:
+            is_third = output.sequence.num_output_tokens == 3
+            if is_told or not is_third:
+                super().append(output)
+            if is_third and output.finish_reason is None:
+                raise KeyboardInterrupt
+
+    engine, seq = make(), make_sequence("a", make_prompt(4), **GREEDY)
+    monkeypatch.setattr(engine, "_outputs", Outputs())
+    engine.add(seq)
+    outputs: list[StepOutput] = []
+
+    def run_to_end() -> None:
+        while engine.has_work:
+            engine.run()
+            engine.hand_out(outputs.append)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end()
+    run_to_end()
+    assert seq.finish_reason is outputs[-1].finish_reason is FinishReason.ERROR
+    assert seq.num_output_tokens == (3 if is_told else 2)
+    assert [token for output in outputs for token in output.token_ids] == seq.output_token_ids
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
