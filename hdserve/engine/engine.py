@@ -177,6 +177,7 @@ class Engine:
                 slot.seq.finish_reason = FinishReason.ABORT
                 self._release(slot)
                 return
+        self._decoders.pop(request_id, None)  # of one that was not queued: add() was interrupted
 
     def step(self) -> list[StepOutput]:
         """Run one forward, as :meth:`run`, and return its outputs.

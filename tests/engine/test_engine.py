@@ -14,6 +14,7 @@ from hdserve.core import FinishReason, Source, SpeculationParams, StepOutput
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.loading.loader import prepare_model
+from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.stats import add_counts
 from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter
@@ -228,6 +229,23 @@ def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) ->
         prompt = [*seq.token_ids[:-1], 3]
         (output,) = {id(out.sequence): out.sequence for out in _run_again(engine, prompt)}.values()
         assert output.token_ids == plain(prompt, **GREEDY).token_ids
+
+
+def test_a_sequence_whose_addition_was_interrupted_can_be_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is kept of it."""
+    engine, add = make(), Scheduler.add
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.setattr(Scheduler, "add", add)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Scheduler, "add", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.add(make_sequence("a", make_prompt(4), **GREEDY))
+    engine.abort("a")
+    assert run(engine, [make_sequence("a", make_prompt(4), **GREEDY)])[-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("is_told", [False, True])
