@@ -22,10 +22,16 @@ ADMIN_KEY = "the-key-of-the-administrator"
 OF_ALL_MODELS = ("id", "object", "created", "owned_by", "root")
 OF_ALL_MODELS += ("type", "display_name", "created_at")
 WAIT_S = 240.0
+TEMPLATE = """{% for tool in tools or [] %}<tool_call>{{ tool | tojson }}
+{% endfor %}{% for message in messages %}{{ message.content }}
+{% endfor %}"""
 
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
+    directory = tmp_path_factory.mktemp("serve")
+    template = directory / "tools.jinja"
+    template.write_text(TEMPLATE)
     base = {"model": "hdserve-mini", "num_cpus": 0.1, "drafting": {"adapts_budget": False}}
     autoscaling = {
         "min_replicas": 1,
@@ -42,12 +48,12 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
             scaled,
             {**base, "name": OTHER},
             {**asleep, "name": SLEEPING},
-            {**asleep, "name": DOZING},
+            {**asleep, "name": DOZING, "chat_template": str(template)},
         ],
         "access": {"admin_key": ADMIN_KEY},
         "gateway": {"stream_keep_alive_s": 0.5},
     }
-    with ServedApplication(tmp_path_factory.mktemp("serve"), config) as served:
+    with ServedApplication(directory, config) as served:
         yield served
 
 
