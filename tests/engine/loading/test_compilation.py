@@ -467,7 +467,7 @@ def test_a_model_that_is_not_itself_when_compiled_is_refused(
     norm: type[torch.nn.Module], reason: str
 ) -> None:
     """By its name, and before anybody is answered by it."""
-    model = make_model()
+    model = make_model(num_hidden_layers=1)
     model.model.norm = norm()
     with pytest.raises(UnsupportedModel, match=reason):
         compile_model(prepare_model(model, EngineConfig()))
