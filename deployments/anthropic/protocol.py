@@ -187,6 +187,10 @@ class CountTokensBody(OfferedBody):
     chat_template_kwargs: Mapping[str, Any] | None = None
 
     @property
+    def param_names(self) -> Mapping[str, str]:
+        return PARAM_NAMES
+
+    @property
     def unmet(self) -> frozenset[str]:
         """Beside what all requests may ask in vain: nothing is taken out of a conversation, and
         calls are held to a strict tool's parameters only as in a chat."""

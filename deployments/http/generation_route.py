@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fastapi import Request
 from fastapi.responses import Response
 
-from deployments.deadline import Deadline
+from deployments.anthropic.protocol import MessagesBody
 from deployments.events import Event
 from deployments.generation import Delta, GenerationRequest, Records, Summary
-from deployments.http.access import identity_of
+from deployments.http.arrival import Arrival
 from deployments.http.event_stream import EVENT_STREAM, EventStream
 from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
-from deployments.http.tracing import trace_of
+from deployments.http.param_names import with_params_named
 from deployments.off_loop import OffLoop
-from deployments.openai.request_body import OfferedBody
-from deployments.session import SESSION_HEADER, session_id
-from hdserve.errors import HdserveError, InvalidRequest
-
-if TYPE_CHECKING:
-    from deployments.gateway import Gateway
+from deployments.openai.request_body import RequestBody
+from hdserve.errors import HdserveError
 
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
@@ -47,54 +41,6 @@ GENERATION_RESPONSES: Mapping[int | str, dict[str, Any]] = {
     **GENERATION_ERRORS,
 }
 """The responses of routes that can stream; every 200 also has JSON among its contents."""
-
-SPECULATION_HEADER = "x-hdserve-speculation"
-"""The header that switches drafts off, for clients that cannot add fields to their bodies."""
-
-
-async def owned(request: Request, generation: GenerationRequest) -> GenerationRequest:
-    """Return ``generation`` with the namespace of its sender, its session, its trace and the size
-    of the body; without drafts if a header says so.
-
-    Raises:
-        InvalidRequest: the header says something else.
-    """
-    speculation = request.headers.get(SPECULATION_HEADER, "on")
-    if speculation not in ("on", "off"):
-        raise InvalidRequest(f"{SPECULATION_HEADER} is 'on' or 'off'", SPECULATION_HEADER)
-    if speculation == "off":
-        generation = replace(
-            generation, speculation={**generation.speculation, "is_enabled": False}
-        )
-    return replace(
-        generation,
-        namespace=identity_of(request).namespace,
-        session_id=session_id(request.headers.get(SESSION_HEADER, ""), generation),
-        trace=trace_of(request),
-        num_body_bytes=len(await request.body()),
-    )
-
-
-async def ignored_header(gateway: Gateway, body: OfferedBody, deadline: Deadline) -> dict[str, str]:
-    """Return the header that names what of ``body`` is ignored, which the metrics are told.
-
-    Raises:
-        Unsupported: something is left out, and the configuration wants strict requests.
-        InvalidRequest: there are fields nobody documents, and it does.
-    """
-    unread = await gateway.unread_by_template(body.model, deadline, body.variables)
-    ignored, left_out = body.ignored, body.left_out
-    known = body.unmet.union(left_out)
-    undocumented = [name for name in ignored if name not in known]
-    if gateway.config.gateway.strict_requests:
-        for error in left_out.values():
-            raise error
-        if undocumented:
-            name = _header_value(undocumented[:1])[:100]
-            raise InvalidRequest(f"the parameter {name!r} is unknown", name)
-    ignored = tuple(sorted(unread.union(ignored)))
-    gateway.http_metrics.ignored(len(ignored))
-    return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
 
 
 class AnswerBuilder(Protocol):
@@ -121,15 +67,17 @@ class AnswerBuilder(Protocol):
 
 
 class Prepared(NamedTuple):
-    """What is known of an answer before it begins."""
+    """An answer that is about to be asked for, and what builds it."""
 
     builder: AnswerBuilder
-    messages: AsyncGenerator[Records]
-    headers: Mapping[str, str]
+    generation: GenerationRequest
 
 
 Prepare = Callable[[], Awaitable[Prepared]]
-"""Asks for an answer.  It may first wait for a replica to describe itself."""
+"""May wait for a replica to describe itself."""
+
+Begin = Callable[[], Awaitable[tuple[AnswerBuilder, AsyncGenerator[Records], Mapping[str, str]]]]
+"""Asks for an answer: what builds it, its records, and headers."""
 
 
 class EventForm(NamedTuple):
@@ -147,13 +95,11 @@ class EventForm(NamedTuple):
 
 
 async def answer(
-    gateway: Gateway,
+    arrival: Arrival,
+    body: RequestBody | MessagesBody,
     prepare: Prepare,
     fail: Callable[[HdserveError], list[Event]],
-    deadline: Deadline,
     form: EventForm,
-    *,
-    is_streamed: bool,
 ) -> Response:
     """Return the answer in one object, or as a stream of events.  A stream that is refused before
     any was sent, or a sign of life, gets its status; of what goes wrong later the last event tells.
@@ -164,13 +110,22 @@ async def answer(
     Raises:
         HdserveError: as the model server raised it, or that it ended too early.
     """
-    if not is_streamed:
-        return await _whole_answer(prepare, gateway.off_loop)
+    gateway, deadline = arrival.gateway, arrival.deadline
+
+    async def begin() -> tuple[AnswerBuilder, AsyncGenerator[Records], Mapping[str, str]]:
+        builder, generation = await prepare()
+        generation = await arrival.owned(generation)
+        headers = await arrival.ignored_header(body)
+        records = gateway.generate(body.model, generation, deadline)
+        return builder, with_params_named(body.param_names, records), headers
+
+    if not body.stream:
+        return await _whole_answer(begin, gateway.off_loop)
 
     async def events() -> AsyncGenerator[bytes]:
         """Yield the events as they are sent: what came together is written together."""
         nonlocal fail
-        builder, messages, headers = await prepare()
+        builder, messages, headers = await begin()
         fail = builder.fail
         stream.headers.update(headers)  # unless they were sent with a sign of life
         async with aclosing(messages):
@@ -191,8 +146,8 @@ async def answer(
     return stream
 
 
-async def _whole_answer(prepare: Prepare, off_loop: OffLoop) -> Response:
-    builder, messages, headers = await prepare()
+async def _whole_answer(begin: Begin, off_loop: OffLoop) -> Response:
+    builder, messages, headers = await begin()
     async with aclosing(messages):
         while True:
             records = await _next(messages)
@@ -218,8 +173,3 @@ async def _next(messages: AsyncGenerator[Records]) -> Records:
     if found is None:
         raise HdserveError("the model server ended without a summary")
     return found
-
-
-def _header_value(names: Iterable[str]) -> str:
-    """Return names that a client chose as printable ASCII of bounded length."""
-    return ", ".join(names).encode("unicode_escape").decode()[:1000]

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from deployments.anthropic.message_events import MessageEvents
-from deployments.anthropic.protocol import PARAM_NAMES, CountTokensBody, MessagesBody
+from deployments.anthropic.protocol import CountTokensBody, MessagesBody
 from deployments.events import named_event
+from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
-from deployments.http.chat_in_other_words import answer_as_chat
-from deployments.http.generation_route import (
-    GENERATION_ERRORS,
-    GENERATION_RESPONSES,
-    EventForm,
-    ignored_header,
-)
-from deployments.http.json_body import off_loop_by_body, read_json
+from deployments.http.chat_answer import answer_chat
+from deployments.http.generation_route import GENERATION_ERRORS, GENERATION_RESPONSES, EventForm
 from deployments.http.keep_alive import PING
 from deployments.http.param_names import params_named
-from deployments.http.request_id import anthropic_headers, request_id
+from deployments.http.request_id import anthropic_headers
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -41,10 +34,8 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation, with blocks and events."""
-        headers = anthropic_headers(request.scope)
-        return await answer_as_chat(
-            gateway, request, MessagesBody, PARAM_NAMES, MessageEvents, headers, _EVENTS
-        )
+        arrival, headers = Arrival(gateway, request), anthropic_headers(request.scope)
+        return await answer_chat(arrival, MessagesBody, MessageEvents, _EVENTS, headers)
 
     @api.post(
         "/v1/messages/count_tokens",
@@ -53,16 +44,12 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
     )
     async def count_tokens(request: Request, response: Response) -> dict[str, int]:
         """The number of tokens of a conversation, as it would be answered."""
-        deadline = gateway.deadline()
-        large_work = partial(off_loop_by_body, request, gateway.off_loop)
-        data = await deadline.wait(read_json(request, gateway.off_loop))
-        body = await deadline.wait(large_work(CountTokensBody.parse, data))
-        with params_named(PARAM_NAMES):
-            chat = await deadline.wait(large_work(body.to_chat))
-            own_id = request_id(request.scope)
-            generation = await deadline.wait(large_work(chat.to_generation, own_id))
-        ignored = await ignored_header(gateway, body, deadline)
+        arrival = Arrival(gateway, request)
+        body = await arrival.read(CountTokensBody)
+        with params_named(body.param_names):
+            chat = await arrival.work(body.to_chat)
+            generation = await arrival.work(chat.to_generation, arrival.own_id)
+        ignored = await arrival.ignored_header(body)
         response.headers.update(ignored | anthropic_headers(request.scope))
-        generation = replace(generation, num_body_bytes=len(await request.body()))
-        tokens = await deadline.wait(gateway.tokenize_chat(body.model, generation))
-        return {"input_tokens": len(tokens)}
+        asking = gateway.tokenize_chat(body.model, await arrival.sized(generation))
+        return {"input_tokens": len(await arrival.deadline.wait(asking))}

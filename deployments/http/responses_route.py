@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
-from deployments.http.chat_in_other_words import answer_as_chat
+from deployments.http.chat_answer import answer_chat
 from deployments.http.generation_route import GENERATION_RESPONSES
 from deployments.openai.response_events import ResponseEvents
-from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
+from deployments.openai.responses_protocol import ResponsesBody
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -27,4 +28,4 @@ def add_responses_route(api: FastAPI, gateway: Gateway) -> None:
     )
     async def responses(request: Request) -> Response:
         """Answer a conversation, with items and events."""
-        return await answer_as_chat(gateway, request, ResponsesBody, PARAM_NAMES, ResponseEvents)
+        return await answer_chat(Arrival(gateway, request), ResponsesBody, ResponseEvents)

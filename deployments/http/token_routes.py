@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from deployments.deadline import Deadline
+from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
-from deployments.http.generation_route import GENERATION_ERRORS, ignored_header
+from deployments.http.generation_route import GENERATION_ERRORS
 from deployments.http.json_answer import json_answer
-from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.openai.protocol import DetokenizeBody, TokenizeBody
 from hdserve.errors import InvalidRequest
 
@@ -33,20 +30,22 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.post("/tokenize", responses=errors, openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or a conversation."""
-        deadline = gateway.deadline()
-        return await deadline.wait(_tokenize(gateway, request, deadline))
+        arrival = Arrival(gateway, request)
+        return await arrival.deadline.wait(_tokenize(gateway, arrival))
 
     @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request, response: Response) -> dict[str, Any]:
         """The text of token ids."""
-        deadline = gateway.deadline()
-        return await deadline.wait(_detokenize(gateway, request, response, deadline))
+        arrival = Arrival(gateway, request)
+        body = await arrival.read(DetokenizeBody)
+        response.headers.update(await arrival.ignored_header(body))
+        asking = gateway.detokenize(body.model, list(body.tokens), "tokens")
+        return {"prompt": await arrival.deadline.wait(asking)}
 
 
-async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> Response:
-    large_work = partial(off_loop_by_body, request, gateway.off_loop)
-    body = await large_work(TokenizeBody.parse, await read_json(request, gateway.off_loop))
-    headers = await ignored_header(gateway, body, deadline)
+async def _tokenize(gateway: Gateway, arrival: Arrival) -> Response:
+    body = await arrival.read(TokenizeBody)
+    headers = await arrival.ignored_header(body)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is needed", "prompt")
     if body.prompt is not None and (body.tools or body.changes_chats):
@@ -54,8 +53,7 @@ async def _tokenize(gateway: Gateway, request: Request, deadline: Deadline) -> R
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:
-        chat = await large_work(body.to_generation)
-        chat = replace(chat, num_body_bytes=len(await request.body()))
+        chat = await arrival.sized(await arrival.work(body.to_generation))
         tokens = await gateway.tokenize_chat(body.model, chat)
     info = await gateway.describe(body.model)
     found: dict[str, Any] = {
@@ -90,12 +88,3 @@ def _distinct(token_ids: Sequence[int]) -> list[int]:
     for start in range(0, len(token_ids), _MAX_TOKEN_TEXTS):
         found.update(token_ids[start : start + _MAX_TOKEN_TEXTS])
     return list(found)
-
-
-async def _detokenize(
-    gateway: Gateway, request: Request, response: Response, deadline: Deadline
-) -> dict[str, Any]:
-    data = await read_json(request, gateway.off_loop)
-    body = await off_loop_by_body(request, gateway.off_loop, DetokenizeBody.parse, data)
-    response.headers.update(await ignored_header(gateway, body, deadline))
-    return {"prompt": await gateway.detokenize(body.model, list(body.tokens), "tokens")}

@@ -165,11 +165,6 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     speculation: Speculation | None = None
 
     @property
-    def param_names(self) -> Mapping[str, str]:
-        """What the request calls parameters that have another name inside."""
-        return {}
-
-    @property
     def num_choices(self) -> int:
         """Answers to each prompt."""
         return self.n or 1

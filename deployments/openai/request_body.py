@@ -101,6 +101,11 @@ class OfferedBody(Body):
         return {name: data[name] for name in data if name not in unread}
 
     @property
+    def param_names(self) -> Mapping[str, str]:
+        """What the request calls parameters that have another name inside."""
+        return {}
+
+    @property
     def unmet(self) -> frozenset[str]:
         """Documented parameters that ask for what is not done here and would change no answer."""
         return frozenset()

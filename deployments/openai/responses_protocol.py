@@ -330,6 +330,10 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     truncation: Literal["auto", "disabled"] | None = None
 
     @property
+    def param_names(self) -> Mapping[str, str]:
+        return PARAM_NAMES
+
+    @property
     def variables(self) -> Mapping[str, Collection[str]]:
         effort = self.reasoning.effort if self.reasoning is not None else None
         verbosity = self.text.verbosity if self.text is not None else None

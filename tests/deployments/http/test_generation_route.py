@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import httpx
 import openai
 import pytest
+from fastapi import Request
 from ray import serve
 
 from deployments.anthropic.protocol import MessagesBody
@@ -25,8 +26,8 @@ from deployments.generation import (
     Summary,
     TokenInfo,
 )
+from deployments.http.arrival import Arrival, _header_value
 from deployments.http.completion_routes import MAX_ECHO_CHARACTERS
-from deployments.http.generation_route import _header_value, ignored_header
 from deployments.http.routes import build_api
 from deployments.metrics.samples import HistogramValue
 from deployments.openai.protocol import ChatBody, CompletionBody
@@ -334,7 +335,8 @@ def gateway(*, strict_requests: bool = False) -> Gateway:
 
 def ignored(gateway: Gateway, body: OfferedBody) -> dict[str, str]:
     """The header of what of ``body`` is ignored."""
-    return asyncio.run(ignored_header(gateway, body, gateway.deadline()))
+    arrival = Arrival(gateway, Request({"type": "http", "headers": []}))
+    return asyncio.run(arrival.ignored_header(body))
 
 
 def test_what_is_ignored_is_counted() -> None:
