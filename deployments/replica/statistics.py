@@ -53,8 +53,9 @@ def locate_statistics(
     except DatabaseError as error:
         logger.warning("the cluster's statistics databases are not used: %s", error)
         found = []
-    whole = (directory for directory in found if _is_whole(directory, fingerprint))
-    return next(iter([*own, *whole]), None)
+    if own:
+        return own[0]
+    return next((directory for directory in found if _is_whole(directory, fingerprint)), None)
 
 
 def _cache_directory() -> Path:

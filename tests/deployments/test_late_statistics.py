@@ -16,6 +16,8 @@ from actors import statistics_database
 from actors.statistics_database import StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import ChosenStatistics, locate_statistics
+from hdserve.databases.statistics import StatisticsDatabase
+from hdserve.databases.statistics_info import TABLE_NAME
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.host import LocateStatistics, ModelHost, first_directory
 from tests.actors.corpora import contents, lacking
@@ -139,3 +141,14 @@ def test_one_that_comes_late_and_is_damaged_is_not_drafted_from(
     assert chosen.num_unusable == 1
     assert statistics_actor.catalogue(host.tokenizer.fingerprint) == []
     assert caplog.text.count("drafting without statistics") == 1
+
+
+def test_one_of_this_node_that_cannot_be_opened_is_not_taken_for_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody fetches it again: whoever opens it says what is wrong."""
+    directory, fingerprint = write(tmp_path), StatisticsDatabase.open(tmp_path).info.tokenizer
+    (directory / TABLE_NAME).write_bytes(b"")
+    monkeypatch.setattr(statistics, "ensure_local", lambda *_, directories, **__: directories)
+    assert locate_statistics([directory], fingerprint) == directory
+    assert caplog.text == ""
