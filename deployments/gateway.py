@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -177,17 +177,6 @@ class Gateway:
             ShuttingDown: new requests are refused.
         """
         self._check_open()
-        self._num_answering += 1
-        try:
-            async with aclosing(self._generate(model, request, deadline)) as found:
-                async for records in found:
-                    yield records
-        finally:
-            self._num_answering -= 1
-
-    async def _generate(
-        self, model: str, request: GenerationRequest, deadline: Deadline
-    ) -> AsyncGenerator[Records, None]:
         config, num_sequences = self.model(model), request.num_sequences
         max_num_open = config.engine.max_num_open
         check_num_sequences(request.num_prompts, request.num_choices, max_num_open)
@@ -195,28 +184,37 @@ class Gateway:
         self._refusals.check(name, num_sequences)
         pauses_s = iter(_RETRY_PAUSES_S)
         was_refused = has_begun = False
-        while True:
-            async with aclosing(self._servers.generate(name, request, deadline)) as found:
-                try:
-                    async for records in found:
-                        has_begun = True
-                        yield records
-                    return
-                except Overloaded:
-                    if was_refused or has_begun:
-                        self._refusals.note(name, num_sequences)
+        with self._answering():
+            while True:
+                async with aclosing(self._servers.generate(name, request, deadline)) as found:
+                    try:
+                        async for records in found:
+                            has_begun = True
+                            yield records
+                        return
+                    except Overloaded:
+                        if was_refused or has_begun:
+                            self._refusals.note(name, num_sequences)
+                            raise
+                        was_refused, pause_s = True, 0.0
+                    except EngineGone:
+                        pause_s = next(pauses_s, -1.0)
+                        if pause_s < 0 or has_begun:
+                            raise
+                    except (RequestTimeout, GeneratorExit):
+                        if deadline.is_over:
+                            self.http_metrics.timed_out(name)
                         raise
-                    was_refused, pause_s = True, 0.0
-                except EngineGone:
-                    pause_s = next(pauses_s, -1.0)
-                    if pause_s < 0 or has_begun:
-                        raise
-                except (RequestTimeout, GeneratorExit):
-                    if deadline.is_over:
-                        self.http_metrics.timed_out(name)
-                    raise
-            request = replace(request, session_id="")
-            await asyncio.sleep(min(pause_s, deadline.remaining_s))
+                request = replace(request, session_id="")
+                await asyncio.sleep(min(pause_s, deadline.remaining_s))
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        self._num_answering += 1
+        try:
+            yield
+        finally:
+            self._num_answering -= 1
 
     async def describe(self, model: str) -> ModelInfo:
         """Return a replica's description of the model.
