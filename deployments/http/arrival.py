@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +15,7 @@ from deployments.http.request_id import request_id
 from deployments.http.tracing import trace_of
 from deployments.openai.request_body import OfferedBody
 from deployments.session import SESSION_HEADER, session_id
-from hdserve.errors import InvalidRequest
+from hdserve.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -91,9 +91,7 @@ class Arrival:
         """
         gateway = self.gateway
         unread = await gateway.unread_by_template(body.model, self.deadline, body.variables)
-        ignored, left_out = body.ignored, body.left_out
-        known = body.unmet.union(left_out)
-        undocumented = [name for name in ignored if name not in known]
+        ignored, left_out, undocumented = await self.work(_unheeded, body)
         if gateway.config.gateway.strict_requests:
             for error in left_out.values():
                 raise error
@@ -103,6 +101,16 @@ class Arrival:
         ignored = tuple(sorted(unread.union(ignored)))
         gateway.http_metrics.ignored(len(ignored))
         return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
+
+
+def _unheeded(
+    body: OfferedBody,
+) -> tuple[tuple[str, ...], Mapping[str, Unsupported], list[str]]:
+    """Return what of ``body`` is ignored, and of that what is left out, and what nobody
+    documents."""
+    ignored, left_out = body.ignored, body.left_out
+    known = body.unmet.union(left_out)
+    return ignored, left_out, [name for name in ignored if name not in known]
 
 
 def _header_value(names: Iterable[str]) -> str:

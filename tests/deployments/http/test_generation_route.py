@@ -14,6 +14,7 @@ import openai
 import pytest
 from fastapi import Request
 from ray import serve
+from starlette.types import Message
 
 from deployments.anthropic.protocol import MessagesBody
 from deployments.gateway import Gateway
@@ -335,8 +336,12 @@ def gateway(*, strict_requests: bool = False) -> Gateway:
 
 def ignored(gateway: Gateway, body: OfferedBody) -> dict[str, str]:
     """The header of what of ``body`` is ignored."""
-    arrival = Arrival(gateway, Request({"type": "http", "headers": []}))
-    return asyncio.run(arrival.ignored_header(body))
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    return asyncio.run(Arrival(gateway, request).ignored_header(body))
 
 
 def test_what_is_ignored_is_counted() -> None:

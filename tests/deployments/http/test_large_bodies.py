@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from deployments.deadline import Deadline
 from deployments.http.completion_routes import add_completion_routes
@@ -19,6 +20,8 @@ from deployments.http.token_routes import add_token_routes
 from deployments.off_loop import OffLoop
 from deployments.openai import request_body
 from deployments.openai.protocol import ChatBody, CompletionBody, TokenizeBody
+from deployments.openai.request_body import OfferedBody
+from hdserve.access import Identity
 
 MESSAGES = [{"role": "user", "content": "a" * 2**16}]
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -55,7 +58,11 @@ async def ask(path: str) -> None:
     )
     for add in (add_completion_routes, add_messages_routes, add_responses_route, add_token_routes):
         add(api, gateway)
-    transport = httpx.ASGITransport(api)
+
+    async def signed_in(scope: Scope, receive: Receive, send: Send) -> None:
+        await api({**scope, "state": {"identity": Identity()}}, receive, send)
+
+    transport = httpx.ASGITransport(signed_in)
     async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
         await client.post(path, json={"model": "m", **REQUESTS[path]})
 
@@ -80,4 +87,22 @@ def test_large_bodies_are_read_in_threads(path: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(Enough):
         asyncio.run(ask(path))
     assert len(threads) >= 2
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_large_bodies_are_looked_through_in_threads(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For fields that nobody documents, in each of their parts."""
+    threads = []
+
+    def undocumented_inside(_body: OfferedBody) -> None:
+        threads.append(threading.get_ident())
+        raise Enough
+
+    monkeypatch.setattr(OfferedBody, "undocumented_inside", undocumented_inside)
+    with pytest.raises(Enough):
+        asyncio.run(ask(path))
+    assert threads
     assert threading.get_ident() not in threads
