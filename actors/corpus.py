@@ -41,12 +41,12 @@ class Corpus:
     def is_in(self, directory: Path) -> bool:
         """Whether ``directory`` on this node is this corpus."""
         try:
-            return describe(self.fingerprint, directory).corpus_id == self.corpus_id
+            return describe(directory).corpus_id == self.corpus_id
         except DatabaseError:
             return False
 
 
-def describe(fingerprint: str, directory: Path) -> Corpus:
+def describe(directory: Path) -> Corpus:
     """The corpus in ``directory``; reads only its description.
 
     Raises:
@@ -67,6 +67,7 @@ def describe(fingerprint: str, directory: Path) -> Corpus:
         raise DatabaseError(f"{directory} is not a statistics database: {error}") from error
     if not isinstance(info, dict):
         raise DatabaseError(f"{info_path} does not describe a statistics database")
+    fingerprint = str(info.get("tokenizer"))
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([fingerprint, sizes]).encode())
     digest.update(description)
@@ -79,18 +80,10 @@ def describe_for(fingerprint: str, directory: Path) -> Corpus:
     Raises:
         DatabaseError: it is not a statistics database, or one of another tokenizer.
     """
-    corpus = describe(fingerprint, directory.absolute())
-    if corpus.info.get("tokenizer") != fingerprint:
+    corpus = describe(directory.absolute())
+    if corpus.fingerprint != fingerprint:
         raise DatabaseError(f"{directory} was made for another tokenizer")
     return corpus
-
-
-def tokenizer_of(directory: Path) -> object:
-    """The fingerprint in the description of a corpus; ``None`` if there is none."""
-    try:
-        return describe("", directory).info.get("tokenizer")
-    except DatabaseError:
-        return None
 
 
 def _is_part(path: Path) -> bool:

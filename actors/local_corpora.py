@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 from ray.exceptions import RayActorError, RayError
 
-from actors.corpus import Corpus, describe_for, tokenizer_of
+from actors.corpus import Corpus, describe_for
 from actors.statistics_database import (
     CHUNK_BYTES,
     FILES_TIMEOUT_S,
@@ -112,8 +112,10 @@ def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -
     """Delete the copies of a tokenizer's corpora that are no longer offered, except those being
     fetched; a process that has mapped one keeps it."""
     for directory in cache_dir.glob("[!.]*/"):
-        if directory.name not in current and tokenizer_of(directory) == fingerprint:
-            _delete_unless_fetched(directory, directory.name)
+        if directory.name not in current:
+            with suppress(DatabaseError):  # it is of another tokenizer
+                describe_for(fingerprint, directory)
+                _delete_unless_fetched(directory, directory.name)
 
 
 def _drop_partial(cache_dir: Path) -> None:

@@ -124,7 +124,7 @@ class StatisticsDatabaseActor:
         found = self._checksums.get(corpus_id, {})
         if not found:
             directory = Path(corpus.directory)
-            if describe(corpus.fingerprint, directory).corpus_id != corpus_id:
+            if describe(directory).corpus_id != corpus_id:
                 raise DatabaseError(f"{directory} has changed since it was registered")
             found.update({name: file_checksum(directory / name) for name in corpus.sizes})
         return found

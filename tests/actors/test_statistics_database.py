@@ -21,13 +21,13 @@ def chosen(actor: StatisticsDatabaseActor, directory: str) -> Choice:
     return found
 
 
-def test_a_build_that_is_under_way_changes_no_corpus(corpus: Path, fingerprint: str) -> None:
+def test_a_build_that_is_under_way_changes_no_corpus(corpus: Path) -> None:
     """A replica that starts meanwhile drafts from what is there, and no node copies more."""
-    before = describe(fingerprint, corpus)
+    before = describe(corpus)
     for name in ("unfinished/info.json", "unfinished.new/table.partial", "table.partial"):
         (corpus / name).parent.mkdir(exist_ok=True)
         (corpus / name).write_bytes(b"not yet")
-    assert describe(fingerprint, corpus) == before
+    assert describe(corpus) == before
     assert "tables/order-2.bin" in before.sizes
 
 
@@ -79,12 +79,13 @@ def test_a_corpus_is_described_by_its_content_not_its_place(tmp_path):
     corpus = make_corpus(tmp_path / "corpus", "f")
     copy = make_corpus(tmp_path / "copy", "f")
     other = make_corpus(tmp_path / "other", "f", seed=1)
-    here = describe("f", corpus)
+    another = make_corpus(tmp_path / "another", "g")
+    here = describe(corpus)
     assert here.sizes == {"empty.bin": 0, "info.json": 49, "tables/order-2.bin": NUM_BYTES}
     assert here.info["name"] == "a corpus"
-    assert describe("f", copy).corpus_id == here.corpus_id
-    assert describe("g", corpus).corpus_id != here.corpus_id
-    assert describe("f", other).corpus_id != here.corpus_id
+    assert describe(copy).corpus_id == here.corpus_id
+    assert describe(another).corpus_id != here.corpus_id
+    assert describe(other).corpus_id != here.corpus_id
 
 
 @pytest.mark.parametrize("description", [None, "no json", "[1, 2]", "\xff", " " * 2**21])
@@ -92,7 +93,7 @@ def test_what_is_no_statistics_database_is_refused(tmp_path, description):
     if description is not None:
         (tmp_path / "info.json").write_text(description, encoding="latin-1")
     with pytest.raises(DatabaseError, match=str(tmp_path)):
-        describe("f", tmp_path)
+        describe(tmp_path)
 
 
 def test_the_catalogue_lists_each_corpus_of_a_tokenizer_once(corpus, fingerprint, tmp_path):
