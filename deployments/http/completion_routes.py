@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from deployments.events import server_sent_event
 from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
 from deployments.http.chat_answer import answer_chat
 from deployments.http.generation_route import GENERATION_RESPONSES, EventForm, Prepared, answer
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
-from deployments.openai.objects import STREAM_END, error_body, server_sent_event
+from deployments.openai.objects import STREAM_END, error_body
 from deployments.openai.protocol import ChatBody, CompletionBody, GenerationBody
 from deployments.openai.response_builder import AnswerFormat, ResponseBuilder
 from deployments.parsers.tool_parser import MakeParser

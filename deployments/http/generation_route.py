@@ -76,9 +76,6 @@ class Prepared(NamedTuple):
 Prepare = Callable[[], Awaitable[Prepared]]
 """May wait for a replica to describe itself."""
 
-Begin = Callable[[], Awaitable[tuple[AnswerBuilder, AsyncGenerator[Records], Mapping[str, str]]]]
-"""Asks for an answer: what builds it, its records, and headers."""
-
 
 class EventForm(NamedTuple):
     """How a stream is written.
@@ -120,7 +117,7 @@ async def answer(
         return builder, with_params_named(body.param_names, records), headers
 
     if not body.stream:
-        return await _whole_answer(begin, gateway.off_loop)
+        return await _whole_answer(gateway.off_loop, *await begin())
 
     async def events() -> AsyncGenerator[bytes]:
         """Yield the events as they are sent: what came together is written together."""
@@ -146,8 +143,12 @@ async def answer(
     return stream
 
 
-async def _whole_answer(begin: Begin, off_loop: OffLoop) -> Response:
-    builder, messages, headers = await begin()
+async def _whole_answer(
+    off_loop: OffLoop,
+    builder: AnswerBuilder,
+    messages: AsyncGenerator[Records],
+    headers: Mapping[str, str],
+) -> Response:
     async with aclosing(messages):
         while True:
             records = await _next(messages)

@@ -1,20 +1,13 @@
-"""What answers of every route have in the OpenAI API: events, errors, usage, metrics."""
+"""What answers of every route have in the OpenAI API: errors, usage, metrics."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from deployments.generation import Summary
 from hdserve.errors import HdserveError, Overloaded, RequestError
 
 STREAM_END = b"data: [DONE]\n\n"
-
-
-def server_sent_event(data: Mapping[str, Any]) -> bytes:
-    """Write one event of a stream."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 def error_body(error: HdserveError) -> dict[str, Any]:

@@ -8,10 +8,11 @@ import pytest
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from deployments.events import server_sent_event
 from deployments.generation import DraftedToken, Summary, TokenInfo
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_format import CompletionFormat
-from deployments.openai.objects import STREAM_END, error_body, server_sent_event, usage
+from deployments.openai.objects import STREAM_END, error_body, usage
 from deployments.openai.response_builder import ResponseBuilder
 from deployments.parsers.tool_parsers import HermesToolParser
 from deployments.prediction import PredictionCounts
