@@ -195,66 +195,55 @@ def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
     )
 
 
-def choose(model: str, directory: str, resources: Mapping[str, float] = NO_RESOURCES) -> None:
-    """Make the replicas of ``model`` draft from another corpus.
-
-    Args:
-        model: its name, and anything else that replicas must agree in.
-        resources: see :func:`get_or_create`.
-
-    Raises:
-        DatabaseError: the actor is out of reach.
-    """
-    _ask(_CHOICE_TIMEOUT_S, resources, "choose", model, directory)
-
-
-def current_choice(
-    model: str, reminder: Choice | None, resources: Mapping[str, float]
-) -> Choice | None:
-    """What was chosen last; see :meth:`StatisticsDatabaseActor.choice` and :func:`get_or_create`.
-
-    Raises:
-        DatabaseError: the actor is out of reach.
-    """
-    found: Choice | None = _ask(_CHOICE_TIMEOUT_S, resources, "choice", model, reminder)
-    return found
-
-
-def offer(fingerprint: str, directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> None:
-    """Register a corpus of this node again, as a restarted actor has forgotten it.
+class StatisticsClient:
+    """What replicas and gateways ask of the cluster's statistics actor, which is started if there
+    is none.
 
     Args:
         resources: see :func:`get_or_create`.
-
-    Raises:
-        DatabaseError: the actor is out of reach, or its node has no such database of this
-            tokenizer.
     """
-    _ask(CALL_TIMEOUT_S, resources, "register", fingerprint, str(directory.absolute()))
 
+    def __init__(self, resources: Mapping[str, float] = NO_RESOURCES) -> None:
+        self._resources = resources
 
-def withdraw(directory: Path, resources: Mapping[str, float] = NO_RESOURCES) -> None:
-    """Stop offering a damaged corpus of this node.
+    def choose(self, model: str, directory: str) -> None:
+        """Make the replicas of ``model`` draft from another corpus.
 
-    Args:
-        resources: see :func:`get_or_create`.
+        Args:
+            model: its name, and anything else that replicas must agree in.
 
-    Raises:
-        DatabaseError: the actor is out of reach.
-    """
-    _ask(CALL_TIMEOUT_S, resources, "withdraw", str(directory.absolute()))
+        Raises:
+            DatabaseError: the actor is out of reach; this holds for all methods.
+        """
+        self._ask(_CHOICE_TIMEOUT_S, "choose", model, directory)
 
+    def choice(self, model: str, reminder: Choice | None) -> Choice | None:
+        """What was chosen last; see :meth:`StatisticsDatabaseActor.choice`."""
+        found: Choice | None = self._ask(_CHOICE_TIMEOUT_S, "choice", model, reminder)
+        return found
 
-def _ask(timeout_s: float, resources: Mapping[str, float], method: str, *args: Any) -> Any:
-    """
-    Raises:
-        DatabaseError: the method raised it.
-        DatabaseGone: it took too long, or the actor is out of reach.
-    """
-    try:
-        return call(get_or_create(resources), method, *args, timeout_s=timeout_s)
-    except RayError as error:
-        raise DatabaseGone("the statistics actor is out of reach; try again") from error
+    def offer(self, fingerprint: str, directory: Path) -> None:
+        """Register a corpus of this node again, as a restarted actor has forgotten it.
+
+        Raises:
+            DatabaseError: also if the actor's node has no such database of this tokenizer.
+        """
+        self._ask(CALL_TIMEOUT_S, "register", fingerprint, str(directory.absolute()))
+
+    def withdraw(self, directory: Path) -> None:
+        """Stop offering a damaged corpus of this node."""
+        self._ask(CALL_TIMEOUT_S, "withdraw", str(directory.absolute()))
+
+    def _ask(self, timeout_s: float, method: str, *args: Any) -> Any:
+        """
+        Raises:
+            DatabaseError: the method raised it.
+            DatabaseGone: it took too long, or the actor is out of reach.
+        """
+        try:
+            return call(get_or_create(self._resources), method, *args, timeout_s=timeout_s)
+        except RayError as error:
+            raise DatabaseGone("the statistics actor is out of reach; try again") from error
 
 
 def call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:

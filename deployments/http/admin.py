@@ -11,8 +11,9 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from actors import model_database, statistics_database
+from actors import model_database
 from actors.shards import may_be_on_disk_alone
+from actors.statistics_database import StatisticsClient
 from deployments.http.access import require_admin
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase
@@ -162,8 +163,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)
         key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
-        resources = gateway.config.model_database.resources
-        await asyncio.to_thread(statistics_database.choose, key, body.directory, resources)
+        client = StatisticsClient(gateway.config.model_database.resources)
+        await asyncio.to_thread(client.choose, key, body.directory)
         return {"model": config.name, "directory": body.directory}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from actors.local_corpora import ensure_local
-from actors.statistics_database import NO_RESOURCES, Choice, current_choice, offer, withdraw
+from actors.statistics_database import NO_RESOURCES, Choice, StatisticsClient
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
@@ -117,7 +117,7 @@ class ChosenStatistics:
         self._host = host
         self._engine = engine
         self._root = root
-        self._resources = resources
+        self._client = StatisticsClient(resources)
         self._fingerprint = host.tokenizer.fingerprint
         self._key = choice_key(host.config, self._fingerprint)
         self._tried: Choice | None = None
@@ -231,19 +231,19 @@ class ChosenStatistics:
         """Offer this node's database to other nodes, even if the actor was restarted."""
         if (own := self._offered()) is not None:
             with contextlib.suppress(DatabaseError):  # for example, the actor's node lacks it
-                offer(self._fingerprint, own, self._resources)
+                self._client.offer(self._fingerprint, own)
 
     def _withdraw(self) -> None:
         """Stop offering this node's database to other nodes."""
         if (own := self._offered()) is not None:
             with contextlib.suppress(DatabaseError):  # the actor may be out of reach
-                withdraw(own, self._resources)
+                self._client.withdraw(own)
         self._own = None
 
     def _follow(self) -> None:
         if self._root is None:
             return
-        choice = current_choice(self._key, self._tried, self._resources)
+        choice = self._client.choice(self._key, self._tried)
         is_new = choice != self._tried
         if choice is None or (not is_new and time.monotonic() < self._retry_at_s):
             return

@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from actors import local_corpora, statistics_database
 from actors.local_corpora import ensure_local
+from actors.statistics_database import StatisticsClient
 from tests.actors.corpora import NUM_BYTES, contents, lacking, make_corpus
 
 
@@ -133,7 +134,7 @@ class TestInRay:
             assert ensure_local(fingerprint, cache) == copies
         assert contents(copies[0]) == contents(corpus)
         assert ensure_local("another", cache) == []
-        statistics_database.offer(fingerprint, corpus)
+        StatisticsClient().offer(fingerprint, corpus)
         assert ensure_local(fingerprint, cache) == [corpus]
 
     def test_a_copy_is_used_while_the_actor_may_know_of_others_only(
@@ -146,10 +147,10 @@ class TestInRay:
         ensure_local(fingerprint, cache, directories=[corpus])
         copies = fetched(corpus, fingerprint, cache)
         ray.kill(statistics_database.get_or_create())
-        statistics_database.offer(fingerprint, smaller)
+        StatisticsClient().offer(fingerprint, smaller)
         assert fetched(smaller, fingerprint, cache) == copies
         assert contents(copies[0]) == contents(corpus)
-        statistics_database.offer(fingerprint, corpus)
+        StatisticsClient().offer(fingerprint, corpus)
         assert fetched(corpus, fingerprint, cache) == copies
 
     def test_a_node_finds_what_there_is_while_checksums_are_read(

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from actors import statistics_database
-from actors.statistics_database import StatisticsDatabaseActor
+from actors.statistics_database import StatisticsClient, StatisticsDatabaseActor
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.serving import ServedApplication
@@ -67,10 +66,10 @@ def statistics_actor(monkeypatch: pytest.MonkeyPatch) -> StatisticsDatabaseActor
     """One of this process, where a replica would ask that of the cluster."""
     actor = StatisticsDatabaseActor()
 
-    def ask(_timeout_s: float, _resources: object, method: str, *args: object) -> object:
+    def ask(_client: StatisticsClient, _timeout_s: float, method: str, *args: object) -> object:
         return getattr(actor, method)(*args)
 
-    monkeypatch.setattr(statistics_database, "_ask", ask)
+    monkeypatch.setattr(StatisticsClient, "_ask", ask)
     return actor
 
 

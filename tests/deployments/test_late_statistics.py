@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from actors import statistics_database
-from actors.statistics_database import StatisticsDatabaseActor
+from actors.statistics_database import StatisticsClient, StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import ChosenStatistics, locate_statistics
 from hdserve.databases.statistics import StatisticsDatabase
@@ -74,7 +74,7 @@ def test_what_another_node_offers_later_is_fetched_and_drafted_from(
         host = host_without(tmp_path / "not here", locate_statistics)
         with choosing(host):
             time.sleep(0.2)
-            statistics_database.offer(host.tokenizer.fingerprint, write(owned))
+            StatisticsClient().offer(host.tokenizer.fingerprint, write(owned))
             eventually(lambda: host.statistics is not None)
     assert host.statistics is not None
     copy = host.statistics.directory
