@@ -13,6 +13,7 @@ only on the row and the layer, bit for bit::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -30,8 +31,13 @@ _MIN_ROWS: Final = 16
 """The fewest rows that are multiplied at a time; fewer are padded."""
 
 _MAX_PARTS: Final = 8
-_MAX_STAGES: Final = 4
-"""Blocks of columns that are being loaded at the same time."""
+
+_MAX_STAGES: Final = MappingProxyType({1: 5, 2: 4, 3: 3})
+"""Blocks of columns that are being loaded at the same time, by the number of programs for each
+processor (docs/adr/0031); three programs have room for three blocks each."""
+
+_STAGES_OF_MANY: Final = 4
+"""The same if not all programs run at the same time anyway."""
 
 
 def can_multiply(weights: Sequence[torch.Tensor]) -> bool:
@@ -129,7 +135,7 @@ class RowProducts:
             INPUTS=_INPUTS,
             PARTS=num_parts,
             num_warps=4,
-            num_stages=self._num_stages(padded),
+            num_stages=self._num_stages(padded, layers.num_blocks * num_parts),
         )
         return products
 
@@ -156,10 +162,12 @@ class RowProducts:
         wanted = round(self._num_processors / num_blocks)
         return max(1, min(wanted, _MAX_PARTS, num_inputs // _INPUTS))
 
-    def _num_stages(self, num_rows: int) -> int:
-        """Pipeline stages: as many as a processor has room for."""
+    def _num_stages(self, num_rows: int, num_programs: int) -> int:
+        """Pipeline stages, no more than a processor has room for."""
         num_bytes = 2 * _INPUTS * (_OUTPUTS + num_rows)
-        return max(1, min(_MAX_STAGES, self._shared_bytes // num_bytes))
+        programs_each = triton.cdiv(num_programs, self._num_processors)
+        wanted = _MAX_STAGES.get(programs_each, _STAGES_OF_MANY)
+        return max(1, min(wanted, self._shared_bytes // num_bytes))
 
 
 def _three(values: Sequence[Any]) -> list[Any]:
