@@ -23,7 +23,13 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.packed_rows import pack_rows
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
-from hdserve.engine.gpu_kernels.multiply import _multiply
+from hdserve.engine.gpu_kernels.multiply import (
+    _INPUTS,
+    _MIN_ROWS,
+    _OUTPUTS,
+    RowProducts,
+    _multiply,
+)
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 from hdserve.engine.loading.forward_cost import binary_tree
@@ -62,21 +68,12 @@ class Setting(NamedTuple):
     num_warps: int
 
 
-OWN = {
-    "queries, keys and values": Setting(64, 128, 1, 4, 4),
-    "output of attention": Setting(64, 128, 2, 4, 4),
-    "gate and up": Setting(64, 128, 1, 4, 4),
-    "down": Setting(64, 128, 2, 4, 4),
-    "head": Setting(64, 128, 1, 4, 4),
-}
-"""What :class:`~hdserve.engine.gpu_kernels.multiply.RowProducts` chooses on 132 processors."""
-
 BLOCKS = ((32, 128), (32, 256), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128))
 """Outputs of a program and inputs of a block."""
 
 SETTINGS = [
     Setting(*block, num_parts, num_stages, 8 if block[0] == 128 else 4)
-    for block, num_parts, num_stages in product(BLOCKS, (1, 2, 3), (2, 3, 4, 6))
+    for block, num_parts, num_stages in product(BLOCKS, (1, 2, 3), (2, 3, 4, 5, 6))
     if 49_152 <= 2 * block[0] * block[1] * num_stages <= 98_304
 ]
 """Those with enough bytes on their way, and of which a processor has room for two programs."""
@@ -151,6 +148,7 @@ def attention_us(
 
 def print_products(num_rows: int) -> None:
     weights = torch.randn(WEIGHT_BYTES // 2, device="cuda", dtype=torch.bfloat16)
+    multiply = RowProducts(weights.device)
     for name, (num_outputs, num_inputs) in PRODUCTS.items():
         print(f"\n{name}, {num_outputs} x {num_inputs}, {num_rows} rows")
         print("\n| outputs | inputs | parts | stages | warps | us |\n|--:|--:|--:|--:|--:|--:|")
@@ -162,20 +160,33 @@ def print_products(num_rows: int) -> None:
             and (each.num_parts == 1 or num_outputs <= PRODUCTS["output of attention"][0])
         ]
         found = sorted((time_us(setting), setting) for setting in fits)
-        for number, (us, setting) in enumerate(found):
-            if number < NUM_FASTEST or setting == OWN[name]:
-                print(f"| {' | '.join(map(str, setting))} | {us:.2f} |", flush=True)
+        own = own_setting(multiply, num_rows, num_outputs, num_inputs)
+        for us, setting in [*found[:NUM_FASTEST], (time_us(own), own)]:
+            print(f"| {' | '.join(map(str, setting))} | {us:.2f} |", flush=True)
+
+
+def own_setting(multiply: RowProducts, num_rows: int, num_outputs: int, num_inputs: int) -> Setting:
+    """Return what the engine chooses, which is printed last."""
+    num_blocks = num_outputs // _OUTPUTS
+    num_parts = multiply._num_parts(num_blocks, num_inputs)
+    num_stages = multiply._num_stages(padded(num_rows), num_blocks * num_parts)
+    return Setting(_OUTPUTS, _INPUTS, num_parts, num_stages, 4)
+
+
+def padded(num_rows: int) -> int:
+    return max(_MIN_ROWS, triton.next_power_of_2(num_rows))
 
 
 def product_us(
     weights: torch.Tensor, num_rows: int, num_outputs: int, num_inputs: int, setting: Setting
 ) -> float:
     """Return the time of a product, or infinity for a setting that the GPU has no room for."""
-    padded = max(16, triton.next_power_of_2(num_rows))
     num_blocks = num_outputs // setting.num_outputs
     rows = weights[: num_rows * num_inputs]
     products = weights.new_empty((num_rows, num_outputs))
-    found = products.new_empty((setting.num_parts, num_outputs, padded), dtype=torch.float32)
+    found = products.new_empty(
+        (setting.num_parts, num_outputs, padded(num_rows)), dtype=torch.float32
+    )
     num_ended = torch.zeros(num_blocks, dtype=torch.int32, device=weights.device)
     size = num_outputs * num_inputs
     num_layers = len(weights) // size
@@ -190,7 +201,7 @@ def product_us(
             HAS_BIAS=False,
             ARE_WHOLE=True,
             IS_WHOLE_ROW=True,
-            ROWS=padded,
+            ROWS=padded(num_rows),
             OUTPUTS=setting.num_outputs,
             INPUTS=setting.num_inputs,
             PARTS=setting.num_parts,

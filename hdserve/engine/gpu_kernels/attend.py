@@ -442,8 +442,8 @@ def _attend_single(
 
 
 @triton.jit
-def _tile_of(items, number):
-    """The fields of an item that say what its tile is; the entry after the last one may be read."""
+def _item(items, number):
+    """The fields of an item; the entry after the last one may be read, too."""
     item = items + (number + 1) * _ITEM_FIELDS
     return (
         tl.load(item + _TILE),
@@ -453,14 +453,6 @@ def _tile_of(items, number):
         tl.load(item + _TILE_SLOT),
         tl.load(item + _TILE_SPLITS),
         tl.load(item + _TILE_ITEMS),
-    )
-
-
-@triton.jit
-def _work_of(items, number):
-    """The fields of an item that say what is computed of its tile."""
-    item = items + (number + 1) * _ITEM_FIELDS
-    return (
         tl.load(item + _SPLIT_NUMBER),
         tl.load(item + _SPLIT_FIRST),
         tl.load(item + _SPLIT_STOP),
@@ -511,9 +503,10 @@ def _attend(
     query += own_head * query_head
     keys, values = keys + head * keys_head, values + head * values_head
     number, num_all = tl.program_id(0), tl.load(items)
-    tile, first_row, num_rows, start, first_slot, num_splits, num_items = _tile_of(items, number)
-    split, first, stop, first_tail, num_tails, single_stop = _work_of(items, number)
+    item = _item(items, number)  # together with their number, so that neither waits for the other
     while number < num_all:
+        tile, first_row, num_rows, start, first_slot, num_splits, num_items = item[:7]
+        split, first, stop, first_tail, num_tails, single_stop = item[7:]
         is_query = (own_row < num_rows) & (group < GROUPS)
         is_of_tail = (own_row == 0) & (group < GROUPS)
         attended_at = attended + ((first_row + own_row) * num_heads + own_head) * VALUE_SIZE
@@ -568,10 +561,7 @@ def _attend(
                 )
                 tl.store(ended_at, 0)
         number = min(number + tl.num_programs(0), num_all)
-        tile, first_row, num_rows, start, first_slot, num_splits, num_items = _tile_of(
-            items, number
-        )
-        split, first, stop, first_tail, num_tails, single_stop = _work_of(items, number)
+        item = _item(items, number)
     _clear_padding(
         *(attended + own_head * VALUE_SIZE, num_heads * VALUE_SIZE, items, num_all_rows),
         *((own_row == 0) & (group < GROUPS), VALUE_SIZE, VALUE_WIDTH),

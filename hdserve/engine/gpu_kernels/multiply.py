@@ -32,9 +32,9 @@ _MIN_ROWS: Final = 16
 
 _MAX_PARTS: Final = 8
 
-_MAX_STAGES: Final = MappingProxyType({1: 5, 2: 4, 3: 3})
+_STAGES: Final = MappingProxyType({1: 5, 2: 4, 3: 3})
 """Blocks of columns that are being loaded at the same time, by the number of programs for each
-processor (docs/adr/0031); three programs have room for three blocks each."""
+processor (docs/adr/0031).  For up to 32 rows three programs have room for three blocks each."""
 
 _STAGES_OF_MANY: Final = 4
 """The same if not all programs run at the same time anyway."""
@@ -166,7 +166,7 @@ class RowProducts:
         """Pipeline stages, no more than a processor has room for."""
         num_bytes = 2 * _INPUTS * (_OUTPUTS + num_rows)
         programs_each = triton.cdiv(num_programs, self._num_processors)
-        wanted = _MAX_STAGES.get(programs_each, _STAGES_OF_MANY)
+        wanted = _STAGES.get(programs_each, _STAGES_OF_MANY)
         return max(1, min(wanted, self._shared_bytes // num_bytes))
 
 
