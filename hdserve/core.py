@@ -175,6 +175,11 @@ class SamplingParams(_Parameters):
         return self.temperature == 0.0
 
     @property
+    def has_filters(self) -> bool:
+        """Whether a sampled token is one of the likeliest: ``top_k``, ``top_p`` or ``min_p``."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
+
+    @property
     def needs_logits_processor(self) -> bool:
         """Whether a choice depends on more than the model's logits: penalties, biases, allowed
         tokens or ``min_tokens``."""

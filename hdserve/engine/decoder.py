@@ -11,6 +11,7 @@ from operator import index
 import torch
 
 from hdserve.core import FinishReason, Sequence, Source, StepOutput, TokenLogprob
+from hdserve.engine.batch.races import Race
 from hdserve.engine.faults import FAULTS_OF_ONE_REQUEST, NoToken, SequenceFault
 from hdserve.engine.forward.node_outputs import NodeOutputs
 from hdserve.engine.kernels.draw import NO_TOKEN
@@ -18,7 +19,7 @@ from hdserve.engine.sampling.batched_choices import Nodes
 from hdserve.engine.sampling.logits_processor import LogitsProcessor
 from hdserve.engine.sampling.logprobs import chosen_logprobs
 from hdserve.engine.sampling.prompt_scorer import PromptScorer
-from hdserve.engine.sampling.sampler import choose_checked
+from hdserve.engine.sampling.sampler import choose_checked, inverse_temperature
 from hdserve.engine.sampling.verifier import verify
 from hdserve.engine.structured_output.grammar import GrammarState
 from hdserve.engine.tokenization.detokenizer import Detokenizer
@@ -70,14 +71,27 @@ class SequenceDecoder:
         except FAULTS_OF_ONE_REQUEST as error:
             raise SequenceFault from error
 
+    def race(self, tree: DraftTree) -> Race | None:
+        """The race in which a forward can draw the token after each node of ``tree``, if that is
+        what decides."""
+        params = self.seq.params
+        if params.has_filters or not self._is_sampled_freely:
+            return None
+        return Race(self._keys(tree), inverse_temperature(params))
+
     def nodes(self, tree: DraftTree, outputs: NodeOutputs) -> Nodes | None:
         """The nodes of ``tree``, if the choice at each depends on its logits alone."""
-        params = self.seq.params
-        if params.is_greedy or not self._is_free:
+        if not self._is_sampled_freely:
             return None
+        return Nodes(outputs.logits, self.seq.params, self._keys(tree))
+
+    @property
+    def _is_sampled_freely(self) -> bool:
+        return self._is_free and not self.seq.params.is_greedy
+
+    def _keys(self, tree: DraftTree) -> list[int]:
         root = len(self.seq.token_ids)
-        keys = [position_key(self._noise_key, root + depth) for depth in tree.depths]
-        return Nodes(outputs.logits, params, keys)
+        return [position_key(self._noise_key, root + depth) for depth in tree.depths]
 
     def decide(
         self, tree: DraftTree, outputs: NodeOutputs, chosen: list[int] | None = None
@@ -85,13 +99,15 @@ class SequenceDecoder:
         """Verify ``tree``: the model's choices at ``outputs``, as far as the tree predicts them.
 
         Args:
-            chosen: the choice at every node of :meth:`nodes`, if they were computed in a batch.
+            chosen: the choice at every node of :meth:`nodes`, if they were computed in a batch;
+                else the forward may have drawn them (:meth:`race`).
 
         Raises:
             NoToken: no first token can be chosen.
             SequenceFault: a value of the request makes a choice impossible.
         """
         self._grammar_ends.clear()
+        chosen = outputs.drawn if chosen is None else chosen
         choose_next = self._chooser(outputs) if chosen is None else _chosen_at(chosen)
         recorded = self.seq.recorded_token_ids
         if recorded is not None:

@@ -259,7 +259,7 @@ class Engine:
             return
         trees = self._drafts.trees(scheduled)
         drafted = time.perf_counter()
-        chunks = [_chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
+        chunks = [self._chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
         is_read = self._drafts.are_read and any(tree and tree.capacity for tree in trees)
         forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
@@ -270,6 +270,16 @@ class Engine:
         for slot in ended:
             self._release(slot)
         self._count_step(started, drafted, verifying, num_tokens)
+
+    def _chunk(self, work: Scheduled, tree: DraftTree | None) -> Chunk:
+        seq = work.slot.seq
+        first = seq.num_cached_tokens
+        assert 0 <= first < len(seq.token_ids), "the last token is decided, but not cached"
+        token_ids = seq.token_ids[first : first + work.num_tokens]
+        race = None
+        if tree is not None and self._runner.finds_tokens:
+            race = self._decoders[seq.request_id].race(tree)
+        return Chunk(work.slot.segment, first, token_ids, tree, work.num_scored_tokens, race)
 
     def _switch_to_compiled(self, compilation: Future[CompilationResult]) -> None:
         self._compilation = None
@@ -322,11 +332,12 @@ class Engine:
         trees: Sequence[DraftTree | None],
         forwarded: Sequence[NodeOutputs | None],
     ) -> dict[str, list[int]]:
-        """By request id, the choices at all nodes, where they can be computed in a batch."""
+        """By request id, the choices at all nodes, where they can be computed in a batch and the
+        forward has not made them."""
         found: dict[str, Nodes] = {}
         if self._runner.chooses_together:
             for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
-                if tree is not None and outputs is not None:
+                if tree is not None and outputs is not None and outputs.drawn is None:
                     request_id = work.slot.seq.request_id
                     nodes = self._decoders[request_id].nodes(tree, outputs)
                     if nodes is not None:
@@ -425,14 +436,6 @@ class Engine:
         stats.times.draft_s += drafted - started
         stats.times.forward_s += verifying - drafted
         stats.times.verify_s += now - verifying
-
-
-def _chunk(work: Scheduled, tree: DraftTree | None) -> Chunk:
-    seq = work.slot.seq
-    first = seq.num_cached_tokens
-    assert 0 <= first < len(seq.token_ids), "the last token is decided, but not yet in the cache"
-    token_ids = seq.token_ids[first : first + work.num_tokens]
-    return Chunk(work.slot.segment, first, token_ids, tree, work.num_scored_tokens)
 
 
 def _failed(seq: core.Sequence, num_tokens: int) -> StepOutput:

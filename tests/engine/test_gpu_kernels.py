@@ -8,16 +8,17 @@ import torch.nn.functional as F
 
 from hdserve.core import SamplingParams
 from hdserve.engine import gpu_kernels
+from hdserve.engine.batch.races import Race, races_on
 from hdserve.engine.kernels.draw import NO_TOKEN
-from hdserve.engine.sampling.sampler import choose
+from hdserve.engine.sampling.sampler import choose, inverse_temperature
 from hdserve.noise import position_key
 from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 
 if HAS_GPU:
+    from hdserve.engine.gpu_kernels.choices import find_tokens
     from hdserve.engine.gpu_kernels.move import RowMover
     from hdserve.engine.gpu_kernels.multiply import RowProducts, can_multiply
     from hdserve.engine.gpu_kernels.store import store_rows
-    from hdserve.engine.gpu_kernels.top import find_largest
 
 pytestmark = NEEDS_GPU
 
@@ -26,6 +27,10 @@ _NUM_OUTPUTS = [(4096,), (4096, 1024, 1024), (64, 128), (12288, 320), (64,), (35
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def no_races(num_rows: int) -> torch.Tensor:
+    return torch.zeros((2, num_rows), dtype=torch.int64, device="cuda")
 
 
 def test_all_are_used() -> None:
@@ -103,8 +108,8 @@ def test_rows_are_stored(key_size: int, value_size: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("num_columns", [61, 2048, 32000, 151936])
 def test_the_largest_are_found(num_columns: int) -> None:
     rows = random(33, num_columns)
-    found = find_largest(rows, 8)
-    values, columns = found[0], found[1].view(torch.int32).long()
+    found = find_tokens(rows, 8, no_races(33))
+    values, columns = found[0, :, :8], found[1, :, :8].view(torch.int32).long()
     assert torch.equal(values, rows.float().topk(8).values)
     assert torch.equal(rows.float().gather(1, columns), values)
     assert torch.equal(columns[:, 0], rows.max(dim=-1).indices)
@@ -115,13 +120,17 @@ def test_what_is_no_number_is_not_found() -> None:
     rows = torch.full((3, 5000), -torch.inf, device="cuda")
     rows[0, 3000], rows[0, 7] = 1.0, torch.nan
     rows[2, 4999], rows[2, 17] = torch.inf, torch.inf
-    found = find_largest(rows, 4)
+    found = find_tokens(rows, 4, no_races(3))
     assert found[0].tolist() == [
-        [1.0] + [-torch.inf] * 3,
-        [-torch.inf] * 4,
-        [torch.inf] * 2 + [-torch.inf] * 2,
+        [1.0] + [-torch.inf] * 3 + [0.0],
+        [-torch.inf] * 4 + [0.0],
+        [torch.inf] * 2 + [-torch.inf] * 2 + [0.0],
     ]
-    assert found[1].view(torch.int32).tolist() == [[3000, 0, 0, 0], [0] * 4, [17, 4999, 0, 0]]
+    assert found[1].view(torch.int32).tolist() == [
+        [3000, 0, 0, 0, NO_TOKEN],
+        [0, 0, 0, 0, NO_TOKEN],
+        [17, 4999, 0, 0, NO_TOKEN],
+    ]
 
 
 def test_rows_are_moved() -> None:
@@ -157,3 +166,15 @@ def test_the_first_token_is_drawn(temperature: float, num_columns: int, dtype: t
     assert [
         int(choose(rows[i : i + 1].float(), params, keys[i : i + 1])) for i in range(9)
     ] == found[:9]
+    race = Race(keys, inverse_temperature(params))
+    races = races_on(torch.device("cuda"), 50, [(slice(50), race)])
+    races[1, 7:9] = 0
+    some = find_tokens(rows, 8, races)[1, :, 8].view(torch.int32).tolist()
+    assert some == [*found[:7], NO_TOKEN, NO_TOKEN, *found[9:]]
+
+
+def test_what_is_infinite_is_not_drawn() -> None:
+    rows = random(2, 5000)
+    rows[1, 4321] = torch.inf
+    tokens = choose(rows, SamplingParams(), [1, 2]).tolist()
+    assert tokens[0] != NO_TOKEN == tokens[1]

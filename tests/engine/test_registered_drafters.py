@@ -112,7 +112,7 @@ def test_drafters_of_entry_points_are_among_them(tmp_path: Path) -> None:
     command = ["pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-k", NAME, __file__]
     found = subprocess.run(
         [sys.executable, "-m", *command],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hdserve.engine.batch.races import Race
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.tree import DraftTree
 
@@ -20,6 +21,7 @@ class Chunk:
         tree: drafts after the last of ``token_ids``, its root; ``None`` when the chunk ends inside
             the prompt, where nothing is to be chosen.
         num_scored_tokens: how many of ``token_ids``, from the first, need logits as well.
+        race: in which the forward draws the token after each node of ``tree``, if it shall.
     """
 
     segment: Segment
@@ -27,6 +29,7 @@ class Chunk:
     token_ids: Sequence[int]
     tree: DraftTree | None
     num_scored_tokens: int = 0
+    race: Race | None = None
 
     @property
     def num_rows(self) -> int:

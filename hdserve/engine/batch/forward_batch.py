@@ -11,6 +11,7 @@ import torch
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.packed_rows import PackedRows, pack_rows
 from hdserve.engine.batch.placed_chunks import PlacedChunks
+from hdserve.engine.batch.races import races_on
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.batch.step_plan import AttendListed, Listed, Span, StepPlan
 from hdserve.engine.batch.visible_columns import list_columns
@@ -44,6 +45,8 @@ class ForwardBatch:
         scored_slices: for each chunk with scored tokens, by index, its part of ``logit_rows``.
         send: copies the contents of these tensors to the device; the first thing a forward does,
             also when it runs as a CUDA graph.
+        races: ``[2, n]`` of these rows, see :mod:`hdserve.engine.batch.races`; ``None`` where
+            forwards draw nothing.
         kind: shared by all batches that reuse these same tensors; ``None`` if none do.
     """
 
@@ -55,6 +58,7 @@ class ForwardBatch:
     scored_slices: dict[int, slice]
     plan: StepPlan
     send: Callable[[], None] = _is_there
+    races: torch.Tensor | None = None
     kind: BatchDescriptor | None = None
 
 
@@ -73,7 +77,7 @@ def build_batch(
             ``kernel.max_rows`` rows, up to which it is fast.
     """
     packed = pack_rows(chunks, shapes, cache.scratch_row)
-    kv_rows = torch.from_numpy(packed.kv_rows).to(device)
+    kv_rows, num_logits = torch.from_numpy(packed.kv_rows).to(device), len(packed.logit_rows)
     return ForwardBatch(
         token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
         position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
@@ -82,6 +86,7 @@ def build_batch(
         num_nodes=packed.num_nodes,
         scored_slices=packed.scored_slices,
         plan=_plan(packed, cache, kv_rows, shapes, kernel, workers),
+        races=None if device.type == "cpu" else races_on(device, num_logits, packed.races),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from hdserve.engine.batch.cpu_gpu_buffer import CpuGpuBuffer
 from hdserve.engine.batch.packed_rows import PackedRows
+from hdserve.engine.batch.races import write_races
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import align
 
@@ -28,16 +29,18 @@ class InputBuffers:
         token_ids, position_ids: ``[1, num_rows]``.
         kv_rows: ``[num_rows]``: the cache row each row is written to.
         logit_rows: ``[num_rows]``: all rows if all are nodes; else only the first ones are used.
+        races: ``[2, num_rows]``, see :mod:`hdserve.engine.batch.races`.
 
     All of them are int64.
     """
 
     def __init__(self, cache: KVCache, num_rows: int) -> None:
         self.num_rows = num_rows
-        self._rows = CpuGpuBuffer((4, align(num_rows, ALIGNMENT)), torch.int64, cache.device)
+        self._rows = CpuGpuBuffer((6, align(num_rows, ALIGNMENT)), torch.int64, cache.device)
         rows = self._rows.device[:, :num_rows]
         self.token_ids, self.position_ids = rows[0][None], rows[1][None]
-        self.kv_rows, self.logit_rows = rows[2:]
+        self.kv_rows, self.logit_rows = rows[2:4]
+        self.races = rows[4:]
 
     def fill(self, packed: PackedRows) -> None:
         """Describe a step; call it when the device has finished the previous one."""
@@ -47,6 +50,7 @@ class InputBuffers:
             rows[3] = np.arange(self.num_rows)
         else:
             rows[3, : len(packed.logit_rows)] = packed.logit_rows
+        write_races(packed.races, rows[4:])
 
     def send(self) -> None:
         """See :meth:`CpuGpuBuffer.send`."""

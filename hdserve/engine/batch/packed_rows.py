@@ -9,6 +9,7 @@ import numpy as np
 
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.placed_chunks import IntArray, PlacedChunks
+from hdserve.engine.batch.races import RacesOfRows
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.kernels.rows import lay_out_rows
 
@@ -45,6 +46,12 @@ class PackedRows:
         return not self.scored_slices and all(
             chunk.tree is not None and len(chunk.token_ids) == 1 for _, chunk in self.chunks.placed
         )
+
+    @property
+    def races(self) -> RacesOfRows:
+        """Of the rows with logits."""
+        placed = zip(self.logit_slices, self.chunks.placed, strict=True)
+        return [(rows, chunk.race) for rows, (_, chunk) in placed]
 
 
 def pack_rows(chunks: Sequence[Chunk], shapes: Shapes, scratch_row: int) -> PackedRows:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -19,14 +19,12 @@ from hdserve.engine.batch.step_context import running
 from hdserve.engine.forward.compiled import CompiledForward
 from hdserve.engine.forward.cuda_graphs import ForwardGraphs
 from hdserve.engine.forward.loaded_model import LoadedModel
-from hdserve.engine.forward.node_outputs import Found, NodeOutputs, TopTokens
+from hdserve.engine.forward.node_outputs import NodeOutputs, TopTokens
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.sampling.found_tokens import FindTokens, FoundTokens
 from hdserve.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hdserve.engine.sampling.gpu_topk import GpuTopK
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +73,11 @@ class ModelRunner:
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._static is not None
         self._graphs = ForwardGraphs() if self._static and is_gpu else None
-        self._top: GpuTopK | None = None
+        self._choices: FindTokens | None = None
         if gpu_kernels.are_available(cache.device):
-            from hdserve.engine.sampling.gpu_topk import GpuTopK
+            from hdserve.engine.sampling.gpu_choices import GpuChoices
 
-            self._top = GpuTopK()
+            self._choices = GpuChoices()
         self.shapes = Shapes()
         self._attention: CpuTreeAttention | None = None
         if CpuTreeAttention.can_read(cache):
@@ -154,10 +152,10 @@ class ModelRunner:
         return self._static is None
 
     @property
-    def finds_top(self) -> bool:
+    def finds_tokens(self) -> bool:
         """Whether forwards find the likeliest tokens themselves, so that asking for a few takes no
-        time."""
-        return self._top is not None and not self.needs_hidden
+        time, and draw those of chunks that have a race."""
+        return self._choices is not None and not self.needs_hidden
 
     @property
     def attends_in_one_call(self) -> bool:
@@ -185,11 +183,19 @@ class ModelRunner:
             self.cache.clear(span.padding)
         logits, hidden = self._run(batch)
         self._wait()  # so that timing a forward includes the device's work
-        top = TopTokens(logits[: batch.num_nodes], num_top, self._found(batch, logits, hidden))
+        found = self._found(batch, logits)
+        likeliest = None if found is None else found.likeliest
+        top = TopTokens(logits[: batch.num_nodes], num_top, likeliest)
         outputs = [
             None
             if chunk.tree is None
-            else NodeOutputs(logits[part], top, part, None if hidden is None else hidden[part])
+            else NodeOutputs(
+                logits[part],
+                top,
+                part,
+                None if found is None or chunk.race is None else found.drawn[part].tolist(),
+                None if hidden is None else hidden[part],
+            )
             for chunk, part in zip(chunks, batch.logit_slices, strict=True)
         ]
         for index, part in batch.scored_slices.items():
@@ -197,13 +203,11 @@ class ModelRunner:
             outputs[index] = replace(nodes, prompt_logits=logits[part].float())
         return outputs
 
-    def _found(
-        self, batch: ForwardBatch, logits: torch.Tensor, hidden: torch.Tensor | None
-    ) -> Found | None:
-        """The likeliest tokens, if the forward has found them itself."""
-        if self._top is None or hidden is not None or not len(logits):
+    def _found(self, batch: ForwardBatch, logits: torch.Tensor) -> FoundTokens | None:
+        """The tokens that the forward has found itself, if it has."""
+        if self._choices is None or self.needs_hidden or not len(logits):
             return None
-        return self._top.read(len(logits), batch.num_nodes)
+        return self._choices.read(len(logits), batch.num_nodes)
 
     def _wait(self) -> None:
         """Wait until the device has finished its work."""
@@ -228,11 +232,11 @@ class ModelRunner:
         return rounded(output.logits[0]), output.hidden_states[-1][0, batch.logit_rows]
 
     def _decoded(self, batch: ForwardBatch) -> torch.Tensor:
-        """The logits; where possible, the likeliest tokens are already being sent to the host."""
+        """The logits; where possible, the tokens found are already being sent to the host."""
         batch.send()
         logits = self._logits(batch)
-        if self._top is not None and len(logits):
-            self._top.send(logits)
+        if self._choices is not None and batch.races is not None and len(logits):
+            self._choices.send(logits, batch.races)
         return logits
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:

@@ -62,6 +62,8 @@ class NodeOutputs:
             order of the tree's nodes.
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
+        drawn: the token drawn after every node, :data:`~hdserve.engine.kernels.draw.NO_TOKEN` if
+            there is none, where its chunk has a race.
         hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if a drafter needs them.
         prompt_logits: ``[num_scored_tokens, vocab_size]`` float32, for a chunk with scored tokens;
             else ``None``.
@@ -70,6 +72,7 @@ class NodeOutputs:
     logits: torch.Tensor
     top: TopTokens
     rows: slice
+    drawn: list[int] | None = None
     hidden_states: torch.Tensor | None = None
     prompt_logits: torch.Tensor | None = None
 

@@ -153,6 +153,7 @@ class StaticBatches:
             scored_slices=packed.scored_slices,
             plan=made.plan,
             send=made.send,
+            races=buffers.races[:, :num_logits],
             kind=BatchDescriptor(num_rows, num_logits, by_splits) if is_captured else None,
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hdserve.engine.batch.races import Race, races_on
 from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
-from hdserve.engine.gpu_kernels.draw import draw_tokens
+from hdserve.engine.gpu_kernels.choices import find_tokens
 from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
-from hdserve.engine.gpu_kernels.top import find_largest
 from hdserve.engine.kernels import splits
 from hdserve.engine.kernels.rows import (
     FIRST_COLUMN,
@@ -46,14 +46,14 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels that support any dtype give correct results."""
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf]], device=device, dtype=dtype)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    column = find_largest(logits, 1)[1].view(torch.int32)
-    token = draw_tokens(logits, zero, 1.0)
+    races = races_on(device, 1, [(slice(1), Race([0], 1.0))])
+    columns = find_tokens(logits, 1, races)[1].view(torch.int32)
     own_keys, own_values = torch.zeros((2, 1, 1, 2, 16), device=device, dtype=dtype)
     row = torch.ones((1, 1, 1, 16), device=device, dtype=dtype)
     store_rows(zero, row, row, own_keys[None], own_values[None])
     RowMover(device)([own_keys], [(0, 1)])
     are_stored = bool((own_keys == 1.0).all()) and own_values.sum().item() == 16
-    return are_stored and token.item() == column.item() == 1
+    return are_stored and columns.tolist() == [[1, 1]]
 
 
 def _attends(device: torch.device, dtype: torch.dtype, parents: list[int], num_cached: int) -> bool:

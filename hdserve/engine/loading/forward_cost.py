@@ -145,7 +145,7 @@ def _column_cost(seconds: Mapping[_Point, float], num_columns: int) -> ForwardCo
 
 def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     """Seconds to find the likeliest tokens of ``num_rows`` rows, without the forward."""
-    if runner.finds_top:
+    if runner.finds_tokens:
         return 0.0
     model = runner.model
     logits = rounded(torch.randn((num_rows, model.vocab_size)).to(model.device, model.dtype))

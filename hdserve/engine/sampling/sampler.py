@@ -10,6 +10,7 @@ import torch
 
 from hdserve.core import SamplingParams
 from hdserve.engine import gpu_kernels
+from hdserve.engine.batch.races import Race, races_on
 from hdserve.engine.kernels.draw import BLOCK, NO_TOKEN, NUM_BINS, draw_token
 from hdserve.engine.sampling.topk import argmax, can_be_read
 from hdserve.noise import noise_word
@@ -44,23 +45,21 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
         return argmax(logits)
     if can_be_read(logits):
         return torch.tensor(_drawn(logits, params, keys))
-    keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
-    if not _has_filters(params, logits.shape[-1]) and gpu_kernels.are_available(logits.device):
-        from hdserve.engine.gpu_kernels.draw import draw_tokens
+    if not params.has_filters and gpu_kernels.are_available(logits.device):
+        from hdserve.engine.gpu_kernels.choices import find_tokens
 
-        return draw_tokens(logits, keys_of_rows, _inverse_temperature(params))
+        race = Race(keys, inverse_temperature(params))
+        races = races_on(logits.device, len(logits), [(slice(len(logits)), race)])
+        return find_tokens(logits, 1, races)[1, :, 1].view(torch.int32).long()
+    keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
     weights = filtered_probabilities(logits, params)
     tokens = (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
     found = weights.gather(1, tokens[:, None])[:, 0]  # positive, or not finite
     return torch.where(found > 0, tokens, NO_TOKEN)
 
 
-def _has_filters(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether some tokens may not be chosen."""
-    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
-
-
-def _inverse_temperature(params: SamplingParams) -> float:
+def inverse_temperature(params: SamplingParams) -> float:
+    """Of a sampled choice; it overflows no float32."""
     return min(1.0 / float(params.temperature), _HIGHEST_INVERSE_TEMPERATURE)
 
 
@@ -112,16 +111,14 @@ def _drawn(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     scratch = torch.empty(2 * (num_padded + NUM_BINS))
     sums_at = scratch.data_ptr()
     scratch_at = sums_at + NUM_BINS * _BYTES_OF_DOUBLE
-    inverse_temperature = _inverse_temperature(params)
     top_k = min(int(params.top_k), num_columns)
-    filters = top_k, float(params.top_p), float(params.min_p)
+    shape = inverse_temperature(params), top_k, float(params.top_p), float(params.min_p)
     first, row_bytes = logits.data_ptr(), num_columns * logits.element_size()
     return [
         draw_token(
             first + row * row_bytes,
             num_columns,
-            inverse_temperature,
-            *filters,
+            *shape,
             keys[row],
             scratch_at,
             sums_at,

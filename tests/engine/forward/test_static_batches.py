@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from hdserve.config import EngineConfig
-from hdserve.core import Source
+from hdserve.core import FinishReason, SamplingParams, Source
+from hdserve.databases.recycled import NUM_TOP
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
+from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kernels.splits import MAX_DEPTH
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.loader import prepare_model
+from hdserve.engine.sampling.found_tokens import FoundTokens
+from hdserve.engine.sampling.sampler import choose
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
@@ -229,6 +234,89 @@ def test_drafts_change_nothing(params: dict[str, object]) -> None:
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
     assert engine.stats.drafts.num_accepted_tokens > 0
+
+
+class FoundByPyTorch:
+    """Finds the tokens of a forward when it ends."""
+
+    def __init__(self) -> None:
+        self.num_drawn = 0
+        self._found = FoundTokens((np.empty(0), np.empty(0)), np.empty(0))
+
+    def send(self, logits: torch.Tensor, races: torch.Tensor) -> None:
+        values, columns = logits.topk(NUM_TOP)
+        drawn = torch.full((len(logits),), NO_TOKEN)
+        factors = races[1].view(torch.float64).tolist()
+        for row, (key, factor) in enumerate(zip(races[0].tolist(), factors, strict=True)):
+            if factor:
+                self.num_drawn += 1
+                params = SamplingParams(temperature=1.0 / factor)
+                drawn[row] = choose(logits[row : row + 1], params, [key])
+        self._found = FoundTokens((columns.numpy(), values.numpy()), drawn.numpy())
+
+    def read(self, num_rows: int, num_read: int) -> FoundTokens:
+        (columns, values), drawn = self._found
+        assert num_rows == len(drawn)
+        return FoundTokens((columns[:num_read], values[:num_read]), drawn[:num_read])
+
+
+@pytest.mark.parametrize(
+    ("params", "is_drawn"),
+    [
+        ({"temperature": 0.0}, False),
+        ({"temperature": 1.0}, True),
+        ({"temperature": 0.6, "logprobs": 2}, True),
+        ({"top_p": 0.9}, False),
+        ({"presence_penalty": 0.5}, False),
+    ],
+    ids=str,
+)
+def test_forwards_draw_what_is_sampled_freely(params: dict[str, Any], is_drawn: bool) -> None:
+    """Beside sequences that are not, and with drafts; equal to what each gives alone."""
+    model = make_model()
+    sequences = [
+        make_sequence(name, make_prompt(12 + number, number), **{"seed": number, **params})
+        for number, name in enumerate("abc")
+    ]
+    sequences.append(make_sequence("d", make_prompt(9, 9), temperature=0.7, top_k=30, seed=4))
+    wanted = plain_tokens(model, sequences)
+    drafter = OracleDrafter(wanted)
+    engine = make_engine([drafter], model=model, attends_in_one_call=True, exact=False)
+    choices = engine._runner._choices = FoundByPyTorch()
+    run(engine, sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert engine.stats.drafts.num_accepted_tokens > 0
+    assert (choices.num_drawn > 0) == is_drawn
+
+
+def test_what_a_forward_has_drawn_is_not_drawn_again() -> None:
+    class Always(FoundByPyTorch):
+        def read(self, num_rows: int, num_read: int) -> FoundTokens:
+            found = super().read(num_rows, num_read)
+            return found._replace(drawn=np.full_like(found.drawn, 7))
+
+    engine = make_engine(attends_in_one_call=True, exact=False)
+    engine._runner._choices = Always()
+    seq = make_sequence("a", make_prompt(12), max_tokens=5)
+    run(engine, [seq])
+    assert seq.token_ids[12:] == [7] * 5
+
+
+def test_a_forward_that_can_draw_no_token_ends_its_sequence_alone() -> None:
+    class Never(FoundByPyTorch):
+        def read(self, num_rows: int, num_read: int) -> FoundTokens:
+            found = super().read(num_rows, num_read)
+            return found._replace(drawn=np.full_like(found.drawn, NO_TOKEN))
+
+    engine = make_engine(attends_in_one_call=True, exact=False)
+    engine._runner._choices = Never()
+    drawn, greedy = (
+        make_sequence(name, make_prompt(12), temperature=temperature)
+        for name, temperature in (("a", 1.0), ("b", 0.0))
+    )
+    run(engine, [drawn, greedy])
+    assert drawn.finish_reason is FinishReason.ERROR
+    assert greedy.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("attends_in_one_call", [True, False])

@@ -1,0 +1,52 @@
+"""The tokens a forward itself finds after its rows, and sends to the host: the likeliest ones, and
+one drawn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hdserve.databases.recycled import NUM_TOP
+from hdserve.engine.gpu_kernels.choices import find_tokens
+from hdserve.engine.sampling.found_tokens import FoundTokens, Logits
+
+
+class _Landing(NamedTuple):
+    """Host memory that receives the tokens of some number of rows, and the arrays in it."""
+
+    memory: torch.Tensor
+    tokens: npt.NDArray[np.int32]
+    logits: Logits
+
+
+class GpuChoices:
+    """Finds tokens as part of a forward, so within a CUDA graph too; they are read after it."""
+
+    def __init__(self) -> None:
+        self._landings: dict[int, _Landing] = {}
+        """The receiving memory, by the number of rows."""
+
+    def send(self, logits: torch.Tensor, races: torch.Tensor) -> None:
+        """Find the tokens of ``logits [num_rows, vocab_size]``; of the likeliest as many as any
+        drafter may read.
+
+        Args:
+            races: see :mod:`hdserve.engine.batch.races`.
+        """
+        num_rows, vocab_size = logits.shape
+        found = find_tokens(logits, min(NUM_TOP, vocab_size), races)
+        if num_rows not in self._landings:
+            memory = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            values, columns = memory.numpy()
+            self._landings[num_rows] = _Landing(memory, columns.view(np.int32), values)
+        self._landings[num_rows].memory.copy_(found, non_blocking=True)
+
+    def read(self, num_rows: int, num_read: int) -> FoundTokens:
+        """The tokens sent last for ``num_rows`` rows, of the first ``num_read``; read them when the
+        device has finished."""
+        _, tokens, logits = self._landings[num_rows]
+        found = tokens[:num_read].astype(np.int64)
+        return FoundTokens((found[:, :-1], logits[:num_read, :-1].copy()), found[:, -1])
