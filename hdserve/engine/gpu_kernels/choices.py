@@ -25,7 +25,8 @@ def find_tokens(rows: torch.Tensor, k: int, races: torch.Tensor) -> torch.Tensor
     minus infinity, with column 0.
 
     Args:
-        races: see :mod:`hdserve.engine.batch.races`.
+        races: ``[2, num_rows]`` int64: the key of each row's position, and the bits of the inverse
+            temperature as a float64, 0 where nothing is to be drawn.
 
     Returns:
         ``[2, num_rows, k + 1]`` float32: the largest entries, equal ones by column, then 0; and the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hdserve.engine.batch.races import Race, races_on
 from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
 from hdserve.engine.gpu_kernels.choices import find_tokens
 from hdserve.engine.gpu_kernels.move import RowMover
@@ -46,7 +45,7 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels that support any dtype give correct results."""
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf]], device=device, dtype=dtype)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    races = races_on(device, 1, [(slice(1), Race([0], 1.0))])
+    races = torch.stack((zero, torch.ones_like(zero, dtype=torch.float64).view(torch.int64)))
     columns = find_tokens(logits, 1, races)[1].view(torch.int32)
     own_keys, own_values = torch.zeros((2, 1, 1, 2, 16), device=device, dtype=dtype)
     row = torch.ones((1, 1, 1, 16), device=device, dtype=dtype)
