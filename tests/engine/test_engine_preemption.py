@@ -44,13 +44,22 @@ def make_sequences(**params: Any) -> list[core.Sequence]:
     return [make_sequence(str(n), make_prompt(30 + n, n), **options) for n in range(3)]
 
 
-@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-@pytest.mark.parametrize("is_drafting", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_drafting"),
+    [
+        ("greedy", False),
+        ("sampled", True),
+        ("penalties", True),
+        pytest.param("greedy", True, marks=pytest.mark.slow),
+        pytest.param("sampled", False, marks=pytest.mark.slow),
+        pytest.param("penalties", False, marks=pytest.mark.slow),
+    ],
+)
 def test_answers_are_what_they_are_alone(
-    model: torch.nn.Module, params: dict[str, Any], is_drafting: bool
+    model: torch.nn.Module, name: str, is_drafting: bool
 ) -> None:
     """Of three that would fill the cache twice, one has to wait, and is not told apart."""
-    sequences = make_sequences(**params)
+    sequences = make_sequences(**PARAMS[name])
     wanted = plain_tokens(model, sequences)
     drafters = (OracleDrafter(wanted),) if is_drafting else ()
     engine = make(model, drafters, prefix_caching=not is_drafting)

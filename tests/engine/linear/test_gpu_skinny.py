@@ -66,8 +66,15 @@ def test_layers_give_what_they_gave() -> None:
 
 
 @pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")
-@pytest.mark.parametrize("is_repeating", [False, True], ids=["unrolled", "repeated"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("architecture", "is_repeating"),
+    [
+        ("llama", True),
+        ("qwen2", False),
+        pytest.param("llama", False, marks=pytest.mark.slow),
+        pytest.param("qwen2", True, marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_code_multiplies_layers_of_the_same_input_together(
     architecture: str, is_repeating: bool
 ) -> None:

@@ -84,9 +84,18 @@ def test_a_model_answers_as_before(architecture: str, is_tied: bool) -> None:
     assert difference < 0.05
 
 
-@pytest.mark.usefixtures("num_streams")
 @pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")
-@pytest.mark.parametrize("is_repeating", [False, True])
+@pytest.mark.parametrize(
+    ("num_streams", "is_repeating"),
+    [
+        (1, True),
+        (2, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
+    indirect=["num_streams"],
+)
+@pytest.mark.usefixtures("num_streams")
 @torch.inference_mode()
 def test_compiled_it_is_the_same_whatever_is_in_the_forward(is_repeating: bool) -> None:
     runner = make_runner(make_model("llama", is_tied=True))

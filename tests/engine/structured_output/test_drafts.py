@@ -41,6 +41,7 @@ TEXTS = {
 }
 SAMPLED: dict[str, Any] = {"temperature": 1.0}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+WAYS_TO_CHOOSE = (GREEDY, SAMPLED, {**SAMPLED, "top_k": 40, "logprobs": 1})
 
 
 def hierarchy() -> Hierarchy:
@@ -73,8 +74,14 @@ def tokens_of(sequences: list[core.Sequence]) -> list[list[int]]:
     return [seq.token_ids for seq in sequences]
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED, {**SAMPLED, "top_k": 40, "logprobs": 1}])
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=() if (number + other) % 3 == 0 else pytest.mark.slow)
+        for number, name in enumerate(TEXTS)
+        for other, options in enumerate(WAYS_TO_CHOOSE)
+    ],
+)
 def test_tokens_are_those_without_drafts(name: str, options: dict[str, Any]) -> None:
     """Alone and in a batch, from the databases, from guesses that are right, and from ones that are
     not; with the budget and without, with room for many guesses and for few."""
