@@ -205,7 +205,7 @@ class ModelRunner:
 
     def _found(self, batch: ForwardBatch, logits: torch.Tensor) -> FoundTokens | None:
         """The tokens that the forward has found itself, if it has."""
-        if self._choices is None or self.needs_hidden or not len(logits):
+        if self._choices is None or self.needs_hidden or batch.races is None or not len(logits):
             return None
         return self._choices.read(len(logits), batch.num_nodes)
 
