@@ -168,7 +168,7 @@ class Engine:
     def _abort(self, request_id: str) -> None:
         for seq in self._scheduler.waiting:
             if seq.request_id == request_id:
-                self._scheduler.waiting.remove(seq)
+                self._scheduler.withdraw(seq)
                 seq.finish_reason = FinishReason.ABORT
                 self._finish(seq)
                 return
