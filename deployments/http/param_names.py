@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 _NAME_AND_COLON = re.compile(r"[\w.]+(?=:)")
 _QUOTED_OR_WORD = re.compile(
-    r"""(?<!\w)'(?:\\.|[^'\\])*(?:'|$)|(?<!\w)"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$)"""
-    r"""|[\w./-]*\w"""
+    r"""(?<!\w)'(?:\\.|[^'\\])*(?:'|\Z)|(?<!\w)"(?:\\.|[^"\\])*(?:"|\Z)|`[^`]*(?:`|\Z)"""
+    r"""|(?<![\w./-])\w+(?![\w/-]|\.\w)""",
+    re.DOTALL,
 )
-"""What is between quotation marks, also where the second is cut off, or a word or path."""
+"""What is between quotation marks, also where the second is cut off, or a word outside of paths."""
 
 
 @contextmanager
