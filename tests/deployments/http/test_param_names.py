@@ -55,6 +55,13 @@ def test_what_a_message_quotes_is_left_as_it_is(message: str) -> None:
     assert renamed(InvalidRequest(message)).message == message
 
 
+@pytest.mark.parametrize("piece", ["'", "'\\", "\\", '"', "`'\"", "-", ".", "a.", "a_b ", " '"])
+def test_the_longest_message_takes_no_time(piece: str) -> None:
+    """In proportion to its square it would take minutes."""
+    message = piece * 50_000
+    assert renamed(InvalidRequest(message)).message == message
+
+
 def test_all_else_of_an_error_stays() -> None:
     error = PromptTooLong("lower max_tokens", "stop", num_tokens=9, max_num_tokens=8)
     found = renamed(error)
