@@ -17,6 +17,8 @@ from hdserve.cli.database_build import build
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.cli.progress import shown_bars
+from hdserve.config import ModelDatabaseConfig
+from hdserve.config.deployed import read_deployed_config
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.output_files import left_by_other_versions
@@ -92,19 +94,37 @@ def import_(
         str | None,
         typer.Option(help="The model that is to have it; default: the one that generated it."),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A server's configuration, whose limits hold; default: those of a server that "
+            "names none.",
+            show_default=False,
+        ),
+    ] = None,
     json_path: Json = None,
 ) -> None:
     """Add what a file holds to a database that is not in use.
 
-    The tokenizer of the model that is to have it must be that of the one that generated it.
+    The tokenizer of the model that is to have it must be that of the one that generated it.  What
+    would be more than a server keeps is refused.
     """
     output = JsonOutput(json_path)
     found = archives.read_archive_key(archive)
     key = DatabaseKey(found.model if model is None else model, found.fingerprint)
     if model is not None:
         stored.check_tokenizer(root, key)
+    limits = read_deployed_config(config).config.model_database if config else ModelDatabaseConfig()
     with _progress(key) as on_progress:
-        num = archives.import_archive(archive, root, key, on_progress)
+        num = archives.import_archive(
+            archive,
+            root,
+            key,
+            on_progress,
+            max_bytes=limits.max_bytes,
+            max_total_bytes=limits.max_total_bytes,
+        )
     _report(key, {"num_new_outputs": num}, output)
 
 

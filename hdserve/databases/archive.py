@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,8 @@ MESSAGE_BYTES = 2**22
 
 _SENDER, _END_SENDER = "archive-part", "archive-end"
 """The senders of all messages of an archive but the last, and of the last."""
+
+_TOO_MANY_NAMESPACES = "it has too many namespaces; `model_database.max_total_bytes` bounds them"
 
 Progress = Callable[[int, int], None]
 """Called with the number of outputs handled since the last call, and with the total number."""
@@ -113,7 +115,13 @@ def read_archive_key(archive: Path) -> DatabaseKey:
 
 
 def import_archive(
-    archive: Path, root: Path, key: DatabaseKey, on_progress: Progress = lambda num, total: None
+    archive: Path,
+    root: Path,
+    key: DatabaseKey,
+    on_progress: Progress = lambda num, total: None,
+    *,
+    max_bytes: int = UNBOUNDED,
+    max_total_bytes: int = UNBOUNDED,
 ) -> int:
     """Add what ``archive`` holds to the database of ``key`` below ``root``, created if needed.
 
@@ -121,6 +129,8 @@ def import_archive(
 
     Args:
         key: its model may differ from the archive's, its tokenizer may not.
+        max_bytes, max_total_bytes: of a namespace, and of all, as the server has them that is to
+            read the database.
 
     Returns:
         The number of new outputs.
@@ -128,8 +138,8 @@ def import_archive(
     Raises:
         SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has entries that
             no database may have, see :func:`check_message`; nothing was added.
-        DatabaseError: ``root`` has shards, and nothing was added; or the database is in use, or
-            cannot be written.
+        DatabaseError: ``root`` has shards, or the server would not keep all there would be, and
+            nothing was added; or the database is in use, or cannot be written.
     """
     check_unsharded(root)
     total = 0
@@ -141,6 +151,7 @@ def import_archive(
     try:
         log = OutputLog(UNBOUNDED, UNBOUNDED, first_version=store.first_version)
         store.restore(log)
+        _check_limits(_imported(archive, key), log, max_bytes, max_total_bytes)
         num_new = 0
         for message in _imported(archive, key):
             num_new += take_message(message, log, store)
@@ -190,9 +201,7 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
     """
     check_message(message)
     if not log.has_room(message.namespaces):
-        raise SnapshotError(
-            "it has too many namespaces; `model_database.max_total_bytes` bounds them"
-        )
+        raise SnapshotError(_TOO_MANY_NAMESPACES)
     num_new = 0
     for namespace, segment in message.outputs.items():
         for appended in log.append(namespace, log.partition(namespace).as_imported(segment)):
@@ -219,6 +228,34 @@ def check_message(message: Publish) -> None:
     if largest > MAX_CALIBRATION_BYTES:
         raise SnapshotError(
             f"a calibration of {largest} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
+        )
+
+
+def _check_limits(
+    messages: Iterable[Publish], log: OutputLog, max_bytes: int, max_total_bytes: int
+) -> None:
+    """
+    Raises:
+        DatabaseError: with all these messages ``log`` would be over a limit.
+    """
+    new: Counter[str] = Counter()
+    for message in messages:
+        new.update(dict.fromkeys(message.calibrations, 0))
+        for namespace, segment in message.outputs.items():
+            new[namespace] += log.peek(namespace).num_bytes_imported(segment)
+    if not log.has_room(new, max_total_bytes):
+        raise DatabaseError(_TOO_MANY_NAMESPACES)
+    for namespace, num_new in new.items():
+        num_bytes = log.peek(namespace).num_bytes
+        _check_size(f"namespace {namespace}", num_bytes, num_new, "max_bytes", max_bytes)
+    _check_size("all namespaces", log.num_bytes, new.total(), "max_total_bytes", max_total_bytes)
+
+
+def _check_size(whose: str, num_bytes: int, num_new: int, name: str, most: int) -> None:
+    if num_new and num_bytes + num_new > most:
+        raise DatabaseError(
+            f"{whose} would have {num_bytes + num_new:,} bytes, and a server would forget the "
+            f"oldest: `model_database.{name}` is {most:,}; --config says whose that is"
         )
 
 

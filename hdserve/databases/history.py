@@ -110,13 +110,13 @@ def index_tokens(log: Tokens, places: Ints, begin: int, end: int) -> None:
 
 
 @jit
-def append_tokens(log: Tokens, places: Ints, state: Ints, tokens: Tokens, first: int) -> None:
-    """Append ``tokens[first:]``, which must fit, to a log, forget what they overwrite, and index
-    their positions."""
+def append_tokens(log: Tokens, places: Ints, state: Ints, tokens: Tokens) -> None:
+    """Append ``tokens``, which must fit, to a log, forget what they overwrite, and index their
+    positions."""
     begin, mask = state[LOG_END], log.shape[0] - 1
-    for index in range(first, tokens.shape[0]):
-        log[(begin + index - first) & mask] = tokens[index]
-    end = begin + tokens.shape[0] - first
+    for index in range(tokens.shape[0]):
+        log[(begin + index) & mask] = tokens[index]
+    end = begin + tokens.shape[0]
     state[LOG_END] = end
     state[LOG_OLDEST] = max(state[LOG_OLDEST], end - log.shape[0])
     _index(log, places, max(begin, MATCH_TOKENS), end)

@@ -156,15 +156,18 @@ class NamespaceTables:
         self.num_tokens += num_new
 
     def _append(self, tokens: Tokens) -> bool:
-        """Append the end of a text to the log, at most half the log's size; returns whether that is
-        the whole text."""
-        first = max(0, len(tokens) - self._max_log_tokens // 2)
+        """Append a text to the log, or its end as a text of half the log's size; returns whether it
+        is whole."""
+        is_whole = len(tokens) <= self._max_log_tokens // 2
+        if not is_whole:
+            tokens = tokens[-(self._max_log_tokens // 2) :].copy()
+            tokens[0] = START
         in_use = self.log_end - int(self.log_state[LOG_OLDEST])
-        num_needed = in_use + len(tokens) - first
+        num_needed = in_use + len(tokens)
         while len(self.log) < min(self._max_log_tokens, num_needed):
             self._resize_log(min(self._max_log_tokens, len(self.log) * 4))
-        append_tokens(self.log, self.places, self.log_state, tokens, first)
-        return not first
+        append_tokens(self.log, self.places, self.log_state, tokens)
+        return is_whole
 
     def _resize_log(self, capacity: int) -> None:
         """Keep the last ``capacity`` tokens, a power of two; positions do not change."""

@@ -133,10 +133,14 @@ class OutputLog:
         partition = self._partitions.get(namespace)
         return partition or Partition(self._first_version, self._chunk_bytes)
 
-    def has_room(self, namespaces: Iterable[str]) -> bool:
-        """Whether these namespaces, which others than this cluster have named, may be added."""
+    def has_room(self, namespaces: Iterable[str], max_total_bytes: int | None = None) -> bool:
+        """Whether these namespaces, which others than this cluster have named, may be added.
+
+        Args:
+            max_total_bytes: instead of the log's own.
+        """
         num_new = sum(name not in self._partitions for name in namespaces)
-        most = self._max_total_bytes // NAMESPACE_SHARE // NAMESPACE_BYTES
+        most = (max_total_bytes or self._max_total_bytes) // NAMESPACE_SHARE // NAMESPACE_BYTES
         most = max(most, MIN_CLEARED_PARTITIONS)
         return not num_new or len(self._partitions) + num_new <= most
 

@@ -159,6 +159,10 @@ class Partition:
         origins = tuple(f"{origin}@{self.flushed_version}" for origin in missing.origins)
         return replace(missing, origins=origins)
 
+    def num_bytes_imported(self, segment: Segment) -> int:
+        """How many bytes an operator's import of ``segment`` would add."""
+        return SeenOutputs(self._seen.ranges()).add(self.as_imported(segment)).num_bytes
+
     def seal(self) -> None:
         """Make the tail a chunk."""
         if self._tail:

@@ -66,13 +66,14 @@ class Engine:
         self._undecided: tuple[core.Sequence, int, int] | None = None
         """The sequence whose tokens are being decided, and how many of them and of ``_outputs``
         there were before."""
-        self._is_ending = False
-        """Whether sequences of an interrupted step are being ended; this may be interrupted too."""
+        self._is_unfinished = False
+        """Whether something was begun after whose interruption the running sequences end; ending
+        them may be interrupted too."""
         self._stats = EngineStats(num_steps_by_draft_tokens=[0] * (drafts.max_draft_tokens + 1))
 
     @property
     def has_work(self) -> bool:
-        return self.has_outputs or self._scheduler.has_work or self._is_ending
+        return self.has_outputs or self._scheduler.has_work or self._is_unfinished
 
     @property
     def has_outputs(self) -> bool:
@@ -155,20 +156,16 @@ class Engine:
 
         If this is interrupted, the running sequences end as in :meth:`run`.
         """
-        if self._is_ending:
+        if self._is_unfinished:
             self._end_running()
         others = (out for out in self._outputs if out.sequence.request_id != request_id)
         self._outputs = deque(others)
-        try:
-            self._abort(request_id)
-        except BaseException:
-            self._end_running()
-            raise
+        self._finish_or_end(lambda: self._abort(request_id))
 
     def _abort(self, request_id: str) -> None:
         for seq in self._scheduler.waiting:
             if seq.request_id == request_id:
-                self._scheduler.waiting.remove(seq)
+                self._scheduler.withdraw(seq)
                 seq.finish_reason = FinishReason.ABORT
                 self._finish(seq)
                 return
@@ -195,7 +192,7 @@ class Engine:
         If this is interrupted nothing is lost: the next call begins with the same output, which
         ``receive`` may already have seen.
         """
-        if self._is_ending:
+        if self._is_unfinished:
             self._end_running()
         while self._outputs:
             receive(self._outputs[0])
@@ -208,10 +205,17 @@ class Engine:
         If it is interrupted, by ``KeyboardInterrupt`` or an exception, the running sequences end
         with an error output; waiting ones go on, and nothing of the cache is reused.
         """
-        if self._is_ending:
+        if self._is_unfinished:
             self._end_running()
+        self._finish_or_end(self._step)
+
+    def _finish_or_end(self, act: Callable[[], None]) -> None:
+        """Call ``act``; if it is interrupted, end the running sequences, now or in the next
+        call."""
+        self._is_unfinished = True
         try:
-            self._step()
+            act()
+            self._is_unfinished = False
         except BaseException:
             self._end_running()
             raise
@@ -219,7 +223,7 @@ class Engine:
     def _end_running(self) -> None:
         """End all running sequences with an error and the tokens already decided; nothing in the
         cache can be trusted.  If this is interrupted the next call continues it."""
-        self._is_ending = True
+        self._is_unfinished = True
         self._forget_undecided()
         told = {out.sequence.request_id for out in self._outputs if out.finish_reason is not None}
         waiting = {seq.request_id for seq in self._scheduler.waiting}
@@ -233,7 +237,7 @@ class Engine:
                 error = HdserveError("this request was decoded in a step that was interrupted")
                 self._outputs.append(StepOutput(seq, finish_reason=seq.finish_reason, error=error))
             self._finish(seq)
-        self._is_ending = False
+        self._is_unfinished = False
 
     def _forget_undecided(self) -> None:
         """Take back the tokens of an interrupted step that are in no output yet."""

@@ -265,6 +265,34 @@ def test_what_is_not_followed_is_forgotten_after_a_restart_too(actor):
     assert replica.forgotten == ["n"]
 
 
+def test_only_what_was_used_here_is_remembered(actor):
+    """However many namespaces others feed and operators flush."""
+    replica = Replica(actor)
+    for number in range(50):
+        publish(actor, f"n{number}")
+        actor.flush(f"n{number - 1}")
+        replica.used = ["n", f"n{number % 3}"]
+        replica.poll()
+    assert sorted(replica.subscription._positions) == ["n0", "n1", "n2"]
+
+
+def test_a_flush_that_was_heard_of_long_ago_takes_no_later_text(actor):
+    """Though nobody followed the namespace then, and text ends before the actor is asked again."""
+    publish(actor, "n")
+    replica = Replica(actor)
+    replica.poll()
+    replica.used = []
+    actor.flush("n")
+    replica.poll()
+    assert replica.forgotten == ["n"]
+    replica.used = ["n"]
+    replica.queue.put("n", [7])
+    replica.poll()
+    asyncio.run(replica.publisher.publish_all())
+    assert replica.forgotten == ["n"]
+    assert replica.count(7) == 1
+
+
 def test_the_actor_is_asked_again_when_something_is_due():
     replica = Replica(ModelDatabaseActor(KEY, ModelDatabaseConfig(poll_interval_s=60)))
     calls: list[str] = []

@@ -87,3 +87,17 @@ def test_an_answer_of_which_the_log_has_the_end_alone_is_not_found() -> None:
     assert answers[0] == []
     assert all(found in ([], [number % 90] * 20) for number, found in enumerate(answers))
     assert database.num_bytes <= 1 << 16
+
+
+def test_an_answer_ends_before_a_text_of_which_the_log_has_the_end_alone() -> None:
+    """What is left of that is a text of its own."""
+    database = ModelDatabase(1 << 16)
+    for prompt, output in (([1], [4] * 20), ([2], [5] * 900)):
+        database.record(_sequence(prompt, output))
+    assert answer_of(database, "default", [1]) == [4] * 20
+    assert database.answer_place("default", [1], [4] * 20) == 0
+    partition = database.partition("default")
+    assert partition is not None
+    *_, last = partition.texts_since(0)
+    assert last == [5] * len(last)
+    assert len(last) > 200

@@ -30,12 +30,16 @@ KEY = DatabaseKey("a-model", "f" * 32)
 
 
 def fill(
-    root: Path, key: DatabaseKey = KEY, num_outputs: int = 30, first_token: int = 0
+    root: Path,
+    key: DatabaseKey = KEY,
+    num_outputs: int = 30,
+    first_token: int = 0,
+    origins: tuple[str, str] = ("r1", "r2"),
 ) -> OutputStore:
     """Write a database of two namespaces; returns its store, which is still open."""
     store = OutputStore(database_directory(root, key), key)
     log = OutputLog(10**9, 10**9, first_version=store.first_version, chunk_bytes=500)
-    for namespace, origin in (("default", "r1"), ("tenant", "r2")):
+    for namespace, origin in zip(("default", "tenant"), origins, strict=True):
         outputs = [np.full(7, first_token + number, np.uint32) for number in range(num_outputs)]
         for appended in log.append(namespace, Segment.from_outputs(origin, 0, outputs)):
             store.append(namespace, appended)
@@ -186,6 +190,41 @@ def test_an_import_makes_no_more_namespaces_than_there_is_room_for() -> None:
     assert "other" not in log.namespaces()
     assert archives.take_message(many, log, None) == 0
     assert OutputLog(10**6, 2**30).has_room(f"{number}" for number in range(2**15))
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_bytes": 2 * 30 * 42 - 1}, "namespace (default|tenant) would have 2,520 bytes"),
+        ({"max_total_bytes": 4 * 30 * 42 - 1}, "all namespaces would have 5,040 bytes"),
+    ],
+)
+def test_an_import_that_a_server_would_not_keep_is_refused(
+    tmp_path: Path, limits: dict[str, int], reason: str
+) -> None:
+    """Before anything is added; what is there already does not count twice."""
+    fill(tmp_path / "old").close()
+    fill(tmp_path / "new", first_token=100, origins=("r3", "r4")).close()
+    archive, before = tmp_path / "a.archive", contents(tmp_path / "new")
+    archives.export_database(tmp_path / "old", KEY, archive)
+    with pytest.raises(DatabaseError, match=reason):
+        archives.import_archive(archive, tmp_path / "new", KEY, **limits)
+    assert contents(tmp_path / "new") == before
+    (name, most), *_ = limits.items()
+    for num_new in (60, 0):
+        imported = archives.import_archive(archive, tmp_path / "new", KEY, **{name: most + 1})
+        assert imported == num_new
+
+
+def test_an_import_makes_no_more_namespaces_than_a_server_would(tmp_path: Path) -> None:
+    one = Segment.from_outputs("r", 0, [np.full(1, 7, np.uint32)])
+    archive = AppendLog(tmp_path / "a.archive")
+    many = Publish("archive-part", {f"n{number}": one for number in range(2**13 + 1)})
+    for body in (many.encode(KEY), archives.encode_end(KEY)):
+        archive.append(body)
+    with pytest.raises(DatabaseError, match="too many namespaces"):
+        archives.import_archive(archive.path, tmp_path, KEY, max_total_bytes=2**20)
+    assert contents(tmp_path) == {}
 
 
 def test_the_archive_of_an_empty_database_says_whose_it_is(tmp_path: Path) -> None:
@@ -450,6 +489,12 @@ def test_the_commands(tmp_path: Path) -> None:
     assert exported["num_bytes"] == Path(archive).stat().st_size
     assert "60 new outputs" in run("import", archive, new, "--model", "successor")
     (found,) = json.loads(run("info", new, "--json"))
+    small = tmp_path / "config.yaml"
+    models = [{"name": "m", "model": "m"}]
+    small.write_text(json.dumps({"models": models, "model_database": {"max_bytes": 2**16}}))
+    assert "0 new outputs" in run(
+        "import", archive, new, "--model", "successor", "--config", str(small)
+    )
     assert found["model"] == "successor"
     assert found["namespaces"]["tenant"]["num_outputs"] == 30
     assert "successor" in run("info", new)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ import pytest
 from hdserve import core
 from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.core import FinishReason, Source, SpeculationParams, StepOutput
+from hdserve.engine import engine as engine_module
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.loading.loader import prepare_model
@@ -303,6 +309,60 @@ def test_an_interruption_while_an_interrupted_step_ends(is_aborted: bool) -> Non
     assert engine.stats.num_drafter_sequences == engine.stats.num_running == 0
     for name, prompt in prompts.items():
         assert run(engine, [make_sequence(name, prompt, **GREEDY)])[-1].finish_reason == "length"
+
+
+def test_an_interruption_of_whatever_follows_another() -> None:
+    """At any line after the first: who ran has ended, with the tokens that were told."""
+    prompts = {name: make_prompt(4, seed) for seed, name in enumerate("ab")}
+    futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
+    for number in count():
+        engine = make([InterruptedDrafter(futures, "observe", 1)])
+        sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
+        for seq in sequences:
+            engine.add(seq)
+        outputs: list[StepOutput] = []
+
+        def run_to_end(engine: Engine = engine, outputs: list[StepOutput] = outputs) -> None:
+            while engine.has_work:
+                outputs += engine.step()
+
+        with _interrupted_again(number) as was_interrupted, pytest.raises(KeyboardInterrupt):
+            run_to_end()
+        run_to_end()
+        for seq in sequences:
+            told = [output for output in outputs if output.sequence is seq]
+            tokens = [token for output in told for token in output.token_ids]
+            assert (number, tokens) == (number, seq.output_token_ids)
+            ends = [output.finish_reason for output in told if output.finish_reason is not None]
+            assert (number, ends) == (number, [FinishReason.ERROR])
+        assert engine.stats.num_drafter_sequences == engine.stats.num_running == 0
+        if not was_interrupted:
+            break
+    assert number > 10
+
+
+@contextmanager
+def _interrupted_again(number: int) -> Iterator[list[bool]]:
+    """``KeyboardInterrupt`` instead of the line of this number of what the engine runs after one;
+    tells by a list with something in it whether there was one."""
+    lines, found, is_second = count(), list[bool](), list[bool]()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != engine_module.__file__:
+            return None
+        if event == "exception" and argument[0] is KeyboardInterrupt:
+            is_second.append(True)
+        if event == "line" and is_second and next(lines) == number:
+            found.append(True)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
 
 
 def _run_again(engine: Engine, prompt: list[int]) -> list[StepOutput]:

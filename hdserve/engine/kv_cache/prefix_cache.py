@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,10 +20,46 @@ BLOCK_TOKENS = 32
 """Prefixes are found by whole blocks of this many tokens, then extended token by token."""
 
 _NUM_COMPARED = 8
-"""How many of the entries that begin with the same blocks are compared token by token."""
+"""How many of the entries that begin with the same blocks are compared."""
 
 _MAX_MOVED = 4
 """At most this many rows of ended sequences are moved for each row that is wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyedTokens:
+    """Tokens with what finds them: made once for a prompt, however often it is looked up.
+
+    Attributes:
+        token_ids: int64 ``[num_tokens]``.
+        keys: of the whole blocks; each stands for all tokens up to the end of its block.
+    """
+
+    token_ids: np.ndarray
+    keys: list[int]
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], namespace: str) -> KeyedTokens:
+        """The tokens of a sequence of ``namespace``; takes time in proportion to their number."""
+        tokens = np.asarray(token_ids, np.int64)
+        return cls(tokens, list(_keys(tokens, namespace)))
+
+    def first(self, num_tokens: int) -> KeyedTokens:
+        """The first ``num_tokens`` tokens, or all if there are fewer."""
+        return KeyedTokens(self.token_ids[:num_tokens], self.keys[: num_tokens // BLOCK_TOKENS])
+
+    def num_common(self, other: KeyedTokens) -> int:
+        """How many tokens both begin with, as far as keys tell."""
+        blocks = range(min(len(self.keys), len(other.keys)))
+        num_blocks = bisect_left(blocks, True, key=lambda i: self.keys[i] != other.keys[i])
+        return self.num_common_after(num_blocks, other.token_ids)
+
+    def num_common_after(self, num_blocks: int, token_ids: np.ndarray) -> int:
+        """How many tokens both begin with, if the first ``num_blocks`` blocks are equal, and the
+        next ones are not."""
+        start = num_blocks * BLOCK_TOKENS
+        block = slice(start, start + BLOCK_TOKENS)
+        return start + _num_common(self.token_ids[block], token_ids[block])
 
 
 @dataclass(slots=True, eq=False)
@@ -86,25 +124,28 @@ class PrefixCache:
         return self.is_enabled and num_tokens > BLOCK_TOKENS
 
     def num_to_await(
-        self, token_ids: Sequence[int], other: Sequence[int], namespace: str, min_tokens: int
+        self, prompt: KeyedTokens, other: KeyedTokens, namespace: str, min_tokens: int
     ) -> int:
-        """The length of the common beginning of the prompts ``token_ids``, without its last token,
-        and ``other``; 0 if less than ``min_tokens`` more than can be reused already."""
-        if not self.is_enabled or len(token_ids) <= min_tokens:
-            return 0
-        if token_ids[:min_tokens] != other[:min_tokens]:
-            return 0  # before any arrays are made
-        wanted, coming = (np.asarray(each, np.int64) for each in (token_ids[:-1], other))
-        num_common = _num_common(wanted, coming)
-        _, num_found = self._find(token_ids, namespace)
+        """The length of the common beginning of ``prompt``, without its last token, and ``other``;
+        0 if less than ``min_tokens`` more than can be reused already.  Takes about as long for long
+        prompts as for short ones."""
+        wanted = prompt.first(len(prompt.token_ids) - 1)
+        num_common = wanted.num_common(other)
+        num_found = max((number for number, _ in self._candidates(wanted, namespace)), default=0)
         return num_common if num_common >= num_found + min_tokens else 0
 
     def place(
-        self, token_ids: Sequence[int], namespace: str, num_rows: int, *, is_shared: bool = True
+        self,
+        prompt: Sequence[int] | KeyedTokens,
+        namespace: str,
+        num_rows: int,
+        *,
+        is_shared: bool = True,
     ) -> tuple[Segment, int] | None:
-        """A segment of ``num_rows`` rows for a sequence with the prompt ``token_ids``.
+        """A segment of ``num_rows`` rows for a sequence of ``namespace``.
 
         Args:
+            prompt: its token ids.
             is_shared: whether others may reuse what the sequence leaves; if not, what it reuses is
                 copied and stays available to others.
 
@@ -114,13 +155,14 @@ class PrefixCache:
         """
         if not self._has_room(num_rows):
             return None
-        source, num_tokens = self._find(token_ids, namespace)
+        tokens = _keyed(prompt, namespace)
+        source, num_tokens = self._find(tokens.first(len(tokens.token_ids) - 1), namespace)
         segment = None
         if source is not None:
             segment = self._reuse(source, num_tokens, num_rows, may_take=is_shared)
         if segment is None:
             return self._allocate(num_rows), 0
-        self.offer(segment, token_ids[:num_tokens], namespace)
+        self.offer(segment, tokens.first(num_tokens), namespace)
         return segment, num_tokens
 
     def has_room_in_parts(self, num_rows: int) -> bool:
@@ -176,10 +218,10 @@ class PrefixCache:
                 entry.segment = segment
                 self._by_start[segment.start] = entry
 
-    def offer(self, segment: Segment, token_ids: Sequence[int], namespace: str) -> None:
-        """Let others reuse the columns of a running sequence, which hold ``token_ids``."""
+    def offer(self, segment: Segment, tokens: Sequence[int] | KeyedTokens, namespace: str) -> None:
+        """Let others reuse the columns of a running sequence, which hold ``tokens``."""
         if self.is_enabled:
-            self._add(segment, token_ids, namespace, is_running=True)
+            self._add(segment, _keyed(tokens, namespace), namespace, is_running=True)
 
     def clear(self) -> None:
         """Forget everything; the segments of running sequences stay theirs."""
@@ -203,12 +245,15 @@ class PrefixCache:
             namespace: whose sequences may reuse them; ``None`` keeps nothing.
         """
         self._remove(self._by_start.get(segment.start))
-        is_kept = self.is_enabled and namespace is not None and len(token_ids) >= BLOCK_TOKENS
-        if not is_kept or self._is_known(token_ids, namespace or ""):
+        if not self.is_enabled or namespace is None or len(token_ids) < BLOCK_TOKENS:
+            self.cache.rows.free(segment)
+            return
+        tokens = KeyedTokens.of(token_ids, namespace)
+        if self._is_known(tokens, namespace):
             self.cache.rows.free(segment)
             return
         kept = self.cache.rows.shorten(segment, len(token_ids))
-        self._add(kept, token_ids, namespace or "", is_running=False)
+        self._add(kept, tokens, namespace, is_running=False)
 
     def _reuse(
         self, source: _Entry, num_tokens: int, num_rows: int, *, may_take: bool
@@ -327,32 +372,42 @@ class PrefixCache:
         entry.token_ids = entry.token_ids[:num_tokens]
         entry.segment = self.cache.rows.shorten(entry.segment, num_tokens)
 
-    def _find(self, token_ids: Sequence[int], namespace: str) -> tuple[_Entry | None, int]:
-        """The entry with the longest match of ``token_ids`` without the last, and its length."""
-        wanted = np.asarray(token_ids[:-1], np.int64)
-        known: dict[_Entry, None] = {}
-        for key in _keys(wanted, namespace):
-            if key not in self._by_key:
-                break
-            known = self._by_key[key]
+    def _find(self, wanted: KeyedTokens, namespace: str) -> tuple[_Entry | None, int]:
+        """The entry with the longest match of ``wanted``, and its length."""
         best, num_best = None, BLOCK_TOKENS - 1
-        for entry in islice(reversed(known), _NUM_COMPARED):
-            num_common = _num_common(entry.token_ids, wanted)
-            if num_common > num_best and entry.namespace == namespace:
+        for most, entry in self._candidates(wanted, namespace):
+            if most <= num_best:
+                break
+            num_common = _num_common(entry.token_ids, wanted.token_ids)
+            if num_common > num_best:
                 best, num_best = entry, num_common
         return best, num_best if best is not None else 0
 
-    def _is_known(self, token_ids: Sequence[int], namespace: str) -> bool:
-        source, num_tokens = self._find([*token_ids, 0], namespace)
-        return source is not None and not source.is_running and num_tokens == len(token_ids)
+    def _candidates(self, wanted: KeyedTokens, namespace: str) -> list[tuple[int, _Entry]]:
+        """Entries that may match ``wanted``, each with the most tokens it can match: those that do
+        if equal keys mean equal tokens.  The longest match first."""
+        num_blocks = bisect_left(wanted.keys, True, key=lambda key: key not in self._by_key)
+        if not num_blocks:
+            return []
+        known = islice(reversed(self._by_key[wanted.keys[num_blocks - 1]]), _NUM_COMPARED)
+        found = [
+            (wanted.num_common_after(num_blocks, entry.token_ids), entry)
+            for entry in known
+            if entry.namespace == namespace
+        ]
+        return sorted(found, key=itemgetter(0), reverse=True)
+
+    def _is_known(self, tokens: KeyedTokens, namespace: str) -> bool:
+        source, num_tokens = self._find(tokens, namespace)
+        is_whole = num_tokens == len(tokens.token_ids)
+        return source is not None and not source.is_running and is_whole
 
     def _add(
-        self, segment: Segment, token_ids: Sequence[int], namespace: str, *, is_running: bool
+        self, segment: Segment, tokens: KeyedTokens, namespace: str, *, is_running: bool
     ) -> None:
         self._remove(self._by_start.get(segment.start))
-        tokens = np.asarray(token_ids, np.int64)
-        keys = list(_keys(tokens, namespace))
-        self._insert(_Entry(segment, tokens, namespace, keys, is_running))
+        keys = [*tokens.keys]
+        self._insert(_Entry(segment, tokens.token_ids, namespace, keys, is_running))
 
     def _insert(self, entry: _Entry) -> None:
         self._entries[entry] = None
@@ -392,6 +447,10 @@ def _held(entry: _Entry) -> Iterator[None]:
         yield
     finally:
         entry.is_running = was_running
+
+
+def _keyed(tokens: Sequence[int] | KeyedTokens, namespace: str) -> KeyedTokens:
+    return tokens if isinstance(tokens, KeyedTokens) else KeyedTokens.of(tokens, namespace)
 
 
 def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from hdserve.core import Sequence
-from hdserve.engine.kv_cache.prefix_cache import PrefixCache
+from hdserve.engine.kv_cache.prefix_cache import KeyedTokens, PrefixCache
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 
@@ -120,6 +120,9 @@ class Scheduler:
         self._growth_tokens = growth_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
+        self._keyed_tokens: dict[Sequence, KeyedTokens] = {}
+        """Of sequences whose prompts are not offered yet, once they were needed; what running ones
+        add to them is missing."""
 
     @property
     def has_work(self) -> bool:
@@ -140,6 +143,11 @@ class Scheduler:
         fits = seq.max_total_tokens <= self.max_total_tokens
         assert fits, "a sequence larger than the cache was queued"
         self.waiting.append(seq)
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Take a waiting sequence out of the queue."""
+        self.waiting.remove(seq)
+        self._keyed_tokens.pop(seq, None)
 
     def make_room(self) -> list[Sequence]:
         """Let sequences grow that have no room for the drafts of a step, the oldest first.
@@ -216,7 +224,8 @@ class Scheduler:
         return True
 
     def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
-        prompt = () if seq.scores_prompt else seq.token_ids  # reused rows have no logits
+        may_reuse = self._prefixes.is_enabled and not seq.scores_prompt  # reused rows: no logits
+        prompt = self._keyed(seq) if may_reuse else ()
         is_shared = seq.speculation.is_output_shared
         return self._prefixes.place(prompt, seq.namespace, num_rows, is_shared=is_shared)
 
@@ -260,14 +269,26 @@ class Scheduler:
         is_shared = seq.speculation.is_output_shared and other.speculation.is_output_shared
         if seq.scores_prompt or not is_shared or seq.namespace != other.namespace:
             return 0
-        prompt = other.token_ids[: other.num_prompt_tokens]
-        return self._prefixes.num_to_await(seq.token_ids, prompt, seq.namespace, MIN_AWAITED_TOKENS)
+        if not self._prefixes.is_enabled or not _begin_alike(seq, other):
+            return 0
+        prompt = self._keyed(other).first(other.num_prompt_tokens)
+        return self._prefixes.num_to_await(
+            self._keyed(seq), prompt, seq.namespace, MIN_AWAITED_TOKENS
+        )
+
+    def _keyed(self, seq: Sequence) -> KeyedTokens:
+        """The tokens that ``seq`` had when it came into the queue."""
+        found = self._keyed_tokens.get(seq)
+        if found is None:
+            found = KeyedTokens.of(seq.token_ids, seq.namespace)
+            self._keyed_tokens[seq] = found
+        return found
 
     def _offer_beginning(self, slot: Slot) -> None:
         """Offer the cached part of the prompt of ``slot`` for reuse."""
         seq = slot.seq
         slot.num_offered_tokens = seq.num_cached_tokens
-        cached = seq.token_ids[: seq.num_cached_tokens]
+        cached = self._keyed(seq).first(seq.num_cached_tokens)
         self._prefixes.offer(slot.segment, cached, seq.namespace)
 
     def begin_anew(self) -> None:
@@ -283,6 +304,7 @@ class Scheduler:
     def reset(self) -> None:
         """Empty the cache and end all running sequences, whatever state they are in."""
         self.running.clear()
+        self._keyed_tokens.clear()
         self._prefixes.reset()
 
     def _compact(self, num_rows: int = 0, growing: Slot | None = None) -> None:
@@ -336,18 +358,27 @@ class Scheduler:
         """Offer the prompt of ``slot``, which is now cached, for reuse."""
         seq = slot.seq
         if not slot.is_offered and seq.speculation.is_output_shared:
-            prompt = seq.token_ids[: seq.num_prompt_tokens]
+            prompt = self._keyed(seq).first(seq.num_prompt_tokens)
             self._prefixes.offer(slot.segment, prompt, seq.namespace)
         slot.is_offered = True
         slot.awaited.clear()
+        self._keyed_tokens.pop(seq, None)
 
     def release(self, slot: Slot) -> None:
         """Free the slot of a sequence that has ended; its segment is freed when it is needed."""
         self.running.remove(slot)
         seq = slot.seq
+        self._keyed_tokens.pop(seq, None)
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
         namespace = seq.namespace if is_kept else None
         self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
+
+
+def _begin_alike(seq: Sequence, other: Sequence) -> bool:
+    """Whether so much of two prompts is equal that waiting might be worth it."""
+    if min(len(seq.token_ids) - 1, other.num_prompt_tokens) < MIN_AWAITED_TOKENS:
+        return False
+    return seq.token_ids[:MIN_AWAITED_TOKENS] == other.token_ids[:MIN_AWAITED_TOKENS]
 
 
 def _max_chunk_tokens(seq: Sequence) -> int:
