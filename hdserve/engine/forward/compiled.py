@@ -13,6 +13,7 @@ import torch.fx.experimental._config
 
 from hdserve.engine.batch.forward_batch import ForwardBatch
 from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.forward.direct_graph import DirectGraph
 from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.linear.layers import call_natively
 from hdserve.engine.linear.multiply_together import MultiplyTogether
@@ -36,10 +37,9 @@ def _watched(guards: Sequence[Any]) -> list[bool]:
 _OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "compile_threads": 1,  # no process pool next to the replica
-        "guard_filter_fn": _watched,
     }
 )
-"""Options of ``torch.compile``."""
+"""Options of PyTorch's compiler."""
 
 _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -47,11 +47,10 @@ _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
         "cpp_wrapper": True,  # saves 1 of 7.2 ms a row over a Python wrapper (docs/adr/0014)
     }
 )
-"""Options of ``torch.compile`` on a CPU.  A GPU has CUDA graphs instead, and a C++ wrapper would
+"""Options on a CPU, unless layers repeat.  A GPU has CUDA graphs instead, and a C++ wrapper would
 need the CUDA headers there."""
 
 _PACKING: Final[dict[str, Any]] = {
-    "freezing": True,
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",
 }
@@ -115,25 +114,43 @@ class CompiledForward:
         self.shapes = Shapes(min_rows=_SEVERAL_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
         self._takes_one_row = is_cpu and not is_packed
-        chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
+        self._options = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
+        self._num_graphs = 0
+        self._direct: DirectGraph | None = None
+        self._known_sizes: set[tuple[int, int]] = set()
+        """Numbers of rows and of logits for which compiled code has found the graph."""
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = call_natively(module, is_native=self._operators is not None)
+        self._is_frozen = is_packed or (self.is_native and not is_repeating)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            options={**chosen},  # a copy, since PyTorch removes the guard filter from it
+            backend=self._make_graph,
+            options={"guard_filter_fn": _watched},
         )
+
+    def _make_graph(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """Have PyTorch's own compiler make ``graph``."""
+        from torch._inductor.compile_fx import compile_fx  # takes two seconds to load
+
+        run = cast("Any", compile_fx)(graph, inputs, config_patches={**self._options})
+        self._num_graphs += 1
+        self._direct = DirectGraph.of(graph, run) if self._num_graphs == 1 else None
+        self._known_sizes.clear()
+        return run
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Enter this around forwards that may build graphs, in their thread.
 
         Layer numbers are compiled in as constants; else each would be turned into a tensor in every
-        forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.
+        forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.  So are weights (*freezing*);
+        else each would be looked for and passed on.  Where layers repeat they are arguments, and
+        those of other linear layers than ours would be stored twice.
         """
-        chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
+        chosen = {"post_grad_custom_pre_pass": MultiplyTogether(), "freezing": self._is_frozen}
         of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
         sizes = cast("Any", torch.fx.experimental._config)
         of_sizes = sizes.patch(backed_size_oblivious=self._takes_one_row)
@@ -150,8 +167,20 @@ class CompiledForward:
             rows = torch.cat([rows, rows.new_zeros(num_missing)])
         operators = self._operators
         with nullcontext() if operators is None else operators.running(batch.plan):
-            logits = self._forward(batch.token_ids[0], batch.position_ids[0], rows)
+            logits = self._run(batch.token_ids[0], batch.position_ids[0], rows)
         return logits[: len(batch.logit_rows)]
+
+    def _run(
+        self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """The first forward of any size goes the long way, on which PyTorch looks whether its graph
+        is for that size."""
+        sizes = token_ids.shape[0], logit_rows.shape[0]
+        if self._direct is not None and sizes in self._known_sizes:
+            return self._direct(token_ids, position_ids, logit_rows)
+        logits = self._forward(token_ids, position_ids, logit_rows)
+        self._known_sizes.add(sizes)
+        return logits
 
 
 def _forward_of(module: torch.nn.Module) -> Any:

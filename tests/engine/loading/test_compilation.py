@@ -20,6 +20,7 @@ from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.batch.step_context import running
 from hdserve.engine.build import build_engine
 from hdserve.engine.forward import repeated_layers
 from hdserve.engine.forward.compiled import CompiledForward, can_compile
@@ -167,6 +168,50 @@ def test_what_others_register_compiles_nothing_again(
     with torch.compiler.set_stance("fail_on_recompile"):
         check_packed_forward(runner)
         runner.forward(list(make_work(runner, 5, 1)))
+
+
+@needs_compiler
+def test_forwards_of_a_known_size_go_straight_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And give the same bits; those of another size go by PyTorch first, which may make another
+    graph."""
+    sizes_of_model = {"vocab_size": 128, "hidden_size": 128, "intermediate_size": 128}
+    model = make_model(dtype=torch.bfloat16, num_hidden_layers=1, **sizes_of_model)
+    loaded, runner = make_runner(model)
+    runner.compiled = compiled = compile_model(loaded)
+    assert (compiled._direct is not None) == (compiled.is_native or compiled.is_packed)
+    if compiled._direct is None:
+        pytest.skip("no kernel multiplies bfloat16 here")
+    chunks = list(make_work(runner, 5, 2))
+    wanted = runner.forward(chunks)
+    through_pytorch = compiled._forward
+    sizes: list[tuple[int, ...]] = []
+
+    def note(*inputs: torch.Tensor) -> torch.Tensor:
+        sizes.append(tuple(len(each) for each in inputs))
+        return through_pytorch(*inputs)
+
+    monkeypatch.setattr(compiled, "_forward", note)
+    for before, after in zip(wanted, runner.forward(chunks), strict=True):
+        assert before is not None
+        assert after is not None
+        assert torch.equal(after.logits, before.logits)
+    assert not sizes
+    for _ in range(2):
+        runner.forward(chunks[:1])
+    assert sizes == [(6, 6, 6)]
+    batch = runner._batch(chunks)
+    with torch.inference_mode(), running(batch.plan):
+        narrow = replace(batch, position_ids=batch.position_ids.int())
+        through_pytorch(narrow.token_ids[0], narrow.position_ids[0], narrow.logit_rows)
+    assert compiled._direct is None
+
+
+def test_weights_that_are_inputs_of_a_graph_are_looked_for_by_pytorch(
+    compiled: CompiledForward,
+) -> None:
+    """Here of layers in float64, which no kernel multiplies."""
+    assert not compiled.is_native
+    assert compiled._direct is None
 
 
 @pytest.mark.usefixtures("compiled")
