@@ -51,6 +51,7 @@ _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
 need the CUDA headers there."""
 
 _PACKING: Final[dict[str, Any]] = {
+    "freezing": True,
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",
 }
@@ -121,7 +122,6 @@ class CompiledForward:
         """Numbers of rows and of logits for which compiled code has found the graph."""
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = call_natively(module, is_native=self._operators is not None)
-        self._is_frozen = is_packed or (self.is_native and not is_repeating)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
@@ -137,7 +137,7 @@ class CompiledForward:
 
         run = cast("Any", compile_fx)(graph, inputs, config_patches={**self._options})
         self._num_graphs += 1
-        self._direct = DirectGraph.of(graph, run) if self._num_graphs == 1 else None
+        self._direct = DirectGraph.of(graph, inputs, run) if self._num_graphs == 1 else None
         self._known_sizes.clear()
         return run
 
@@ -146,11 +146,9 @@ class CompiledForward:
         """Enter this around forwards that may build graphs, in their thread.
 
         Layer numbers are compiled in as constants; else each would be turned into a tensor in every
-        forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.  So are weights (*freezing*);
-        else each would be looked for and passed on.  Where layers repeat they are arguments, and
-        those of other linear layers than ours would be stored twice.
+        forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.
         """
-        chosen = {"post_grad_custom_pre_pass": MultiplyTogether(), "freezing": self._is_frozen}
+        chosen = {"post_grad_custom_pre_pass": MultiplyTogether()}
         of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
         sizes = cast("Any", torch.fx.experimental._config)
         of_sizes = sizes.patch(backed_size_oblivious=self._takes_one_row)

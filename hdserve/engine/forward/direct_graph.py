@@ -6,47 +6,68 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-_INPUTS: Final[Mapping[str, int]] = {
+_ARGUMENTS: Final[Mapping[str, int]] = {
     "L['token_ids']": 0,
     "L['position_ids']": 1,
     "L['logit_rows']": 2,
     "L['token_ids'].size()[0]": 3,
     "L['logit_rows'].size()[0]": 4,
 }
-"""What a graph of :class:`~hdserve.engine.forward.compiled.CompiledForward` may take, as PyTorch
-names it."""
+"""What a graph of :class:`~hdserve.engine.forward.compiled.CompiledForward` may take beside the
+tensors of the model, as PyTorch names it."""
 
 
 class DirectGraph:
-    """Calls a graph as compiled code does after it has found it, which takes longer than a small
-    model's layer: it asks its guards, and gathers the inputs anew.
+    """Calls a graph as compiled code does once it has found it.  Compiled code asks guards first,
+    and gathers the tensors of the model, which takes longer than a layer of a small model.
 
     Args:
         run: takes the inputs of the graph in their order, and gives its outputs.
-        places: of each input among the values of :data:`_INPUTS`.
+        inputs: all inputs; those that are arguments are replaced at each call.
+        places: of each argument, in the order of :data:`_ARGUMENTS`, among the inputs.
     """
 
-    def __init__(self, run: Callable[..., Sequence[torch.Tensor]], places: Sequence[int]) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Sequence[torch.Tensor]],
+        inputs: Sequence[Any],
+        places: Sequence[int],
+    ) -> None:
         self._run = run
+        self._inputs = [*inputs]
         self._places = places
 
     @classmethod
-    def of(cls, graph: torch.fx.GraphModule, run: Callable[..., Any]) -> DirectGraph | None:
-        """``None`` if ``graph``, of which ``run`` was made, takes anything else, such as weights,
-        or was not made for any number of rows and of logits."""
+    def of(
+        cls, graph: torch.fx.GraphModule, inputs: Sequence[Any], run: Callable[..., Any]
+    ) -> DirectGraph | None:
+        """``None`` if ``graph``, of which ``run`` was made, was not made for any number of rows and
+        of logits, or takes anything else than that and tensors of the model.
+
+        Args:
+            inputs: for which it was made.
+        """
         names = [_name(node) for node in graph.graph.nodes if node.op == "placeholder"]
-        if {*names} != _INPUTS.keys():
+        others = [each for name, each in zip(names, inputs, strict=True) if name not in _ARGUMENTS]
+        are_tensors = all(
+            isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor) for each in others
+        )
+        if not are_tensors or not names or _ARGUMENTS.keys() - {*names}:
             return None
-        return cls(run, [_INPUTS[name] for name in names])
+        return cls(run, inputs, [names.index(name) for name in _ARGUMENTS])
 
     def __call__(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
         """The logits; like the arguments, without a batch dimension."""
         sizes = token_ids.shape[0], logit_rows.shape[0]
+        inputs = self._inputs.copy()
         given = (token_ids, position_ids, logit_rows, *sizes)
-        (logits,) = self._run(*[given[place] for place in self._places])
+        for place, each in zip(self._places, given, strict=True):
+            inputs[place] = each
+        (logits,) = self._run(*inputs)
         return logits
 
 

@@ -171,16 +171,14 @@ def test_what_others_register_compiles_nothing_again(
 
 
 @needs_compiler
-def test_forwards_of_a_known_size_go_straight_to_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_repeating", [False, True])
+def test_forwards_of_a_known_size_go_straight_to_the_graph(
+    is_repeating: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And give the same bits; those of another size go by PyTorch first, which may make another
     graph."""
-    sizes_of_model = {"vocab_size": 128, "hidden_size": 128, "intermediate_size": 128}
-    model = make_model(dtype=torch.bfloat16, num_hidden_layers=1, **sizes_of_model)
-    loaded, runner = make_runner(model)
-    runner.compiled = compiled = compile_model(loaded)
-    assert (compiled._direct is not None) == (compiled.is_native or compiled.is_packed)
-    if compiled._direct is None:
-        pytest.skip("no kernel multiplies bfloat16 here")
+    loaded, runner = make_runner(make_model(num_hidden_layers=2))
+    runner.compiled = compiled = compile_model(loaded, is_repeating=is_repeating)
     chunks = list(make_work(runner, 5, 2))
     wanted = runner.forward(chunks)
     through_pytorch = compiled._forward
@@ -201,16 +199,7 @@ def test_forwards_of_a_known_size_go_straight_to_the_graph(monkeypatch: pytest.M
     assert sizes == [(6, 6, 6)]
     batch = runner._batch(chunks)
     with torch.inference_mode(), running(batch.plan):
-        narrow = replace(batch, position_ids=batch.position_ids.int())
-        through_pytorch(narrow.token_ids[0], narrow.position_ids[0], narrow.logit_rows)
-    assert compiled._direct is None
-
-
-def test_weights_that_are_inputs_of_a_graph_are_looked_for_by_pytorch(
-    compiled: CompiledForward,
-) -> None:
-    """Here of layers in float64, which no kernel multiplies."""
-    assert not compiled.is_native
+        through_pytorch(batch.token_ids[0].int(), batch.position_ids[0], batch.logit_rows)
     assert compiled._direct is None
 
 
