@@ -131,7 +131,7 @@ class MessageEvents:
     def _close(self) -> Iterator[Event]:
         if self._open is None:
             return
-        if last := self._open.end():
+        if isinstance(self._open, Words) and (last := self._open.end()):
             yield self._placed({"type": "content_block_delta", "delta": last})
         yield self._placed({"type": "content_block_stop"})
         self._blocks.append(self._open.whole())
