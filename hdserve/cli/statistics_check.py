@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from hdserve.cli.model_option import tokenizer_of
 from hdserve.config import ModelConfig
 from hdserve.databases.statistics_info import read_info
 from hdserve.errors import ConfigError, SnapshotError
@@ -36,10 +37,6 @@ def _fingerprint_here(model: ModelConfig) -> str:
     """The fingerprint of the model's tokenizer; empty if that is not here, or cannot be loaded."""
     if model.model not in bundled_models() and not os.path.isdir(model.model):
         return ""
-    from hdserve.engine.tokenization.tokenizer import load_tokenizer  # takes seconds
-
     with suppress(ConfigError):
-        return load_tokenizer(
-            model.model, model.revision, trust_remote_code=model.trust_remote_code
-        ).fingerprint
+        return tokenizer_of(model).fingerprint
     return ""
