@@ -15,7 +15,7 @@ SIGNATURE = "unsigned"
 cut off, and do not send it back."""
 
 
-class Words:
+class TextOrThinking:
     """What the model said, or thought."""
 
     def __init__(self, kind: Literal["text", "thinking"]) -> None:
@@ -67,7 +67,7 @@ class ToolUse:
         return {**self._head, "input": _object_of(self._arguments)}
 
 
-Block = Words | ToolUse
+Block = TextOrThinking | ToolUse
 
 
 def _object_of(written: str) -> dict[str, Any]:
