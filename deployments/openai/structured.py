@@ -34,7 +34,7 @@ class ResponseFormat(ClosedBody):
     json_schema: JsonSchema | None = None
 
     def form(self, param: str) -> MakeGrammar | None:
-        """Return what makes the grammar; ``None`` is any text.
+        """Return a function that makes the grammar; ``None`` where any text will do.
 
         Args:
             param: what the client calls it.
@@ -85,7 +85,7 @@ class StructuredOutputs(ClosedBody):
         return {name: value for name, value in data.items() if name not in cls.unsupported}
 
     def forms(self, param: str = "structured_outputs") -> list[MakeGrammar]:
-        """Return what makes the grammar of each field that is set."""
+        """Return a function for each field that is set, which makes its grammar."""
         found: list[MakeGrammar] = []
         if self.json_ is not None:
             found.append(partial(_of_schema, self.json_, param))
@@ -127,7 +127,7 @@ class StructuredFields(BaseModel):
 
     @property
     def asks_for_form(self) -> bool:
-        """Whether not any text will do."""
+        """Whether the output is held to a form."""
         has_format = self.response_format is not None and self.response_format.type != "text"
         extensions = (
             self.structured_outputs,

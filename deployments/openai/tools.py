@@ -47,7 +47,7 @@ class FunctionDefinition(Body):
         return {**self.parameters, "type": "object"}
 
     def described(self) -> dict[str, Any]:
-        """Return what the client said of it."""
+        """Return its documented fields that are set."""
         return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
 
 
@@ -168,7 +168,8 @@ class ToolFields(BaseModel):
         return tuple(tool.for_template() for tool in shown)
 
     def answer_parser(self, parser: type[ToolParser] | None) -> MakeParser | None:
-        """Return what makes the parser of the calls in an answer; ``None`` where it is all text."""
+        """Return a function that makes the parser of an answer's calls; ``None`` where all of it is
+        text."""
         if parser is None or not self.may_call_tools:
             return None
         known = [

@@ -17,7 +17,7 @@ _SEPARATORS = {",": ", ", ":": ": "}
 
 
 def gemma_call_reader(closing: str) -> CallReader:
-    """Return what reads such calls, and those that :class:`CallReader` reads::
+    """Return a reader of such calls, and of those that :class:`CallReader` reads::
 
         call:f{city:<|"|>San Jose<|"|>,guests:2,tags:[<|"|>a<|"|>],at:{hour:7}}
 

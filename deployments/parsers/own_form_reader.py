@@ -42,7 +42,7 @@ class OwnFormReader(CallReader):
 
     Args:
         opening: what comes before the arguments; its one group is the name.
-        begin: returns what reads the arguments of a call, by the name of the function.
+        begin: makes the reader of a call's arguments; is given the name of the function.
         is_bare: whether there is one call, without an opening mark and perhaps without ``closing``.
     """
 

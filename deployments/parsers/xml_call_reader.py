@@ -35,7 +35,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 def xml_call_reader(
     closing: str, types: ArgumentTypes, elements: Elements = QWEN, *, is_bare: bool = False
 ) -> CallReader:
-    """Return what reads calls made of elements, or those that :class:`CallReader` reads.
+    """Return a reader of calls made of elements, and of those that :class:`CallReader` reads.
 
     An argument that is a text is passed on as it arrives, others when they are complete.
 
