@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -223,9 +223,9 @@ def _called(shard: Shard) -> str:
 
 
 async def ask_actor(
-    reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
+    reference: Awaitable[Any], timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
 ) -> Any:
-    """Return the answer of an actor of a model database.
+    """Return the answer of an actor of a model database, or of the cluster that has the actors.
 
     Args:
         who: its name in the error if it does not answer.

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
+from ray.exceptions import RaySystemError
 from starlette.testclient import TestClient
 
 from actors import model_database
@@ -86,6 +87,31 @@ def test_a_sleeping_model_is_left_asleep(monkeypatch: pytest.MonkeyPatch) -> Non
         assert flushed == {"model": "m", "flushed": "a", "num_outputs": 1}
         assert client.post(f"{path}/import", content=archive).status_code == 200
     assert "a" in actor.info()["namespaces"]
+
+
+@pytest.mark.parametrize("lookup", ["get_all", "get_former"])
+def test_a_cluster_that_does_not_say_which_actors_it_has(
+    monkeypatch: pytest.MonkeyPatch, lookup: str
+) -> None:
+    """As while its head restarts: the client is told to try again, in a list for each model."""
+
+    def fail(*_: Any) -> Any:
+        raise RaySystemError("the head restarts")
+
+    found = {WHOLE: Handle(ModelDatabaseActor(KEY, ModelDatabaseConfig()))}
+    monkeypatch.setattr(model_database, "get_all", lambda *_: found)
+    monkeypatch.setattr(model_database, lookup, fail)
+    model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
+    access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
+    gateway = Gateway(ServeConfig(models=(model,)), {}, access)
+    gateway._infos.learn(INFO)
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    path = "/v1/speculation/databases"
+    with TestClient(build_api(gateway), raise_server_exceptions=False, headers=headers) as client:
+        answer, listed = client.get(f"{path}/m"), client.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_gone")
+    assert listed.status_code == 200
+    assert [item["error"]["code"] for item in listed.json()["data"]] == ["database_gone"]
 
 
 @pytest.mark.parametrize("num_records", [0, 1000])
