@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.generation import GenerationRequest, Summary
-from deployments.openai.response_events import ResponseEvents
+from deployments.openai.responses_events import ResponseEvents
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.reasoning_parsers import HarmonyParser, ThinkParser
 from deployments.replica.reasoning_reader import ReasoningReaders

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body, metrics
-from deployments.openai.response_items import CallItem, Item, MessageItem, ReasoningItem
-from deployments.openai.response_tools import OwnName
+from deployments.openai.responses_items import CallItem, Item, MessageItem, ReasoningItem
 from deployments.openai.responses_protocol import ResponsesBody
+from deployments.openai.responses_tools import OwnName
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Reasoning
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from deployments.events import Event
-from deployments.openai.response_tools import OwnName
+from deployments.openai.responses_tools import OwnName
 
 
 class _TextItem(ABC):
