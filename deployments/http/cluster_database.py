@@ -236,11 +236,11 @@ async def ask_actor(
     try:
         async with asyncio.timeout(timeout_s):
             return await reference
-    except TimeoutError as error:
-        reason = f"{who} has not answered in {timeout_s:g} s; try again"
-        raise DatabaseGone(reason) from error
-    except RayError as error:
+    except RayError as error:  # which may be a TimeoutError, too
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
             raise cause from error
         raise DatabaseGone(f"{who} is out of reach; try again") from error
+    except TimeoutError as error:
+        reason = f"{who} has not answered in {timeout_s:g} s; try again"
+        raise DatabaseGone(reason) from error
