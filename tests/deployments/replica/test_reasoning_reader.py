@@ -267,7 +267,7 @@ def test_whose_grammar_holds_from_the_first_token_on(tokenizer: Tokenizer, tmp_p
         (plain, completion),
         (marked, without),
     ):
-        assert not readers.may_wait(request)
+        assert not readers.may_delay_grammar(request)
         assert readers.prepared(request, prompt) == request
     shown = plain.prepared(without, lambda _: "<think>")
     assert shown.reasons_first
