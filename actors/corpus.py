@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hdserve.databases.statistics_info import INFO_NAME, is_unfinished
 from hdserve.errors import DatabaseError
@@ -24,14 +23,12 @@ class Corpus:
         fingerprint: of the tokenizer.
         directory: where it is on the actor's node.
         sizes: bytes of each file, by path relative to the directory.
-        info: the description made when it was built.
     """
 
     corpus_id: str
     fingerprint: str
     directory: str
     sizes: dict[str, int]
-    info: dict[str, Any]
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +68,7 @@ def describe(directory: Path) -> Corpus:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([fingerprint, sizes]).encode())
     digest.update(description)
-    return Corpus(digest.hexdigest(), fingerprint, str(directory), sizes, info)
+    return Corpus(digest.hexdigest(), fingerprint, str(directory), sizes)
 
 
 def describe_for(fingerprint: str, directory: Path) -> Corpus:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from actors.readers import Readers
 from actors.refills import Refills
 from actors.settings import actor_settings
 from hdserve.config import ModelDatabaseConfig
@@ -43,22 +44,10 @@ from hdserve.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
 
-MAX_POLLS_PER_S = 200.0
-"""The most polls per second of all readers while nothing is new; they take about 5 % of the calls
-one actor can answer."""
-
-POSITIONS_PER_POLL = 100
-"""A poll that follows this many namespaces more than another counts as one poll more: with 4,096
-it takes some 20 ms of the actor's only thread."""
-
-MAX_CATCH_UP_CALLS_PER_S = 1000.0
-
 _ROOM = MAX_REPLY_BYTES - 2**10
 """The room for the contents of a reply, without its envelope."""
 
 _MIN_REPLY_ROOM = 2**12
-
-_READER_TIMEOUT_S = 60.0
 
 _MAX_LAST_CALIBRATIONS = 2**14
 """The most pairs of a replica and a namespace whose last calibration is remembered."""
@@ -68,18 +57,6 @@ _MAX_DISK_WAIT_S = 5.0
 
 _MAX_SLEEP_S = 86400.0
 """The longest sleep: Python refuses to sleep for centuries."""
-
-
-class _Reader(NamedTuple):
-    """A replica that polls.
-
-    Attributes:
-        last_s: when it last did.
-        load: how many polls of few namespaces its last one was worth.
-    """
-
-    last_s: float
-    load: int
 
 
 class ExportPart(NamedTuple):
@@ -118,7 +95,7 @@ class ModelDatabaseActor:
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._refills = Refills()
-        self._readers: dict[str, _Reader] = {}
+        self._readers = Readers(config.poll_interval_s)
         self._num_refused_calibrations = 0
         self._last_calibrations: dict[tuple[str, str], int] = {}
         self._merge_calibration = merge_calibration
@@ -165,8 +142,8 @@ class ModelDatabaseActor:
         """
         poll = Poll.decode(message, self._key)
         with self._lock:
-            load = 1 + len(poll.positions) // POSITIONS_PER_POLL
-            self._readers[poll.reader] = _Reader(time.monotonic(), load)
+            self._readers.note(poll.reader, len(poll.positions))
+            self._forget_silent_readers()
             self._note_losses(poll)
             is_reset = self._is_unknown_epoch(poll.epoch)
             idle = poll.idle
@@ -266,14 +243,17 @@ class ModelDatabaseActor:
 
     def snapshot_now(self) -> bool:
         """Write everything to the disk; ``False`` if that failed, or there is no disk."""
+        root = self._config.snapshot_dir
+        if root is None:
+            return False
         with self._sync_lock:
-            if self._store is None and self._config.snapshot_dir is not None:
-                self._open_store(self._config.snapshot_dir)
+            if self._store is None:
+                self._open_store(root)
             if self._store is None:
                 return False
             is_complete = self._store.sync(self._log, self._lock)
-            if self._store.is_overtaken and self._config.snapshot_dir is not None:
-                self._open_store(self._config.snapshot_dir)
+            if self._store.is_overtaken:
+                self._open_store(root)
                 is_complete = self._store.sync(self._log, self._lock)
             self._is_unwritten = not is_complete
             return is_complete
@@ -480,7 +460,8 @@ class ModelDatabaseActor:
             catch_up_bytes=poll.catch_up_bytes,
         )
         reply = replace(reply, changes={**changes, **reply.changes})
-        return replace(reply, next_poll_s=self._next_poll_s(reply.is_complete))
+        next_poll_s = self._readers.next_poll_s(is_complete=reply.is_complete)
+        return replace(reply, next_poll_s=next_poll_s)
 
     def _is_unknown_epoch(self, epoch: str) -> bool:
         """Whether the version numbers of ``epoch`` mean nothing in this run."""
@@ -516,23 +497,8 @@ class ModelDatabaseActor:
         start, stop = poll.published.get(namespace, (0, 0))
         return stop > 0 and not self._log.partition(namespace).has_seen(poll.reader, start, stop)
 
-    def _next_poll_s(self, is_complete: bool) -> float:
-        self._forget_silent_readers()
-        load = sum(reader.load for reader in self._readers.values())
-        if not is_complete:
-            return load / MAX_CATCH_UP_CALLS_PER_S
-        return max(self._config.poll_interval_s, load / MAX_POLLS_PER_S)
-
     def _forget_silent_readers(self) -> None:
-        now_s = time.monotonic()
-        silent = [
-            name
-            for name, reader in self._readers.items()
-            if now_s - reader.last_s > _READER_TIMEOUT_S
-        ]
-        for name in silent:
-            del self._readers[name]
-        if silent:
+        if silent := self._readers.forget_silent():
             self._refills.forget_readers(silent)
 
     def _sync_forever(self) -> None:

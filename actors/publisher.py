@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 
 from actors.link import ActorLink, ActorUnreachable
-from actors.output_queue import Batch, OutputQueue
+from actors.output_queue import OutputQueue
 from actors.subscription import Subscription
 from hdserve.databases.messages import PUBLISH_BYTES, Publish
 from hdserve.databases.output_log import OutputLog
@@ -124,9 +124,8 @@ class Publisher:
 
     def _next_message(self) -> Publish | None:
         batch = self._queue.take(PUBLISH_BYTES)
-        return self._number(batch) if batch else None
-
-    def _number(self, batch: Batch) -> Publish:
+        if not batch:
+            return None
         segments = {}
         for namespace, outputs in batch.outputs.items():
             first = self._take_numbers(namespace, len(outputs))

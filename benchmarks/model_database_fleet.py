@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors import model_database
-from actors.model_database_actor import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
+from actors.readers import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
 from actors.stop import stop_actors
 from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig

@@ -50,10 +50,13 @@ class Deadline:
         Raises:
             RequestTimeout: it was cancelled at the deadline.
         """
+        limit = self.limit(0.0)
         try:
-            async with asyncio.timeout_at(self._at_s):
+            async with limit:
                 return await awaitable
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise self.error from error
 
     def limit(self, grace_s: float) -> asyncio.Timeout:

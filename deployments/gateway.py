@@ -1,4 +1,4 @@
-"""The HTTP side: requests in, answers of the models out.  Its only state are the handles."""
+"""The HTTP side: requests in, answers of the models out."""
 
 from __future__ import annotations
 

@@ -248,19 +248,15 @@ class SequenceTrace:
 
 
 def _draft_attributes(counts: DraftCounts) -> dict[str, Any]:
-    """Return what drafting did, as attributes of a span.
-
-    The mean acceptance length is ``1 + accepted / drafts``: the bonus token counts.
-    """
+    """Return what drafting did, as attributes of a span."""
     found: dict[str, Any] = {
         "hdserve.num_steps": counts.num_steps,
         "hdserve.num_drafts": counts.num_drafts,
         "hdserve.num_draft_tokens": counts.num_draft_tokens,
         "hdserve.num_accepted_tokens": counts.num_accepted_tokens,
     }
-    if counts.num_drafts:
-        length = 1 + counts.num_accepted_tokens / counts.num_drafts
-        found["hdserve.mean_acceptance_length"] = length
+    if counts.mean_acceptance_length is not None:
+        found["hdserve.mean_acceptance_length"] = counts.mean_acceptance_length
     for source, count in counts.accepted_by_source.items():
         found[f"hdserve.num_accepted_tokens.{source.label}"] = count
     return found

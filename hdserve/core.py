@@ -308,10 +308,7 @@ class SpeculationParams(_Parameters):
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What drafting did for one sequence, or for an engine.
-
-    ``mean acceptance length = 1 + num_accepted_tokens / num_drafts``: the bonus token counts.
-    """
+    """What drafting did for one sequence, or for an engine."""
 
     num_steps: int = 0
     num_drafts: int = 0
@@ -327,6 +324,11 @@ class DraftCounts:
     accepted_by_depth: dict[Source, list[int]] = field(default_factory=dict)
     """Entry ``k`` of a source: its tokens that were accepted as the ``k``-th after the root, from
     0."""
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens of a step with a draft, the bonus token included; ``None`` without drafts."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
 
     @property
     def accepted_by_source(self) -> dict[Source, int]:

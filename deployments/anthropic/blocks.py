@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
@@ -15,23 +15,7 @@ SIGNATURE = "unsigned"
 cut off, and do not send it back."""
 
 
-class Block(Protocol):
-    """A block of an answer."""
-
-    def begun(self) -> dict[str, Any]:
-        """Return the block as it begins."""
-
-    def add(self, text: str) -> dict[str, Any]:
-        """Take the next piece, and return it as a stream has it."""
-
-    def end(self) -> dict[str, Any] | None:
-        """Return what a stream has behind the last piece, if anything."""
-
-    def whole(self) -> dict[str, Any]:
-        """Return the block with all its pieces."""
-
-
-class Words:
+class TextOrThinking:
     """What the model said, or thought."""
 
     def __init__(self, kind: Literal["text", "thinking"]) -> None:
@@ -39,17 +23,21 @@ class Words:
         self._text = ""
 
     def begun(self) -> dict[str, Any]:
+        """Return the block as it begins."""
         return self._with("", "")
 
     def add(self, text: str) -> dict[str, Any]:
+        """Take the next piece, and return it as a stream has it."""
         self._text += text
         return {"type": f"{self.kind}_delta", self.kind: text}
 
     def end(self) -> dict[str, Any] | None:
+        """Return what a stream has behind the last piece: the signature of what was thought."""
         is_thought = self.kind == "thinking"
         return {"type": "signature_delta", "signature": SIGNATURE} if is_thought else None
 
     def whole(self) -> dict[str, Any]:
+        """Return the block with all its pieces."""
         return self._with(self._text, SIGNATURE)
 
     def _with(self, text: str, signature: str) -> dict[str, Any]:
@@ -65,19 +53,21 @@ class ToolUse:
         self._arguments = ""
 
     def begun(self) -> dict[str, Any]:
+        """Return the call without its arguments."""
         return {**self._head, "input": {}}
 
     def add(self, text: str) -> dict[str, Any]:
+        """Take the next piece of the arguments, and return it as a stream has it."""
         self._arguments += text
         return {"type": "input_json_delta", "partial_json": text}
-
-    def end(self) -> None:
-        """Return nothing: the arguments are all there is."""
 
     def whole(self) -> dict[str, Any]:
         """Return the call, with the arguments it has where the answer was cut off in them, as the
         client reads those of a stream."""
         return {**self._head, "input": _object_of(self._arguments)}
+
+
+Block = TextOrThinking | ToolUse
 
 
 def _object_of(written: str) -> dict[str, Any]:

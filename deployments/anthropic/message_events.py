@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from deployments.anthropic.blocks import Block, ToolUse, Words
+from deployments.anthropic.blocks import Block, TextOrThinking, ToolUse
 from deployments.anthropic.objects import error_body, token_counts, usage
 from deployments.anthropic.protocol import MessagesBody
 from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import metrics
-from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
+from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Reasoning
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
 from hdserve.errors import HdserveError
@@ -109,14 +109,14 @@ class MessageEvents:
         elif isinstance(piece, Arguments):
             yield from self._add(piece.text)
             yield from self._close() if piece.is_last else ()
-        elif isinstance(piece, Thought):
+        elif isinstance(piece, Reasoning):
             yield from self._say("thinking", piece.text)
         else:
             yield from self._say("text", piece)
 
     def _say(self, kind: Literal["text", "thinking"], text: str) -> Iterator[Event]:
-        if not isinstance(self._open, Words) or self._open.kind != kind:
-            yield from self._begin(Words(kind))
+        if not isinstance(self._open, TextOrThinking) or self._open.kind != kind:
+            yield from self._begin(TextOrThinking(kind))
         yield from self._add(text)
 
     def _begin(self, block: Block) -> Iterator[Event]:
@@ -131,7 +131,7 @@ class MessageEvents:
     def _close(self) -> Iterator[Event]:
         if self._open is None:
             return
-        if last := self._open.end():
+        if isinstance(self._open, TextOrThinking) and (last := self._open.end()):
             yield self._placed({"type": "content_block_delta", "delta": last})
         yield self._placed({"type": "content_block_stop"})
         self._blocks.append(self._open.whole())

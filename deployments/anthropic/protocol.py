@@ -23,7 +23,7 @@ from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
 from deployments.openai.structured import Schema
-from deployments.openai.tools import MAX_TOOLS, has_unheld_strict
+from deployments.openai.tools import MAX_TOOLS
 from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
@@ -202,7 +202,7 @@ class CountTokensBody(OfferedBody):
             "output_config.task_budget": self.output_config is not None
             and self.output_config.task_budget is not None,
             f"system.{BILLING}": is_billed(texts_of(self.system)),
-            "tools.strict": is_free and has_unheld_strict(self.tools or (), choice),
+            "tools.strict": is_free and any(tool.strict for tool in self.tools or ()),
             **{f"thinking.{name}": True for name in thinking},
         }
         said = {name for message in self.messages for name in message.unmet}

@@ -16,7 +16,7 @@ from actors.shards import may_be_on_disk_alone
 from actors.statistics_database import StatisticsClient
 from deployments.http.access import require_admin
 from deployments.http.body_schema import body_schema
-from deployments.http.cluster_database import OBJECT, ClusterDatabase
+from deployments.http.cluster_database import OBJECT, ClusterDatabase, ask_actor
 from deployments.http.json_body import read_json
 from deployments.openai.body import ClosedBody
 from deployments.openai.objects import error_body
@@ -192,15 +192,16 @@ async def _open(
 
     Raises:
         ModelNotFound: the model is not served.
+        DatabaseGone: the cluster does not say which actors it has.
     """
     describe = gateway.describe if starts_replica else gateway.last_description
     info = await describe(model)
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
-    found = await asyncio.to_thread(model_database.get_all, key, config.num_shards)
+    found = await ask_actor(asyncio.to_thread(model_database.get_all, key, config.num_shards))
     if not found and not may_be_on_disk_alone(config):
         return None
-    former = await asyncio.to_thread(model_database.get_former, key, config.num_shards)
+    former = await ask_actor(asyncio.to_thread(model_database.get_former, key, config.num_shards))
     return ClusterDatabase(key, config, found, former)
 
 

@@ -87,7 +87,7 @@ class Arrival:
 
         Raises:
             Unsupported: something is left out, and the configuration wants strict requests.
-            InvalidRequest: there are fields nobody documents, and it does.
+            InvalidRequest: there are undocumented fields, and it does.
         """
         gateway = self.gateway
         unread = await gateway.unread_by_template(body.model, self.deadline, body.variables)
@@ -106,8 +106,8 @@ class Arrival:
 def _unheeded(
     body: OfferedBody,
 ) -> tuple[tuple[str, ...], Mapping[str, Unsupported], list[str]]:
-    """Return what of ``body`` is ignored, and of that what is left out, and what nobody
-    documents."""
+    """Return the ignored parameters of ``body``, and of these what is left out, and the
+    undocumented ones."""
     ignored, left_out = body.ignored, body.left_out
     known = body.unmet.union(left_out)
     return ignored, left_out, [name for name in ignored if name not in known]

@@ -47,7 +47,7 @@ async def answer_chat(
                 body.model, arrival.deadline, has_tools=chat.may_call_tools
             )
             generation = await arrival.work(chat.to_generation, arrival.own_id, parser)
-        return Prepared(make_builder(body, arrival.own_id, chat.tool_reader(parser)), generation)
+        return Prepared(make_builder(body, arrival.own_id, chat.answer_parser(parser)), generation)
 
     def fail(error: HdserveError) -> list[Event]:
         return make_builder(body, arrival.own_id, None).fail(error)

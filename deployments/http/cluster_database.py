@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -223,9 +223,9 @@ def _called(shard: Shard) -> str:
 
 
 async def ask_actor(
-    reference: Any, timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
+    reference: Awaitable[Any], timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
 ) -> Any:
-    """Return the answer of an actor of a model database.
+    """Return the answer of an actor of a model database, or of the cluster that has the actors.
 
     Args:
         who: its name in the error if it does not answer.
@@ -236,11 +236,11 @@ async def ask_actor(
     try:
         async with asyncio.timeout(timeout_s):
             return await reference
-    except TimeoutError as error:
-        reason = f"{who} has not answered in {timeout_s:g} s; try again"
-        raise DatabaseGone(reason) from error
-    except RayError as error:
+    except RayError as error:  # which may be a TimeoutError, too
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
             raise cause from error
         raise DatabaseGone(f"{who} is out of reach; try again") from error
+    except TimeoutError as error:
+        reason = f"{who} has not answered in {timeout_s:g} s; try again"
+        raise DatabaseGone(reason) from error

@@ -13,10 +13,10 @@ from deployments.http.body_schema import body_schema
 from deployments.http.chat_answer import answer_chat
 from deployments.http.generation_route import GENERATION_RESPONSES, EventForm, Prepared, answer
 from deployments.openai.chat_format import ChatFormat
+from deployments.openai.completion_builder import AnswerFormat, CompletionBuilder
 from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, error_body
 from deployments.openai.protocol import ChatBody, CompletionBody, GenerationBody
-from deployments.openai.response_builder import AnswerFormat, ResponseBuilder
 from deployments.parsers.tool_parser import MakeParser
 from hdserve.errors import InvalidRequest
 
@@ -60,7 +60,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
 
 def _chat_builder(
     body: ChatBody, request_id: str, tool_parser: MakeParser | None
-) -> ResponseBuilder:
+) -> CompletionBuilder:
     form = ChatFormat(
         tool_parser,
         is_one_call=body.parallel_tool_calls is False,
@@ -71,8 +71,8 @@ def _chat_builder(
     return _builder(form, body, request_id)
 
 
-def _builder(form: AnswerFormat, body: GenerationBody, request_id: str) -> ResponseBuilder:
-    return ResponseBuilder(
+def _builder(form: AnswerFormat, body: GenerationBody, request_id: str) -> CompletionBuilder:
+    return CompletionBuilder(
         form,
         body.model,
         request_id,

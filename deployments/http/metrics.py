@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from deployments.gateway import Gateway
 
+_REQUESTS = "hdserve_http_requests"
+_IGNORED = "hdserve_ignored_fields"
+_TIMEOUTS = "hdserve_request_timeouts"
+_SILENCES = "hdserve_replica_silences"
 _FIRST_BYTE = "hdserve_http_first_byte_seconds"
 _WHOLE = "hdserve_http_request_seconds"
 _UNKNOWN_ROUTE = "unknown"
@@ -41,10 +45,10 @@ class HttpMetrics:
 
     def __init__(self, models: Iterable[str] = ()) -> None:
         self.observations = Observations()
-        self._timeouts = Counter(dict.fromkeys(models, 0))
-        self._silences = Counter(dict.fromkeys(self._timeouts, 0))
-        self._num_ignored = 0
-        self._requests: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, tuple[str, ...]]] = Counter({(_IGNORED, ()): 0})
+        """By metric and labels."""
+        for model in models:
+            self._counts[_TIMEOUTS, (model,)] = self._counts[_SILENCES, (model,)] = 0
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
     def expect(self, answers: Iterable[tuple[str, int]]) -> None:
@@ -55,12 +59,12 @@ class HttpMetrics:
                 be some hundred lines at every scrape.
         """
         for route, status in answers:
-            self._requests.setdefault((route, str(status)), 0)
+            self._counts.setdefault((_REQUESTS, (route, str(status))), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
         """Count a request that was answered; both times are measured from its arrival: to the first
         byte, signs of life left out, and to the end of the answer."""
-        self._requests[route, str(status)] += 1
+        self._counts[_REQUESTS, (route, str(status))] += 1
         for name, value in ((_FIRST_BYTE, first_byte_s), (_WHOLE, whole_s)):
             if (name, route) not in self._histograms:
                 self._histograms[name, route] = Histogram(name, (route,), self.observations)
@@ -68,32 +72,24 @@ class HttpMetrics:
 
     def ignored(self, num_fields: int) -> None:
         """Count fields of a request that were ignored."""
-        self._num_ignored += num_fields
+        self._counts[_IGNORED, ()] += num_fields
 
     def timed_out(self, model: str) -> None:
         """Count an answer of ``model`` that was cut off because it took too long."""
-        self._timeouts[model] += 1
+        self._counts[_TIMEOUTS, (model,)] += 1
 
     def fell_silent(self, model: str) -> None:
         """Count an answer of ``model`` that ended because its replica was not heard of."""
-        self._silences[model] += 1
+        self._counts[_SILENCES, (model,)] += 1
 
     def samples(self) -> tuple[Sample, ...]:
         """Return the current counts and latencies."""
-        counts = [
-            Sample("hdserve_http_requests", count, labels)
-            for labels, count in tuple(self._requests.items())
-        ]
-        counts += [
-            Sample("hdserve_request_timeouts", count, (model,))
-            for model, count in tuple(self._timeouts.items())
-        ]
-        counts += [
-            Sample("hdserve_replica_silences", count, (model,))
-            for model, count in tuple(self._silences.items())
-        ]
-        counts.append(Sample("hdserve_ignored_fields", self._num_ignored))
-        return (*counts, *(item.sample() for item in tuple(self._histograms.values())))
+        counts = tuple(self._counts.items())
+        histograms = tuple(self._histograms.values())
+        return (
+            *(Sample(name, count, labels) for (name, labels), count in counts),
+            *(histogram.sample() for histogram in histograms),
+        )
 
 
 class MeasuredRequests:

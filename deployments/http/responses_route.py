@@ -11,7 +11,7 @@ from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
 from deployments.http.chat_answer import answer_chat
 from deployments.http.generation_route import GENERATION_RESPONSES
-from deployments.openai.response_events import ResponseEvents
+from deployments.openai.responses_events import ResponseEvents
 from deployments.openai.responses_protocol import ResponsesBody
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ Truth = Annotated[bool, BeforeValidator(_is_truth)]
 
 
 def at_most(number: int) -> BeforeValidator:
-    """Return what refuses objects of more members by that alone: to tell what is wrong with each
-    takes long."""
+    """Return a validator that refuses an object with more members before any is validated: an error
+    for each would take long to make."""
 
     def check(value: Any) -> Any:
         if isinstance(value, Mapping) and len(value) > number:
@@ -40,7 +40,7 @@ def at_most(number: int) -> BeforeValidator:
 
 
 class Body(BaseModel):
-    """A part of a request; fields nobody documents are kept, so that they can be named."""
+    """A part of a request; undocumented fields are kept, so that they can be named."""
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
@@ -48,18 +48,17 @@ class Body(BaseModel):
     """Documented fields that could not change an answer."""
 
     def undocumented_inside(self) -> set[str]:
-        """Return the fields of the parts of this one that nobody documents: the way to each,
-        without indices.
+        """Return the paths of undocumented fields in the parts of this one, without indices.
 
-        Clients send back answers with all the fields their library knows, so one that says nothing
-        does not count.
+        Clients send back answers with all the fields their library knows, so empty ones do not
+        count.
         """
         found: set[str] = set()
         _add_undocumented(self, "", found)
         return found
 
     def unread_fields(self) -> dict[str, Any]:
-        """Return what was sent beside the documented fields and says something."""
+        """Return the undocumented fields that are not empty."""
         return {
             name: value
             for name, value in (self.model_extra or {}).items()
@@ -68,7 +67,7 @@ class Body(BaseModel):
 
 
 class Options(BaseModel):
-    """A part of a request in which ``null`` is what is not said."""
+    """A part of a request in which ``null`` means that a field is not set."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,15 +76,15 @@ class Options(BaseModel):
 
 
 class ClosedBody(Options):
-    """A part of a request in which a field nobody documents is wrong."""
+    """A part of a request in which undocumented fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _with_one_unknown(cls, data: Any) -> Any:
-        """Return the fields without those that are unknown but for the first one, by which all are
-        refused."""
+        """Return the fields without the undocumented ones, except for the first: one error is
+        enough, however many there are."""
         found = without_nulls(data)
         if not isinstance(found, dict):
             return found
@@ -98,7 +97,7 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def without_nulls(value: Any) -> Any:
-    """Return an object without the fields that say nothing."""
+    """Return an object without the fields that are ``null``; anything else as it is."""
     if not isinstance(value, dict):
         return value
     return {name: item for name, item in value.items() if item is not None}

@@ -25,8 +25,8 @@ def unsupported(things: str, kind: str, param: str | None) -> Unsupported:
 
 
 def only_kinds(things: str, known: Collection[str], param: str | None) -> BeforeValidator:
-    """Return what refuses objects of other types than ``known`` by that alone: what else they have
-    is right or wrong elsewhere.
+    """Return a validator that refuses objects whose ``type`` is not ``known`` before their other
+    fields are validated.
 
     Args:
         things: what such an object is one of.

@@ -36,7 +36,7 @@ class Part(Body):
     refusal: Any = None
 
     def unread_fields(self) -> dict[str, Any]:
-        """Return what was sent beside the documented fields; of what is no text nothing is read."""
+        """Return the undocumented fields that are not empty; none of a part that is not text."""
         return {} if is_media(self.type) else super().unread_fields()
 
 
@@ -103,8 +103,8 @@ class Message(Body):
     function_call: Any = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates take it: the content as one string, and without what
-        says nothing.  Fields nobody documents may be the template's own.
+        """Return the message as chat templates take it: the content as one string, and without
+        empty fields.  Undocumented fields may be the template's own.
 
         Raises:
             Unsupported: a part of the message is neither text nor a call of a tool, nor what a
@@ -131,10 +131,10 @@ class Message(Body):
         return {name: value for name, value in fields.items() if value is not None}
 
     def _check_is_whole(self) -> None:
-        """Check that the message says something, as an assistant need not.
-
+        """
         Raises:
-            InvalidRequest: it says nothing.  An assistant may have answered so.
+            InvalidRequest: there is no content, which only an assistant may leave out, or no id of
+                the call that a tool answers.
         """
         if self.content is None and self.role != "assistant":
             raise InvalidRequest(f"a message of role {self.role!r} needs content", "messages")
@@ -164,7 +164,8 @@ def messages_for_template(messages: Sequence[Message]) -> tuple[dict[str, Any], 
 
 
 def left_out_of(messages: Iterable[Message]) -> dict[str, Unsupported]:
-    """Return what tools returned that is no text: by its name, the error that it is elsewhere."""
+    """Return the media in the results of tools: by their names, the errors by which strict requests
+    are refused."""
     results = [message.content for message in messages if message.role == "tool"]
     return {
         f"messages.content.{kind}": unsupported("content parts", kind, "messages")
@@ -174,7 +175,7 @@ def left_out_of(messages: Iterable[Message]) -> dict[str, Unsupported]:
 
 
 def media_of(content: str | Iterable[Part] | None) -> list[str]:
-    """Return the types of the parts of a content for which other texts stand in a tool's result."""
+    """Return the types of the media in a content, for which texts stand in a tool's result."""
     parts = () if content is None or isinstance(content, str) else content
     return [part.type for part in parts if is_media(part.type)]
 

@@ -54,19 +54,18 @@ def metrics(summary: Summary) -> dict[str, Any]:
     """Return what drafting did, by the field names of vLLM, with accepted tokens by source, which
     replica it was, and how long its first token took."""
     counts = summary.drafts
-    first_token_s = summary.first_token_s
+    num_drafted = counts.num_draft_tokens
+    rate = counts.num_accepted_tokens / num_drafted if num_drafted else None
     return {
         "replica": summary.replica,
-        "time_to_first_token_s": None if first_token_s is None else round(first_token_s, 6),
+        "time_to_first_token_s": _rounded(summary.first_token_s, 6),
         "speculative_decoding": {
-            "mean_acceptance_length": _ratio(
-                counts.num_accepted_tokens + counts.num_drafts, counts.num_drafts
-            ),
-            "draft_acceptance_rate": _ratio(counts.num_accepted_tokens, counts.num_draft_tokens),
+            "mean_acceptance_length": _rounded(counts.mean_acceptance_length, 4),
+            "draft_acceptance_rate": _rounded(rate, 4),
             "acceptance_histogram": counts.num_drafts_by_accepted,
             "num_spec_steps": counts.num_drafts,
             "num_steps": counts.num_steps,
-            "num_draft_tokens": counts.num_draft_tokens,
+            "num_draft_tokens": num_drafted,
             "num_accepted_draft_tokens": counts.num_accepted_tokens,
             "accepted_by_source": {
                 source.label: count for source, count in sorted(counts.accepted_by_source.items())
@@ -75,5 +74,5 @@ def metrics(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return round(part / whole, 4) if whole else None
+def _rounded(value: float | None, num_digits: int) -> float | None:
+    return None if value is None else round(value, num_digits)

@@ -26,7 +26,7 @@ from deployments.openai.messages import (
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.openai.structured import Constraint, StructuredFields, one_of
-from deployments.openai.tools import ToolFields, Tools, has_unheld_strict
+from deployments.openai.tools import ToolFields, Tools
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
@@ -262,8 +262,8 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
     def unmet(self) -> frozenset[str]:
         """Beside what all requests may ask in vain: calls are held to a strict function's
         parameters only where a call is required, or the answer is held to a form, too."""
-        functions = [tool.function for tool in self.callable_tools]
-        is_unheld = not self.asks_for_form and has_unheld_strict(functions, self.call_mode)
+        is_free = self.call_mode == "auto" and not self.asks_for_form
+        is_unheld = is_free and any(tool.function.strict for tool in self.callable_tools)
         return super().unmet.union({"tools.function.strict"} if is_unheld else ())
 
     @property

@@ -1,4 +1,4 @@
-"""The body of a request that generates: what is offered of it, and what nobody documents."""
+"""The body of a request that generates: which parameters are read, refused or ignored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _SERVICE_TIERS = (None, "auto", "default")
 
 
 class OfferedBody(Body):
-    """A body of which not everything that is documented somewhere is offered."""
+    """A body that refuses documented parameters which would have an effect it does not offer."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Documented parameters that are not offered, with the values that change nothing."""
@@ -112,7 +112,8 @@ class OfferedBody(Body):
 
     @property
     def variables(self) -> Mapping[str, Collection[str]]:
-        """By parameters that only a chat template can meet, its variables, any of which will do."""
+        """For each parameter that only a chat template can meet: the template's variables, of which
+        any will do."""
         return {}
 
     @property
@@ -123,8 +124,7 @@ class OfferedBody(Body):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The unmet parameters, what is left out, and the fields of the request that nobody
-        documents."""
+        """The unmet parameters, what is left out, and the undocumented fields."""
         undocumented = self.undocumented_inside().union(self.model_extra or ())
         return tuple(sorted(undocumented.union(self.unmet, self.left_out)))
 
@@ -165,8 +165,8 @@ class RequestBody(OfferedBody):
 
 
 def _wrong_kind(sent: Any, read: Any) -> str:
-    """Return what is wrong with a value that pydantic read as one of another kind; empty where
-    nothing is."""
+    """Return what is wrong with a value that pydantic has converted to another type, such as
+    ``true`` to 1; empty if nothing is."""
     is_truth = isinstance(read, bool)
     if isinstance(sent, bool):
         return "" if is_truth else "a number is expected, not true or false"

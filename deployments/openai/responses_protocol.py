@@ -20,7 +20,7 @@ from deployments.openai.protocol import (
     variables_of,
 )
 from deployments.openai.request_body import RequestBody
-from deployments.openai.response_tools import ResponseToolFields, full_name
+from deployments.openai.responses_tools import ResponseToolFields, full_name
 from deployments.openai.structured import Schema
 from hdserve.errors import InvalidRequest, Unsupported
 

@@ -34,7 +34,7 @@ class ResponseFormat(ClosedBody):
     json_schema: JsonSchema | None = None
 
     def form(self, param: str) -> MakeGrammar | None:
-        """Return what makes the grammar; ``None`` is any text.
+        """Return a function that makes the grammar; ``None`` where any text will do.
 
         Args:
             param: what the client calls it.
@@ -85,10 +85,10 @@ class StructuredOutputs(ClosedBody):
         return {name: value for name, value in data.items() if name not in cls.unsupported}
 
     def forms(self, param: str = "structured_outputs") -> list[MakeGrammar]:
-        """Return what makes the grammar of each field that is set."""
+        """Return a function for each field that is set, which makes its grammar."""
         found: list[MakeGrammar] = []
         if self.json_ is not None:
-            found.append(partial(_of_json, self.json_, param))
+            found.append(partial(_of_schema, self.json_, param))
         if self.json_object:
             found.append(grammar.json_object)
         if self.regex is not None:
@@ -127,7 +127,7 @@ class StructuredFields(BaseModel):
 
     @property
     def asks_for_form(self) -> bool:
-        """Whether not any text will do."""
+        """Whether the output is held to a form."""
         has_format = self.response_format is not None and self.response_format.type != "text"
         extensions = (
             self.structured_outputs,
@@ -187,10 +187,6 @@ def _check_is_one(found: Sequence[Constraint | _Demand]) -> None:
         raise InvalidRequest(f"{names}: an output can be held to one form", found[1].param)
 
 
-def _of_json(data: Schema | str, param: str) -> str:
-    return _of_schema(_schema(data, param), param)
-
-
 def _schema(data: Schema | str, param: str) -> Schema:
     """Return a schema, or the one that a text spells."""
     if not isinstance(data, str):
@@ -204,8 +200,8 @@ def _schema(data: Schema | str, param: str) -> Schema:
     return schema
 
 
-def _of_schema(schema: Schema, param: str) -> str:
+def _of_schema(schema: Schema | str, param: str) -> str:
     try:
-        return grammar.json_schema(schema)
+        return grammar.json_schema(_schema(schema, param))
     except ValueError as error:
         raise InvalidRequest(str(error), param) from error

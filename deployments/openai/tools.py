@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
@@ -47,26 +47,8 @@ class FunctionDefinition(Body):
         return {**self.parameters, "type": "object"}
 
     def described(self) -> dict[str, Any]:
-        """Return what the client said of it."""
+        """Return its documented fields that are set."""
         return self.model_dump(include={*FunctionDefinition.model_fields}, exclude_none=True)
-
-
-class MayBeStrict(Protocol):
-    """A function whose calls are to be held to its parameters, or need not be."""
-
-    @property
-    def strict(self) -> bool | None:
-        """Whether they are to be."""
-
-
-def has_unheld_strict(functions: Iterable[MayBeStrict], choice: Any) -> bool:
-    """Whether calls may be made by ``choice`` that nothing holds to the parameters of functions
-    that are ``strict``.
-
-    Args:
-        choice: the ``tool_choice`` of a request whose answer is held to no form.
-    """
-    return choice in {None, "auto"} and any(function.strict for function in functions)
 
 
 class Tool(Body):
@@ -185,8 +167,9 @@ class ToolFields(BaseModel):
         shown = self.tools or () if self.call_mode == "required" else self.callable_tools
         return tuple(tool.for_template() for tool in shown)
 
-    def tool_reader(self, parser: type[ToolParser] | None) -> MakeParser | None:
-        """Return what makes the reader of the calls of an answer; ``None`` where it is all text."""
+    def answer_parser(self, parser: type[ToolParser] | None) -> MakeParser | None:
+        """Return a function that makes the parser of an answer's calls; ``None`` where all of it is
+        text."""
         if parser is None or not self.may_call_tools:
             return None
         known = [

@@ -10,7 +10,7 @@ from deployments.parsers.call_reader import Arguments, CallBegin
 from deployments.parsers.tool_parser import MakeParser
 
 
-class Thought(NamedTuple):
+class Reasoning(NamedTuple):
     """A piece of what the model thought."""
 
     text: str
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     call_id: str
 
 
-Piece = str | Thought | Call | Arguments
+Piece = str | Reasoning | Call | Arguments
 """A piece of text, or of something else; none is empty except the last arguments of a call."""
 
 
@@ -48,7 +48,7 @@ class AnswerReader:
             is_last: whether nothing follows.
         """
         if reasoning:
-            yield Thought(reasoning)
+            yield Reasoning(reasoning)
         if self._parser is None:
             if text:
                 yield text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from deployments.parsers.call_reader import CallReader
 from deployments.parsers.marks import without_part
 from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.xml_call_reader import value_of
@@ -15,20 +16,15 @@ _IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _SEPARATORS = {",": ", ", ":": ": "}
 
 
-class GemmaCallReader(OwnFormReader):
-    """Reads such calls, and those that :class:`CallReader` reads::
+def gemma_call_reader(closing: str) -> CallReader:
+    """Return a reader of such calls, and of those that :class:`CallReader` reads::
 
         call:f{city:<|"|>San Jose<|"|>,guests:2,tags:[<|"|>a<|"|>],at:{hour:7}}
 
     Keys have no quotes, and texts have a special mark instead of quotes, with no escapes in
     between; quotes as in JSON are read too.  Texts are passed on as they arrive.
     """
-
-    def __init__(self, closing: str) -> None:
-        super().__init__(closing, _HEAD)
-
-    def _open(self, name: str) -> OpenArguments:
-        return _GemmaArguments(self._closing)
+    return OwnFormReader(closing, _HEAD, lambda _: _GemmaArguments(closing))
 
 
 class _GemmaArguments(OpenArguments):

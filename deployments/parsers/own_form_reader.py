@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
 
@@ -37,24 +37,29 @@ class OpenArguments(ABC):
         """Return what is certain at the beginning of ``text``, and the rest of it."""
 
 
-class OwnFormReader(CallReader, ABC):
+class OwnFormReader(CallReader):
     """Reads calls of another format, or, if the first is none, those of :class:`CallReader`.
 
     Args:
         opening: what comes before the arguments; its one group is the name.
+        begin: makes the reader of a call's arguments; is given the name of the function.
         is_bare: whether there is one call, without an opening mark and perhaps without ``closing``.
     """
 
-    def __init__(self, closing: str, opening: re.Pattern[str], *, is_bare: bool = False) -> None:
+    def __init__(
+        self,
+        closing: str,
+        opening: re.Pattern[str],
+        begin: Callable[[str], OpenArguments],
+        *,
+        is_bare: bool = False,
+    ) -> None:
         super().__init__(closing)
         self._opening = opening
+        self._begin = begin
         self._is_bare = is_bare
         self._arguments: OpenArguments | None = None
         self._is_json = False
-
-    @abstractmethod
-    def _open(self, name: str) -> OpenArguments:
-        """Return the reader of the arguments of a call of ``name``, before any have arrived."""
 
     def end(self) -> list[CallPart]:
         if self._arguments is None:
@@ -77,7 +82,7 @@ class OwnFormReader(CallReader, ABC):
             elif self._may_begin and not self._is_json and (head := self._opening.match(self.kept)):
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
-                self._arguments = self._open(head[1])
+                self._arguments = self._begin(head[1])
                 yield CallBegin(head[1])
             else:
                 num_calls = self.num_calls

@@ -35,8 +35,9 @@ class ToolParser(ABC):
     arguments_key: ClassVar[str] = "arguments"
     """The key of the arguments in a required call."""
 
+    @abstractmethod
     def __init__(self, functions: Sequence[Function] = ()) -> None:
-        self._functions = functions
+        """Begin with an answer."""
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:

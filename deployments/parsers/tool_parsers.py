@@ -10,10 +10,10 @@ from uuid import uuid4
 from deployments.parsers.call_elements import GLM
 from deployments.parsers.call_reader import CallReader
 from deployments.parsers.call_schema import json_rules, named_rules
-from deployments.parsers.gemma_call_reader import GemmaCallReader
+from deployments.parsers.gemma_call_reader import gemma_call_reader
 from deployments.parsers.marks import num_held
 from deployments.parsers.tool_parser import Function, Part, ToolParser
-from deployments.parsers.xml_call_reader import ArgumentTypes, XmlCallReader
+from deployments.parsers.xml_call_reader import ArgumentTypes, xml_call_reader
 from hdserve import grammar
 
 _MAX_MENTIONS = 100
@@ -34,7 +34,7 @@ _CALL_END = "<｜tool▁call▁end｜>"
 
 
 class _MarkedToolParser(ToolParser):
-    """Calls that are JSON objects after a mark.
+    """Calls after a mark, by default JSON objects.
 
     White space next to a call is not text.
     """
@@ -44,7 +44,6 @@ class _MarkedToolParser(ToolParser):
     """The mark that ends the calls; by default there is none."""
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
-        super().__init__(functions)
         self._buffer = ""
         self._calls: CallReader | None = None
         self._has_called = False
@@ -147,14 +146,14 @@ class Qwen3CoderToolParser(HermesToolParser):
         self._names = frozenset(function.name for function in functions)
 
     def _reader(self) -> CallReader:
-        return XmlCallReader(self.CLOSE, self._types)
+        return xml_call_reader(self.CLOSE, self._types)
 
     def _opening(self, text: str) -> tuple[str, CallReader, str] | None:
         calls = _BARE_CALL.finditer(text) if "<function=" in text else ()
         start = next((call.start() for call in calls if call[1] in self._names), None)
         if start is None or self.OPEN in text[:start]:
             return super()._opening(text)
-        return text[:start], XmlCallReader(self.CLOSE, self._types, is_bare=True), text[start:]
+        return text[:start], xml_call_reader(self.CLOSE, self._types, is_bare=True), text[start:]
 
     def _num_held(self, text: str) -> int:
         begun = _BEGUN_BARE_CALL.search(text) if "<function=" in text else None
@@ -172,7 +171,7 @@ class GlmToolParser(HermesToolParser):
         self._types = ArgumentTypes(functions)
 
     def _reader(self) -> CallReader:
-        return XmlCallReader(self.CLOSE, self._types, GLM)
+        return xml_call_reader(self.CLOSE, self._types, GLM)
 
 
 class MistralToolParser(_MarkedToolParser):
@@ -280,7 +279,7 @@ class GemmaToolParser(_MarkedToolParser):
     OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
 
     def _reader(self) -> CallReader:
-        return GemmaCallReader(self.CLOSE)
+        return gemma_call_reader(self.CLOSE)
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
@@ -318,7 +317,6 @@ class Llama3JsonToolParser(ToolParser):
     _TAG = "<|python_tag|>"
 
     def __init__(self, functions: Sequence[Function] = ()) -> None:
-        super().__init__(functions)
         self._buffer = ""
         self._calls: CallReader | None = None
         self._is_text = False

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from deployments.parsers.call_elements import QWEN, Elements
+from deployments.parsers.call_reader import CallReader
 from deployments.parsers.marks import without_part
 from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.tool_parser import Function
@@ -31,8 +32,10 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
 }
 
 
-class XmlCallReader(OwnFormReader):
-    """Reads calls made of elements, or those that :class:`CallReader` reads.
+def xml_call_reader(
+    closing: str, types: ArgumentTypes, elements: Elements = QWEN, *, is_bare: bool = False
+) -> CallReader:
+    """Return a reader of calls made of elements, and of those that :class:`CallReader` reads.
 
     An argument that is a text is passed on as it arrives, others when they are complete.
 
@@ -42,20 +45,10 @@ class XmlCallReader(OwnFormReader):
         is_bare: see :class:`OwnFormReader`.
     """
 
-    def __init__(
-        self,
-        closing: str,
-        types: ArgumentTypes,
-        elements: Elements = QWEN,
-        *,
-        is_bare: bool = False,
-    ) -> None:
-        super().__init__(closing, elements.head, is_bare=is_bare)
-        self._elements = elements
-        self._types = types
+    def begin(name: str) -> OpenArguments:
+        return _XmlArguments(partial(types.of, name), closing, elements)
 
-    def _open(self, name: str) -> OpenArguments:
-        return _XmlArguments(partial(self._types.of, name), self._closing, self._elements)
+    return OwnFormReader(closing, elements.head, begin, is_bare=is_bare)
 
 
 class _XmlArguments(OpenArguments):

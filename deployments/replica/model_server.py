@@ -179,7 +179,7 @@ class ModelServer(AnswersCalls):
                     yield records
 
     async def _built(self, request: GenerationRequest) -> tuple[GenerationRequest, list[Sequence]]:
-        size = request.num_body_bytes if self._reasoning.may_wait(request) else 0
+        size = request.num_body_bytes if self._reasoning.may_delay_grammar(request) else 0
         chat_text = self._sequence_builder.chat_text
         request = await self._off_loop(size, self._reasoning.prepared, request, chat_text)
         return request, await self._sequence_builder.build_off_loop(request)

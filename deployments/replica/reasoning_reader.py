@@ -58,7 +58,7 @@ class ReasoningReaders:
             self._is_special(mark) for mark in (parser.OPEN, parser.CLOSE)
         )
 
-    def may_wait(self, request: GenerationRequest) -> bool:
+    def may_delay_grammar(self, request: GenerationRequest) -> bool:
         """Whether the grammar of ``request``, if it has one, may apply to what follows reasoning:
         it is a chat, and the marks can be read in its text."""
         is_held = bool(request.messages) and "grammar" in request.sampling
@@ -73,12 +73,12 @@ class ReasoningReaders:
         the request does not say otherwise.
 
         Args:
-            chat_text: makes the prompt of a chat; called if the request :meth:`may_wait`.
+            chat_text: makes the prompt of a chat; called if :meth:`may_delay_grammar`.
 
         Raises:
             InvalidRequest: the template is wrong.
         """
-        if self.may_wait(request):
+        if self.may_delay_grammar(request):
             text = chat_text(request)
             request = self._reasoning_first(replace(request, chat_text=text), text)
         if not self._has_special_marks or not _may_reason(request):

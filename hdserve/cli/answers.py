@@ -87,7 +87,6 @@ def _summary(last: StepOutput) -> str:
     seq = last.sequence
     counts = seq.counts
     told = f"{seq.num_output_tokens} tokens in {counts.num_steps} steps"
-    if counts.num_drafts:
-        length = 1 + counts.num_accepted_tokens / counts.num_drafts
-        told += f", mean acceptance length {length:.2f}"
+    if counts.mean_acceptance_length is not None:
+        told += f", mean acceptance length {counts.mean_acceptance_length:.2f}"
     return told

@@ -12,8 +12,3 @@ from hdserve.cli.json_option import JsonCommand
 app = typer.Typer(help="Measure drafting, the engine and the server.", no_args_is_help=True)
 for measure in (engine, serve, replay):
     app.command(cls=JsonCommand)(measure)
-
-
-@app.callback()
-def bench() -> None:
-    """Measure drafting, the engine and the server."""

@@ -14,8 +14,15 @@ from rich.table import Table
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.model_option import Model, ServerConfig
-from hdserve.cli.number_list import numbers
-from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, Exact, Limit, Temperature, takes
+from hdserve.cli.options import (
+    PROMPTS_HELP,
+    AnswerTokens,
+    Exact,
+    Limit,
+    Temperature,
+    numbers,
+    takes,
+)
 from hdserve.core import SamplingParams
 from hdserve.drafting.registry import known_drafters
 from hdserve.errors import ConfigError

@@ -23,8 +23,7 @@ from hdserve.cli.bench_serve_job import Target, measure
 from hdserve.cli.bench_serve_results import WIDTH, LoadResults, load_table
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
-from hdserve.cli.number_list import numbers
-from hdserve.cli.options import Prompts, Temperature, takes
+from hdserve.cli.options import Prompts, Temperature, numbers, takes
 from hdserve.errors import ConfigError
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow, read_prompts, rows_digest

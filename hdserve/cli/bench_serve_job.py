@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from hdserve.bench.load import Load, LoadPlan, run_load, until_stopped
 from hdserve.bench.openai_client import Api, OpenAIClient
@@ -139,8 +139,6 @@ async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
 def _progress(plan: LoadPlan, doing: str) -> Iterator[Callable[[RequestRecord], None]]:
     """Show how many requests have ended, and how."""
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[outcomes]}"),
         TimeElapsedColumn(),

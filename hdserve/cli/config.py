@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.config_problems import find_problems, find_warnings, warn_of_relative_paths
 from hdserve.cli.json_option import Json, JsonOutput
+from hdserve.cli.options import ConfigFile
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
 from hdserve.config.mistakes import nowhere

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
-from hdserve.cli.statistics_check import statistics_fault
+from hdserve.cli.model_option import tokenizer_of
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, Location, nowhere, place_of
 from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
-from hdserve.errors import ConfigError
+from hdserve.databases.statistics_info import read_info
+from hdserve.errors import ConfigError, SnapshotError
 from hdserve.importing import import_fault
-from hdserve.models import context_length, is_path
+from hdserve.models import bundled_models, context_length, is_path
+
+_LESS = "without it there is less to draft"
 
 
 def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
@@ -83,7 +87,7 @@ def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
     if reason := _narrow_gateways(config):
         yield f"{place_of(('gateway', 'max_ongoing_requests'), line_of)}: {reason}"
     for index, model in enumerate(config.models):
-        if reason := statistics_fault(model):
+        if reason := _statistics_fault(model):
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
             yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"
@@ -111,6 +115,33 @@ def _narrow_gateways(config: ServeConfig) -> str:
         f"queue {num_open}: others, /health and /metrics among them, would wait in front of the "
         f"gateways, and no replica would refuse any; {each} each, and some more, are expected"
     )
+
+
+def _statistics_fault(model: ModelConfig) -> str:
+    """Return why a model would be served without its statistics database; empty if no problem is
+    known.  The tokenizer of a model that is not on this machine is not downloaded."""
+    if model.statistics in (None, "bundled"):
+        return ""
+    directory = Path(model.statistics)
+    if not os.path.isdir(directory):
+        return f"there is no directory {directory.absolute()} here; {_LESS}"
+    try:
+        info = read_info(directory)
+    except SnapshotError as error:
+        return f"{error.message}; {_LESS}"
+    fingerprint = _fingerprint_here(model)
+    if fingerprint in ("", info.tokenizer):
+        return ""
+    return f"{directory.absolute()} was made with another tokenizer; {_LESS}"
+
+
+def _fingerprint_here(model: ModelConfig) -> str:
+    """Return the fingerprint of the model's tokenizer; empty if that is not here, or cannot be
+    loaded."""
+    if model.model in bundled_models() or os.path.isdir(model.model):
+        with suppress(ConfigError):
+            return tokenizer_of(model).fingerprint
+    return ""
 
 
 def _vain_drafts(config: ServeConfig, model: ModelConfig) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from hdserve.cli.progress import shown_bars
 
@@ -38,8 +38,6 @@ class CorpusBars:
 def corpus_progress(paths: Sequence[Path]) -> Iterator[CorpusBars]:
     """Show how much of each file is read, until the job ends."""
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
         DownloadColumn(binary_units=True),
         TextColumn("{task.fields[speed]}"),
         TimeElapsedColumn(),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hdserve.cli.database_build import build
@@ -41,11 +41,6 @@ Archive = Annotated[Path, typer.Argument(help="The archive, a file.")]
 
 
 app.command("build", cls=JsonCommand)(build)
-
-
-@app.callback()
-def database() -> None:
-    """Look into model databases and carry them between clusters."""
 
 
 @app.command(cls=JsonCommand)
@@ -173,13 +168,7 @@ def _table(found: Sequence[stored.DatabaseInfo]) -> Table:
 @contextmanager
 def _progress(key: DatabaseKey) -> Iterator[archives.Progress]:
     """Show how many of the outputs were handled."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with shown_bars(*columns) as bar:
+    with shown_bars(MofNCompleteColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task(key.model, total=None)
         yield lambda num, total: bar.update(task, advance=num, total=total)
 

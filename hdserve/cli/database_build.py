@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -153,10 +153,10 @@ def _missing(log: OutputLog, namespace: str, origin: str, num_rows: int) -> list
 
 
 def _segment(origin: str, outputs: Iterable[tuple[int, Sequence[int]]]) -> Segment:
-    return concatenate(list(_segments(origin, outputs)))
-
-
-def _segments(origin: str, outputs: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Segment]:
-    for index, token_ids in outputs:
-        if token_ids:
-            yield Segment.from_outputs(origin, index, [np.array(token_ids, np.uint32)])
+    return concatenate(
+        [
+            Segment.from_outputs(origin, index, [np.array(token_ids, np.uint32)])
+            for index, token_ids in outputs
+            if token_ids
+        ]
+    )

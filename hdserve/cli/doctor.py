@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hdserve.cli.config_option import DEFAULT
 from hdserve.cli.json_option import Json, JsonOutput
+from hdserve.cli.options import CONFIG_DEFAULT
 from hdserve.config import load_config
 from hdserve.config.deployed import DeployedConfig, read_deployed_config
 from hdserve.doctor.finding import Verdict
@@ -27,7 +27,7 @@ def doctor(
         typer.Option(
             metavar="FILE",
             help="A configuration file, a Serve config file that holds one, or a RayService; "
-            f"{DEFAULT}.",
+            f"{CONFIG_DEFAULT}.",
         ),
     ] = None,
     port: Annotated[

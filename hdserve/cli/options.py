@@ -10,7 +10,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from hdserve.errors import ConfigError
+
 T = TypeVar("T")
+
+CONFIG_DEFAULT = "default: the one HDSERVE_CONFIG names, else the bundled models"
+
+ConfigFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help=f"A configuration file; {CONFIG_DEFAULT}.")
+]
 
 PROMPTS_HELP = (
     "A file of prompts: JSON Lines, or .jsonl.gz, each with `prompt`, `messages` or `turns`."
@@ -39,6 +47,21 @@ OneDrafter = Annotated[
 DraftingFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="YAML with a `drafting` section.")
 ]
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Return the comma-separated numbers in ``text``.
+
+    Raises:
+        ConfigError: one of them is not a number, or below 1; the message names ``option``.
+    """
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(f"{option} is a list of numbers from 1, as in 1,8,32")
+    return found
 
 
 def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:

@@ -41,10 +41,17 @@ class Bar:
 
 
 def shown_bars(*columns: ProgressColumn) -> Progress:
-    """Bars that disappear when the job ends; none if standard error is not a terminal, which would
-    show an empty line for them."""
+    """Bars with what is done before and ``columns`` behind them, which disappear when the job ends;
+    none if standard error is not a terminal, which would show an empty line for them."""
     stderr = Console(stderr=True)
-    return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *columns,
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )
 
 
 @contextmanager
@@ -54,14 +61,12 @@ def progress(doing: str, total: int, num_done: int = 0) -> Iterator[Bar]:
     Args:
         num_done: units that an interrupted job had done before; they do not count for the speed.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with shown_bars(*columns, TimeRemainingColumn()) as shown:
+    with shown_bars(MofNCompleteColumn(), TimeRemainingColumn()) as shown:
         yield Bar(shown, shown.add_task(doing, total=total, completed=num_done))
 
 
 @contextmanager
 def bytes_progress(total: int) -> Iterator[Bar]:
     """Show how many of ``total`` bytes are read, until the job ends."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with shown_bars(*columns) as shown:
+    with shown_bars(DownloadColumn(), TimeElapsedColumn()) as shown:
         yield Bar(shown, shown.add_task("reading", total=total))

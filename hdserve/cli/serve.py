@@ -23,8 +23,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hdserve.cli.config_option import ConfigFile
 from hdserve.cli.config_problems import find_problems, warn_of_relative_paths
+from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config

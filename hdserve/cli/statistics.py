@@ -32,11 +32,6 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the d
 _GO_ON = "the same command goes on where it was saved last"
 
 
-@app.callback()
-def statistics() -> None:
-    """Build and inspect statistics databases."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountOptions:
     """What is counted, how it is tokenized, and where the counts go."""

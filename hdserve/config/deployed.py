@@ -121,7 +121,7 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
     _check_deployments(application.get("deployments") or [], config, f"{place}.deployments")
     options = data.get("http_options") or {}
     port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
-    if not isinstance(port, int) or not 1 <= port <= 65535:
+    if type(port) is not int or not 1 <= port <= 65535:
         raise ConfigError(f"{within}http_options.port: {port!r} is not a port")
     is_inside = isinstance(arguments.get("config"), dict)
     return DeployedConfig(config, port, line_of_config if is_inside else nowhere)

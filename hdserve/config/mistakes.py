@@ -12,8 +12,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from hdserve.config.elsewhere import ELSEWHERE
-
 Location = tuple[int | str, ...]
 """Keys of mappings and indices of lists, from the outermost in."""
 
@@ -44,6 +42,17 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 }
 
 _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
+
+ELSEWHERE: Mapping[str, str] = {
+    "enable_prefix_caching": "engine.prefix_caching",
+    "enforce_eager": "engine.compile",
+    "gpu_memory_utilization": "engine.kv_cache_tokens",
+    "max_num_batched_tokens": "engine.prefill_chunk_tokens",
+    "max_num_seqs": "engine.max_num_sequences",
+    "served_model_name": "name",
+    "speculative_config": "drafting",
+}
+"""Keys of a model, by vLLM's name of what is nearest to them."""
 
 
 class Mistakes(ValueError):
@@ -169,12 +178,12 @@ def _shown(value: Any) -> str:
 
 def _is_choice(annotation: Any) -> bool:
     """Return whether it is one of a few words."""
-    return any(get_origin(kind) is Literal for kind in _kinds(annotation))
+    return any(get_origin(kind) is Literal for kind in kinds_of(annotation))
 
 
 def _choices(annotation: Any) -> list[str]:
     found: list[str] = []
-    for kind in _kinds(annotation):
+    for kind in kinds_of(annotation):
         if get_origin(kind) is Literal:
             found += map(str, get_args(kind))
         elif kind is bool:
@@ -188,7 +197,8 @@ def _holds(annotation: Any, kind: type) -> bool:
     return annotation is kind or any(_holds(part, kind) for part in get_args(annotation))
 
 
-def _kinds(annotation: Any) -> tuple[Any, ...]:
+def kinds_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the one annotation."""
     is_union = get_origin(annotation) in (Union, UnionType)
     return get_args(annotation) if is_union else (annotation,)
 

@@ -303,11 +303,9 @@ class ModelConfig(StrictModel):
     def first_num_replicas(self) -> int:
         """How many processes serve this model at first."""
         scaling = self.autoscaling
-        if scaling is None:
-            return self.num_replicas or 1
-        return (
-            scaling.min_replicas if scaling.initial_replicas is None else scaling.initial_replicas
-        )
+        if scaling is None or scaling.initial_replicas is None:
+            return self.min_num_replicas
+        return scaling.initial_replicas
 
     @property
     def min_num_replicas(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from hdserve.config.mistakes import kinds_of
 
 
 class StrictModel(BaseModel):
@@ -29,9 +30,7 @@ class StrictModel(BaseModel):
         """Refuse ``true`` for a number, 1 for ``true``, an empty path, which would be the working
         directory, and an impossible one; replace ``~/`` in paths."""
         assert info.field_name is not None
-        annotation = cls.model_fields[info.field_name].annotation
-        is_union = get_origin(annotation) in (Union, UnionType)
-        kinds = get_args(annotation) if is_union else (annotation,)
+        kinds = kinds_of(cls.model_fields[info.field_name].annotation)
         takes_numbers = int in kinds or float in kinds
         if isinstance(value, bool) and takes_numbers and bool not in kinds:
             raise ValueError("a number is expected, not true or false")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hdserve.config import ServeConfig
 from hdserve.doctor.configuration import (
@@ -30,20 +30,16 @@ def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Findi
     Args:
         ray_address: of the cluster to run on; empty to start one.
     """
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        check_python,
-        check_packages,
-        check_ray,
-        lambda: check_cluster(ray_address),
-        lambda: check_placement(config, ray_address),
-        lambda: check_paths(config, ray_address),
-        lambda: check_port(port),
-        lambda: check_access(config),
-        lambda: check_model_database(config),
-        lambda: check_telemetry(config),
-    )
-    for check in checks:
-        yield from check()
+    yield from check_python()
+    yield from check_packages()
+    yield from check_ray()
+    yield from check_cluster(ray_address)
+    yield from check_placement(config, ray_address)
+    yield from check_paths(config, ray_address)
+    yield from check_port(port)
+    yield from check_access(config)
+    yield from check_model_database(config)
+    yield from check_telemetry(config)
     for model in config.models:
         yield from check_device(model)
         yield from check_compiler(model)

@@ -82,7 +82,7 @@ def test_a_corpus_is_described_by_its_content_not_its_place(tmp_path):
     another = make_corpus(tmp_path / "another", "g")
     here = describe(corpus)
     assert here.sizes == {"empty.bin": 0, "info.json": 49, "tables/order-2.bin": NUM_BYTES}
-    assert here.info["name"] == "a corpus"
+    assert here.fingerprint == "f"
     assert describe(copy).corpus_id == here.corpus_id
     assert describe(another).corpus_id != here.corpus_id
     assert describe(other).corpus_id != here.corpus_id

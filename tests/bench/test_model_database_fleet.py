@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.model_database_actor import MAX_POLLS_PER_S
+from actors.readers import MAX_POLLS_PER_S
 from benchmarks.model_database_fleet import (
     OUTPUT_TOKENS,
     Costs,

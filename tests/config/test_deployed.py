@@ -103,6 +103,7 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
         ({"applications": [application(args={"conf": CONFIG})]}, "only key is `config`"),
         ({"applications": [application(args={"config": 3})]}, "a file or a mapping"),
         (serve_config(http_options={"port": "x"}), "http_options.port: 'x' is not a port"),
+        (serve_config(http_options={"port": True}), "http_options.port: True is not a port"),
         (
             {
                 "applications": [

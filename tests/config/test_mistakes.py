@@ -8,7 +8,7 @@ import pytest
 
 from hdserve.config import EngineConfig, ModelConfig, load_config
 from hdserve.config.deployed import read_deployed_config
-from hdserve.config.elsewhere import ELSEWHERE
+from hdserve.config.mistakes import ELSEWHERE
 from hdserve.errors import ConfigError
 
 MODEL = "models:\n  - name: a\n    model: hdserve-tiny\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.generation import Delta, Summary
 from deployments.http.json_answer import json_pieces
-from deployments.openai.response_builder import AnswerFormat, ResponseBuilder
+from deployments.openai.completion_builder import AnswerFormat, CompletionBuilder
 from hdserve.core import DraftCounts, Source
 
 COUNTS = DraftCounts(
@@ -35,9 +35,9 @@ def delta(text: str, choice: int = 0, prompt: int = 0, **fields: Any) -> Delta:
     return Delta(prompt_index=prompt, choice_index=choice, text=text, **{**defaults, **fields})
 
 
-def builder(form: AnswerFormat, num_choices: int = 1) -> ResponseBuilder:
+def builder(form: AnswerFormat, num_choices: int = 1) -> CompletionBuilder:
     """Of an answer in ``form``."""
-    return ResponseBuilder(form, "the-model", "r1", num_choices)
+    return CompletionBuilder(form, "the-model", "r1", num_choices)
 
 
 def collected(form: AnswerFormat, *deltas: Delta, num_choices: int = 1) -> dict[str, Any]:

@@ -57,3 +57,17 @@ def test_no_limit() -> None:
             assert await deadline.wait(asyncio.sleep(0, "done")) == "done"
 
     asyncio.run(ended())
+
+
+@pytest.mark.parametrize("timeout_s", [60.0, None])
+def test_what_was_too_slow_by_another_limit_is_not_called_late(timeout_s: float | None) -> None:
+    """The deadline has not come, or there is none."""
+
+    async def fail() -> None:
+        raise TimeoutError("by another limit")
+
+    async def wait() -> None:
+        await Deadline(timeout_s).wait(fail())
+
+    with pytest.raises(TimeoutError, match="by another limit"):
+        asyncio.run(wait())

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
+from ray.exceptions import RaySystemError
 from starlette.testclient import TestClient
 
 from actors import model_database
@@ -67,6 +68,16 @@ def ask(
         return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
 
 
+def sleeping_client(**options: Any) -> TestClient:
+    """The administrator of a gateway with a model that has been described, and has no replica."""
+    model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
+    access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
+    gateway = Gateway(ServeConfig(models=(model,)), {}, access)
+    gateway._infos.learn(INFO)
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    return TestClient(build_api(gateway), headers=headers, **options)
+
+
 def test_a_sleeping_model_is_left_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its actor has all that the routes need: no replica, of which there is none, is asked."""
     actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
@@ -74,18 +85,34 @@ def test_a_sleeping_model_is_left_asleep(monkeypatch: pytest.MonkeyPatch) -> Non
     found = {KEY: {WHOLE: Handle(actor)}}
     monkeypatch.setattr(model_database, "get_all", lambda key, _: found[key])
     monkeypatch.setattr(model_database, "get_former", lambda *_: [])
-    model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
-    access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
-    gateway = Gateway(ServeConfig(models=(model,)), {}, access)
-    gateway._infos.learn(INFO)
     path = "/v1/speculation/databases/m"
-    with TestClient(build_api(gateway), headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
+    with sleeping_client() as client:
         assert client.get(path).json()["namespaces"]["a"]["num_outputs"] == 1
         archive = client.get(f"{path}/export").content
         flushed = client.delete(path, params={"namespace": "a"}).json()
         assert flushed == {"model": "m", "flushed": "a", "num_outputs": 1}
         assert client.post(f"{path}/import", content=archive).status_code == 200
     assert "a" in actor.info()["namespaces"]
+
+
+@pytest.mark.parametrize("lookup", ["get_all", "get_former"])
+def test_a_cluster_that_does_not_say_which_actors_it_has(
+    monkeypatch: pytest.MonkeyPatch, lookup: str
+) -> None:
+    """As while its head restarts: the client is told to try again, in a list for each model."""
+
+    def fail(*_: Any) -> Any:
+        raise RaySystemError("the head restarts")
+
+    found = {WHOLE: Handle(ModelDatabaseActor(KEY, ModelDatabaseConfig()))}
+    monkeypatch.setattr(model_database, "get_all", lambda *_: found)
+    monkeypatch.setattr(model_database, lookup, fail)
+    path = "/v1/speculation/databases"
+    with sleeping_client(raise_server_exceptions=False) as client:
+        answer, listed = client.get(f"{path}/m"), client.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_gone")
+    assert listed.status_code == 200
+    assert [item["error"]["code"] for item in listed.json()["data"]] == ["database_gone"]
 
 
 @pytest.mark.parametrize("num_records", [0, 1000])

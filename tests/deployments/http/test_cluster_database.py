@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from actors import model_database
 from actors.model_database_actor import ModelDatabaseActor
@@ -34,6 +34,16 @@ def test_a_database_that_is_gone_may_come_back() -> None:
     with pytest.raises(DatabaseGone, match="try again") as caught:
         asyncio.run(ask_actor(_gone()))
     assert caught.value.status == 503
+
+
+def test_a_time_limit_of_ray_is_not_taken_for_our_own() -> None:
+    """Which is longer; Ray's error is a ``TimeoutError``, too."""
+
+    async def fail() -> None:
+        raise GetTimeoutError("the head restarts")
+
+    with pytest.raises(DatabaseGone, match="is out of reach; try again"):
+        asyncio.run(ask_actor(fail()))
 
 
 def test_what_an_actor_keeps_on_disk(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from deployments.http.arrival import Arrival, _header_value
 from deployments.http.completion_routes import MAX_ECHO_CHARACTERS
 from deployments.http.routes import build_api
 from deployments.metrics.samples import HistogramValue
+from deployments.openai.completion_builder import CompletionBuilder
 from deployments.openai.protocol import ChatBody, CompletionBody
 from deployments.openai.request_body import OfferedBody
-from deployments.openai.response_builder import ResponseBuilder
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.replica.heartbeat import AnswersCalls
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
@@ -165,13 +165,13 @@ def test_echoes_are_bounded() -> None:
 def test_large_whole_answers_are_written_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the loop, on which nothing else would go on."""
     threads = []
-    whole = ResponseBuilder.whole
+    whole = CompletionBuilder.whole
 
-    def noted(self: ResponseBuilder, summary: Summary) -> dict[str, Any]:
+    def noted(self: CompletionBuilder, summary: Summary) -> dict[str, Any]:
         threads.append(threading.current_thread())
         return whole(self, summary)
 
-    monkeypatch.setattr(ResponseBuilder, "whole", noted)
+    monkeypatch.setattr(CompletionBuilder, "whole", noted)
     for num_tokens in (3, 300):
         model = serve.deployment(Scoring).bind(num_tokens)
         found = answer(model, "/v1/chat/completions", logprobs=True, top_logprobs=20)

@@ -12,8 +12,8 @@ from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
 from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.openai.chat_format import ChatFormat
+from deployments.openai.completion_builder import CompletionBuilder
 from deployments.openai.protocol import ChatBody
-from deployments.openai.response_builder import ResponseBuilder
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.openai.tools import MAX_TOOLS
 from deployments.parsers.tool_parsers import HermesToolParser
@@ -359,7 +359,7 @@ def test_arguments_that_are_no_object_stay_as_they_were(arguments: str) -> None:
 def test_a_call_that_was_cut_off_can_be_sent_back() -> None:
     """As this server answered it."""
     begun = CALL[: CALL.index("é")]
-    builder = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    builder = CompletionBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
     for delta in deltas(begun, "length"):
         builder.collect(delta)
     choice = builder.whole(SUMMARY)["choices"][0]
@@ -407,9 +407,9 @@ def test_answers_with_calls(
     """Whole and streamed, as the real client reads them, the same calls; no chunk is empty while
     the text of a call is held back."""
 
-    def builder() -> ResponseBuilder:
+    def builder() -> CompletionBuilder:
         form = ChatFormat(HermesToolParser, is_one_call=is_one_call)
-        return ResponseBuilder(form, "m", "r", 1)
+        return CompletionBuilder(form, "m", "r", 1)
 
     made = builder()
     for delta in deltas(text, size=size):
@@ -441,7 +441,7 @@ def test_answers_with_calls(
 def test_a_named_function_ends_with_stop(reason: str) -> None:
     """As with the OpenAI API: to call was not the model's choice."""
     form = ChatFormat(HermesToolParser, is_named_call=True)
-    made = ResponseBuilder(form, "m", "r", 1)
+    made = CompletionBuilder(form, "m", "r", 1)
     for delta in deltas(CALL, reason):
         made.collect(delta)
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
@@ -455,7 +455,7 @@ def test_a_named_function_ends_with_stop(reason: str) -> None:
 @pytest.mark.parametrize("size", [30, 45])
 def test_an_answer_that_is_cut_off_keeps_its_reason(size: int, reason: str) -> None:
     """Half a call is text before its arguments, and a call with half of them after."""
-    made = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    made = CompletionBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
     for delta in deltas(CALL[:size], reason):
         made.collect(delta)
     choice = ChatCompletion.model_validate(made.whole(SUMMARY)).choices[0]
@@ -471,7 +471,7 @@ def test_an_answer_that_is_cut_off_keeps_its_reason(size: int, reason: str) -> N
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
 def test_a_call_is_told_to_its_end_before_the_next_begins(size: int) -> None:
     """Clients take it for complete then, however many tokens come at a time."""
-    streamed = ResponseBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    streamed = CompletionBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
     state = ChatCompletionStreamState()
     texts = {}
     for delta in deltas(CALL + CALL, size=size):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.generation import GenerationRequest, Summary
-from deployments.openai.response_events import ResponseEvents
+from deployments.openai.responses_events import ResponseEvents
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.reasoning_parsers import HarmonyParser, ThinkParser
 from deployments.replica.reasoning_reader import ReasoningReaders
@@ -267,7 +267,7 @@ def test_whose_grammar_holds_from_the_first_token_on(tokenizer: Tokenizer, tmp_p
         (plain, completion),
         (marked, without),
     ):
-        assert not readers.may_wait(request)
+        assert not readers.may_delay_grammar(request)
         assert readers.prepared(request, prompt) == request
     shown = plain.prepared(without, lambda _: "<think>")
     assert shown.reasons_first

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body, metrics
-from deployments.openai.response_items import CallItem, Item, MessageItem, ReasoningItem
-from deployments.openai.response_tools import OwnName
+from deployments.openai.responses_items import CallItem, Item, MessageItem, ReasoningItem
 from deployments.openai.responses_protocol import ResponsesBody
-from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Thought
+from deployments.openai.responses_tools import OwnName
+from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Reasoning
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
 from hdserve.errors import HdserveError, Overloaded, RequestError
@@ -143,10 +143,10 @@ class ResponseEvents:
             yield from self._add(piece.text)
             yield from self._close("completed") if piece.is_last else ()
         else:
-            kind = ReasoningItem if isinstance(piece, Thought) else MessageItem
+            kind = ReasoningItem if isinstance(piece, Reasoning) else MessageItem
             if not isinstance(self._open, kind):
                 yield from self._begin(kind())
-            yield from self._add(piece.text if isinstance(piece, Thought) else piece)
+            yield from self._add(piece.text if isinstance(piece, Reasoning) else piece)
 
     def _begin(self, item: Item) -> Iterator[Event]:
         yield from self._close("completed")

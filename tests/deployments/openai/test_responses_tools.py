@@ -8,8 +8,8 @@ import pytest
 from openai.types.responses import Tool
 
 from deployments.http.param_names import params_named
-from deployments.openai.response_tools import LEFT_OUT_TOOLS
 from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
+from deployments.openai.responses_tools import LEFT_OUT_TOOLS
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.errors import InvalidRequest, RequestError, Unsupported
 

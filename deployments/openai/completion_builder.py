@@ -18,8 +18,8 @@ from hdserve.errors import HdserveError
 AnswerFormat = ChatFormat | CompletionFormat
 
 
-class ResponseBuilder:
-    """Builds the objects of one response, which share an id and a time.
+class CompletionBuilder:
+    """Builds the objects of one chat or completion, which share an id and a time.
 
     Args:
         includes_usage: whether a stream ends with a chunk of usage, which is null in those before.

@@ -126,7 +126,8 @@ class OwnName(NamedTuple):
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """Return what a model calls a function: as agents themselves do that know no namespaces."""
+    """Return the name by which the model calls a function; agents that know no namespaces make it
+    in the same way."""
     return f"{namespace}__{name}" if namespace else name
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from deployments.events import Event, named_event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body
-from deployments.openai.response_events import ResponseEvents, usage
+from deployments.openai.responses_events import ResponseEvents, usage
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts

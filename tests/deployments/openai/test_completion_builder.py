@@ -11,9 +11,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from deployments.events import server_sent_event
 from deployments.generation import DraftedToken, Summary, TokenInfo
 from deployments.openai.chat_format import ChatFormat
+from deployments.openai.completion_builder import CompletionBuilder
 from deployments.openai.completion_format import CompletionFormat
 from deployments.openai.objects import STREAM_END, error_body, usage
-from deployments.openai.response_builder import ResponseBuilder
 from deployments.parsers.tool_parsers import HermesToolParser
 from deployments.prediction import PredictionCounts
 from hdserve.core import DraftCounts
@@ -222,8 +222,8 @@ def test_there_is_no_chunk_that_tells_nothing(
 ) -> None:
     """Of tokens whose text is held back; those that were asked for usage, log probabilities or
     sources tell that."""
-    made = ResponseBuilder(form(), "m", "r1", 1, includes_usage=True)
-    counting = ResponseBuilder(form(), "m", "r1", 1, counts_in_chunks=True)
+    made = CompletionBuilder(form(), "m", "r1", 1, includes_usage=True)
+    counting = CompletionBuilder(form(), "m", "r1", 1, counts_in_chunks=True)
     for each in (made, counting):
         each.add(delta("a"))
     assert made.add(delta("")) == []
@@ -242,7 +242,7 @@ def test_the_last_chunk_has_usage_and_no_choices() -> None:
     will, as the OpenAI API has it."""
     assert builder(ChatFormat()).end(SUMMARY) == []
     assert "usage" not in builder(ChatFormat()).add(delta("a"))[0]
-    made = ResponseBuilder(ChatFormat(), "m", "r1", 1, includes_usage=True)
+    made = CompletionBuilder(ChatFormat(), "m", "r1", 1, includes_usage=True)
     assert made.add(delta("a"))[0]["usage"] is None
     (body,) = made.end(SUMMARY)
     chunk = ChatCompletionChunk.model_validate(body)
@@ -255,7 +255,7 @@ def test_the_last_chunk_has_usage_and_no_choices() -> None:
 def test_chunks_say_how_many_tokens_there_are_so_far() -> None:
     """Of the choice of the chunk and its prompt, for clients that count tokens by chunks, which
     here may have several."""
-    made = ResponseBuilder(ChatFormat(), "m", "r1", 2, includes_usage=True, counts_in_chunks=True)
+    made = CompletionBuilder(ChatFormat(), "m", "r1", 2, includes_usage=True, counts_in_chunks=True)
     deltas = [
         delta("ab", 0, token_ids=(1, 2), sources=(0, 0), num_prompt_tokens=7),
         delta("c", 1, num_prompt_tokens=7),

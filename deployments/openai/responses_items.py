@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from deployments.events import Event
-from deployments.openai.response_tools import OwnName
+from deployments.openai.responses_tools import OwnName
 
 
 class _TextItem(ABC):
@@ -32,7 +32,7 @@ class _TextItem(ABC):
         return {"type": self._KIND, "text": self.text, **_empty(self._EMPTY_OF_PART)}
 
     def begin(self) -> list[Event]:
-        """Return what follows its being added."""
+        """Return the events after ``response.output_item.added``."""
         return [{"type": "response.content_part.added", **self._place(), "part": self.part()}]
 
     def add(self, text: str) -> Event:
@@ -41,7 +41,7 @@ class _TextItem(ABC):
         return self._event("delta", text)
 
     def end(self) -> list[Event]:
-        """Return what comes before its being done."""
+        """Return the events before ``response.output_item.done``."""
         return [
             self._event("done", self.text, key="text"),
             {"type": "response.content_part.done", **self._place(), "part": self.part()},
@@ -105,7 +105,7 @@ class CallItem:
         }
 
     def begin(self) -> list[Event]:
-        """Return nothing, since nothing follows its being added."""
+        """Return no events: none comes after ``response.output_item.added``."""
         return []
 
     def add(self, text: str) -> Event:
@@ -115,7 +115,7 @@ class CallItem:
         return {"type": kind, "item_id": self.id, "delta": text}
 
     def end(self) -> list[Event]:
-        """Return what comes before its being done."""
+        """Return the events before ``response.output_item.done``."""
         kind = "response.function_call_arguments.done"
         named = {"item_id": self.id, "name": self._name}
         return [{"type": kind, **named, "arguments": self._arguments}]
