@@ -98,46 +98,31 @@ def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
         runner.shapes = original
 
 
-def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
-    """Whether the logits of a sequence's last token are equal at each of several row counts, in the
-    first and in the last row, after a short and a long context whose last chunk has that many
-    tokens."""
-    found: dict[int, torch.Tensor] = {}
-    for count in _TRIED_COUNTS:
-        lengths = _context_lengths(runner, count)
-        with _at(runner, shapes):
-            logits = _logits_at(runner, count, num_last=count)
-        for length, rows in zip(lengths, logits, strict=True):
-            wanted = found.setdefault(length, rows[0])
-            if not all(torch.equal(row, wanted) for row in rows):
-                return False
-    return bool(found)
-
-
 def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     """Try which row counts give bitwise equal rows on this machine, with this model.
 
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
     If the cache is too small, the long context is left out, then the largest counts.  Candidates
-    that allow any count are tried at several counts, which must all agree.
+    that allow any count are tried at several counts, which must all agree; then the last chunk of
+    a context has that many tokens, too.
 
     Returns:
         ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
     """
-    if not candidates.row_counts:
-        return candidates if _is_exact_at_any(runner, candidates) else None
-    counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
+    allows_any = not candidates.row_counts
+    tried = _TRIED_COUNTS if allows_any else candidates.row_counts
+    counts = [count for count in tried if _context_lengths(runner, count)]
     groups: list[_Group] = []
     for count in counts:
         with _at(runner, candidates):
-            logits = _logits_at(runner, count)
+            logits = _logits_at(runner, count, num_last=count if allows_any else 0)
         if all(torch.equal(first, last) for first, last in logits):
             _add_to_group(groups, count, [first for first, _ in logits])
     largest = max((group.row_counts for group in groups), key=len, default=[])
-    if not counts or len(largest) < min(2, len(counts)):
+    if not counts or len(largest) < (len(counts) if allows_any else min(2, len(counts))):
         return None
-    return replace(candidates, row_counts=tuple(largest))
+    return candidates if allows_any else replace(candidates, row_counts=tuple(largest))
 
 
 @dataclass(frozen=True, slots=True)
