@@ -37,12 +37,8 @@ class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
 
     Attributes:
-        logit_rows: ``[n]`` int64, the rows that need logits: first the nodes of all trees, then the
-            prompt tokens that are scored, then padding.
-        logit_slices: for each chunk its part of ``logit_rows``, in the order of its tree's nodes;
-            empty for a chunk without a tree.
-        num_nodes: of all trees; the first ``num_nodes`` of ``logit_rows`` are theirs.
-        scored_slices: for each chunk with scored tokens, by index, its part of ``logit_rows``.
+        logit_rows: ``[n]`` int64, the rows that need logits.
+        packed: what the rows are, and which of them belong to which chunk.
         send: copies the contents of these tensors to the device; the first thing a forward does,
             also when it runs as a CUDA graph.
         races: ``[2, n]`` of these rows, see :mod:`hdserve.engine.batch.races`; ``None`` where
@@ -53,9 +49,7 @@ class ForwardBatch:
     token_ids: torch.Tensor
     position_ids: torch.Tensor
     logit_rows: torch.Tensor
-    logit_slices: list[slice]
-    num_nodes: int
-    scored_slices: dict[int, slice]
+    packed: PackedRows
     plan: StepPlan
     send: Callable[[], None] = _is_there
     races: torch.Tensor | None = None
@@ -82,9 +76,7 @@ def build_batch(
         token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
         position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
         logit_rows=torch.from_numpy(packed.logit_rows).to(device),
-        logit_slices=packed.logit_slices,
-        num_nodes=packed.num_nodes,
-        scored_slices=packed.scored_slices,
+        packed=packed,
         plan=_plan(packed, cache, kv_rows, shapes, kernel, workers),
         races=None if device.type == "cpu" else races_on(device, num_logits, packed.races),
     )

@@ -88,8 +88,8 @@ def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
     gets none.  The first tokens of a chunk that are scored get theirs behind all of them."""
     batch = build_batch(chunks, make_cache(), CPU, Shapes(), None, Workers())
     row = 0
-    num_logits = batch.num_nodes
-    for index, (chunk, part) in enumerate(zip(chunks, batch.logit_slices, strict=True)):
+    num_logits = batch.packed.num_nodes
+    for index, (chunk, part) in enumerate(zip(chunks, batch.packed.logit_slices, strict=True)):
         rows = batch.logit_rows[part].tolist()
         if chunk.tree is None:
             assert rows == []
@@ -97,8 +97,8 @@ def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
             tokens = [int(batch.token_ids[0, node]) for node in rows]
             assert tokens == chunk.tree.token_ids
             assert rows[0] == row + len(chunk.token_ids) - 1
-            assert part.stop <= batch.num_nodes
-        scored = batch.logit_rows[batch.scored_slices.get(index, slice(0))].tolist()
+            assert part.stop <= batch.packed.num_nodes
+        scored = batch.logit_rows[batch.packed.scored_slices.get(index, slice(0))].tolist()
         assert scored == [*range(row, row + chunk.num_scored_tokens)]
         num_logits += len(scored)
         row += chunk.num_rows

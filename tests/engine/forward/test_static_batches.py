@@ -22,7 +22,7 @@ from hdserve.engine.kernels.splits import MAX_DEPTH
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.loader import prepare_model
-from hdserve.engine.sampling.found_tokens import FoundTokens
+from hdserve.engine.sampling.gpu_choices import FoundTokens
 from hdserve.engine.sampling.sampler import choose
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
@@ -85,12 +85,12 @@ def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     assert second.kind == first.kind
     second.send()
     assert first.token_ids.tolist() == [[8, 8, 8, 0]]
-    assert second.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert second.packed.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert len(second.logit_rows) == 4
     within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])
     assert within.kind == (4, 1, False)
     assert len(within.logit_rows) == 1
-    assert within.num_nodes == 0
+    assert within.packed.num_nodes == 0
     large = DraftTree(5, WORD_BITS + 1)
     large.add_path([1] * (WORD_BITS + 1), Source.OTHER)
     assert not batches.fits([Chunk(Segment(0, 32), 3, [5], large)])
