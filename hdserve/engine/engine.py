@@ -82,7 +82,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Let no request reuse what ended or running sequences left in the KV cache."""
-        self._scheduler.begin_anew()
+        self._scheduler.forget_prefixes()
 
     @property
     def max_total_tokens(self) -> int:
@@ -294,9 +294,9 @@ class Engine:
             return
         self._runner.compile_with(found.compiled)
         self._runner.shapes = found.shapes
-        self._scheduler.time_anew()
+        self._scheduler.forget_step_times()
         if found.shapes.is_exact:
-            self._scheduler.begin_anew()
+            self._scheduler.forget_prefixes()
         budget = self._drafts.budget
         if budget is not None and found.cost is not None:
             budget.change_cost(found.cost)

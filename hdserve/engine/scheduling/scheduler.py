@@ -270,15 +270,15 @@ class Scheduler:
         cached = seq.token_ids[: seq.num_cached_tokens]
         self._prefixes.offer(slot.segment, cached, seq.namespace)
 
-    def begin_anew(self) -> None:
+    def forget_prefixes(self) -> None:
         """Let nobody reuse what is in the cache now, or what running sequences leave there."""
         self._prefixes.clear()
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
 
-    def time_anew(self) -> None:
+    def forget_step_times(self) -> None:
         """Forget step times: steps take a different time from now on."""
-        self._pace.begin_anew()
+        self._pace.reset()
 
     def reset(self) -> None:
         """Empty the cache and end all running sequences, whatever state they are in."""

@@ -131,7 +131,7 @@ def test_other_forwards_are_timed_anew() -> None:
     scheduler.add(make_sequence("prompt", 8000))
     taking_part = [len(step(scheduler)) for _ in range(10)]
     assert taking_part == [1, 1, 1, *[2] * 7]
-    scheduler.time_anew()
+    scheduler.forget_step_times()
     assert [len(step(scheduler)) for _ in range(5)] == [1, 1, 1, 2, 2]
 
 
