@@ -1,4 +1,5 @@
-"""The model as one compiled graph, whose only operator of ours is attention over packed trees."""
+"""The model as one compiled graph, with operators of ours: attention over packed trees, and linear
+layers for few rows."""
 
 from __future__ import annotations
 
