@@ -256,11 +256,11 @@ class AsyncEngine:
 
     def _serve(self, engine: Engine) -> None:
         postponed: deque[_Dispensable] = deque()
-        while self._obey(engine, postponed):
+        while self._run_commands(engine, postponed):
             for output in engine.step():
                 self._deliver(output.sequence, output)
 
-    def _obey(self, engine: Engine, postponed: deque[_Dispensable]) -> bool:
+    def _run_commands(self, engine: Engine, postponed: deque[_Dispensable]) -> bool:
         """Run the commands that have arrived, or wait for one while there is nothing to do; of
         those that decoding does not need, as many as there is time for.
 

@@ -15,7 +15,7 @@ import torch.fx.experimental._config
 from hdserve.engine.batch.forward_batch import ForwardBatch
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.hardware.devices import has_amx_bf16
-from hdserve.engine.linear.layers import call_natively
+from hdserve.engine.linear.layers import set_native
 from hdserve.engine.linear.multiply_together import MultiplyTogether
 from hdserve.engine.linear.shared import is_plain, linear_layers_of
 from hdserve.engine.native.compiler import find_compiler
@@ -118,7 +118,7 @@ class CompiledForward:
         self._takes_one_row = is_cpu and not is_packed
         chosen = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
         self._operators = load_operators() if uses_native and is_cpu else None
-        self.is_native = call_natively(module, is_native=self._operators is not None)
+        self.is_native = set_native(module, is_native=self._operators is not None)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,

@@ -73,10 +73,10 @@ class PrefixCache:
     def usage(self) -> float:
         """The share of the cache's rows that belong to running sequences, 0 to 1."""
         num_rows = self.cache.num_rows
-        return (num_rows - self._num_rows_to_have) / num_rows
+        return (num_rows - self._num_available_rows) / num_rows
 
     @property
-    def _num_rows_to_have(self) -> int:
+    def _num_available_rows(self) -> int:
         """How many rows are free or can be freed, whether or not they are contiguous."""
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         return self.cache.rows.num_free + num_idle_rows
@@ -125,7 +125,7 @@ class PrefixCache:
 
     def has_room_in_parts(self, num_rows: int) -> bool:
         """Whether this many rows are free or can be freed, whether or not they are contiguous."""
-        return align(num_rows) <= self._num_rows_to_have
+        return align(num_rows) <= self._num_available_rows
 
     def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
         """Grow a running sequence to ``num_rows`` rows, more than it has: in place if that moves no

@@ -69,7 +69,7 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     _store_by_column(layer for layer in own if layer not in replaced)
 
 
-def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
+def set_native(module: torch.nn.Module, *, is_native: bool) -> bool:
     """Set whether compiled models call the kernel for one row too; return whether all linear layers
     use our kernels, called without Python."""
     layers = [*linear_layers_of(module)]
@@ -79,7 +79,7 @@ def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
     return is_native and all(isinstance(layer, SkinnyLinear | PrepackedLinear) for layer in layers)
 
 
-def multiply_row_by_row(module: torch.nn.Module) -> bool:
+def are_rows_independent(module: torch.nn.Module) -> bool:
     """Whether rows of a linear layer never depend on each other if shapes are exact: our kernels
     multiply all of them."""
     return all(

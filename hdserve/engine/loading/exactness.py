@@ -17,7 +17,7 @@ from hdserve.engine.batch.shapes import Shapes, exact_candidates
 from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment, align
-from hdserve.engine.linear.layers import multiply_row_by_row
+from hdserve.engine.linear.layers import are_rows_independent
 from hdserve.engine.loading.trial_text import trial_text
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
@@ -84,7 +84,7 @@ def _calls_kernels(runner: ModelRunner) -> bool:
     """Whether our kernel computes all products of exact forwards."""
     if runner.compiled is not None:
         return runner.compiled.is_native
-    return multiply_row_by_row(runner.model.module)
+    return are_rows_independent(runner.model.module)
 
 
 @contextmanager
@@ -117,12 +117,17 @@ def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     for count in counts:
         with _at(runner, candidates):
             logits = _logits_at(runner, count, num_last=count if allows_any else 0)
-        if all(torch.equal(first, last) for first, last in logits):
+        are_equal = all(torch.equal(first, last) for first, last in logits)
+        if are_equal:
             _add_to_group(groups, count, [first for first, _ in logits])
+        if allows_any and not (are_equal and len(groups) == 1):
+            return None
+    if allows_any:
+        return candidates if counts else None
     largest = max((group.row_counts for group in groups), key=len, default=[])
-    if not counts or len(largest) < (len(counts) if allows_any else min(2, len(counts))):
+    if not counts or len(largest) < min(2, len(counts)):
         return None
-    return candidates if allows_any else replace(candidates, row_counts=tuple(largest))
+    return replace(candidates, row_counts=tuple(largest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ def _context_lengths(runner: ModelRunner, num_rows: int) -> list[int]:
 
 
 def _logits_at(
-    runner: ModelRunner, num_rows: int, num_last: int = 0
+    runner: ModelRunner, num_rows: int, num_last: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For each context length the logits of one token, in the first and in the last row.
 
@@ -172,7 +177,7 @@ def _logits_at(
     found = []
     try:
         for length in lengths:
-            _read_context(runner, own, length, length - num_last % length)
+            _prefill(runner, own, length, length - num_last % length)
             tested = Chunk(own, length, [1], DraftTree(1, 0))
             neighbours = _neighbours(other, num_rows - 1, runner.max_depth)
             first = runner.forward([tested, *neighbours])[0]
@@ -186,7 +191,7 @@ def _logits_at(
     return found
 
 
-def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
+def _prefill(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
     """Put a prompt of ``length`` tokens into the cache, those from ``cut`` on as a second chunk."""
     context = trial_text(length, runner.model.vocab_size)
     for first, stop in ((0, cut), (cut, length)):
