@@ -165,7 +165,7 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
     for length in (3, 5, 6, 7):
         runner.forward([Chunk(segment, 0, make_prompt(length), None)])
     assert runner._static is not None
-    assert {num_rows for num_rows, _ in runner._static._made} == {4, 8}
+    assert {num_rows for num_rows, _ in runner._static._inputs} == {4, 8}
 
 
 def test_large_forwards_warm_up_without_all_their_logits() -> None:
