@@ -200,8 +200,9 @@ class KVCache:
         if self._mover is not None:
             self._mover(self._stored, moves)
             return
+        rows = np.array(moves, np.int64)
         for stored in self._stored:
-            _move(stored, np.array(moves, np.int64))
+            _move(stored, rows)
 
 
 def _move(stored: torch.Tensor, moves: npt.NDArray[np.int64]) -> None:

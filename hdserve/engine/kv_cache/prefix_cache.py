@@ -262,10 +262,10 @@ class PrefixCache:
     def _part_from(self, start: int, num_rows: int, max_moved_rows: int) -> RowRun | None:
         """The shortest run from ``start`` on with ``num_rows`` free rows, if there is one of which
         no more rows move."""
-        pieces, are_free, end = list[Segment](), list[bool](), start
+        pieces, end = list[tuple[Segment, bool]](), start
         while num_rows > 0:
             piece, entry = self.cache.rows.gap_at(end), self._by_start.get(end)
-            are_free.append(piece is not None)
+            is_gap = piece is not None
             if piece is not None:
                 num_rows -= piece.num_rows
             elif entry is not None and not entry.is_running:
@@ -273,9 +273,9 @@ class PrefixCache:
                 max_moved_rows -= piece.num_rows
             if piece is None or max_moved_rows < 0:
                 return None
-            pieces.append(piece)
+            pieces.append((piece, is_gap))
             end = piece.end
-        return RowRun(tuple(pieces), tuple(are_free))
+        return RowRun(pieces)
 
     def _allocate(self, num_rows: int) -> Segment:
         """Take rows; there must be enough once entries of ended sequences move or are dropped."""
