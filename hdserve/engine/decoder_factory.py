@@ -92,7 +92,7 @@ class DecoderFactory:
         return cast("AllowedTokens | None", seq.allowed_tokens)
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        # of PyTorch's integers equal ones have different hashes
+        # equal integers of PyTorch have different hashes
         return self._eos_token_ids(params) | frozenset(map(index, params.stop_token_ids))
 
     def _eos_token_ids(self, params: SamplingParams) -> frozenset[int]:

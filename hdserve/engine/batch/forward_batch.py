@@ -59,7 +59,6 @@ class ForwardBatch:
 def build_batch(
     chunks: Sequence[Chunk],
     cache: KVCache,
-    device: torch.device,
     shapes: Shapes,
     kernel: AttendListed | None,
     workers: Workers,
@@ -70,7 +69,7 @@ def build_batch(
         kernel: attends for all sequences if shapes are exact, else only for sequences of at most
             ``kernel.max_rows`` rows, up to which it is fast.
     """
-    packed = pack_rows(chunks, shapes, cache.scratch_row)
+    device, packed = cache.device, pack_rows(chunks, shapes, cache.scratch_row)
     kv_rows, num_logits = torch.from_numpy(packed.kv_rows).to(device), len(packed.logit_rows)
     return ForwardBatch(
         token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),

@@ -216,9 +216,7 @@ class ModelRunner:
         static, shapes = self._static, self.shapes
         if static is not None and not shapes.is_exact and static.fits(chunks):
             return static.build(chunks)
-        return build_batch(
-            chunks, self.cache, self.model.device, shapes, self._attention, self._workers
-        )
+        return build_batch(chunks, self.cache, shapes, self._attention, self._workers)
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.needs_hidden:

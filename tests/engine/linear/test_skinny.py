@@ -29,15 +29,13 @@ from hdserve.engine.loading.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.loading.loader import load_model
 from tests.engine.caches import make_cache
 
-CPU = torch.device("cpu")
-
 
 @contextmanager
 def step(is_exact: bool = False) -> Iterator[None]:
     cache = make_cache(32)
     chunk = Chunk(Segment(0, 32), 0, [1], None)
     shapes = Shapes(is_exact=is_exact)
-    with running(build_batch([chunk], cache, CPU, shapes, None, Workers()).plan):
+    with running(build_batch([chunk], cache, shapes, None, Workers()).plan):
         yield
 
 
