@@ -64,11 +64,7 @@ class ModelRunner:
         self._static: StaticBatches | None = None
         if is_gpu if attends_in_one_call is None else attends_in_one_call:
             self._static = StaticBatches(
-                cache,
-                max_draft_tokens,
-                self._workers,
-                num_heads=model.num_heads,
-                is_compiled=is_gpu,
+                cache, max_draft_tokens, self._workers, num_heads=model.num_heads
             )
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._static is not None

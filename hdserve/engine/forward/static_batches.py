@@ -59,20 +59,13 @@ class StaticBatches:
     Args:
         max_draft_tokens: most drafted tokens of a sequence; 0 still leaves room for some.
         num_heads: of queries.
-        is_compiled: whether ``BlockAttention`` is, as on a GPU.
 
     Attributes:
         max_depth: of drafts, up to which our kernel can attend.
     """
 
     def __init__(
-        self,
-        cache: KVCache,
-        max_draft_tokens: int,
-        workers: Workers,
-        *,
-        num_heads: int,
-        is_compiled: bool,
+        self, cache: KVCache, max_draft_tokens: int, workers: Workers, *, num_heads: int
     ) -> None:
         self._multiply_rows: MultiplyRows | None = None
         self._tree_attention: GpuTreeAttention | None = None
@@ -93,7 +86,6 @@ class StaticBatches:
         self._num_groups = max(1, num_heads // fewest)
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
-        self._is_compiled = is_compiled
         self._inputs: dict[tuple[int, bool], _StaticInputs] = {}
 
     @property
@@ -181,8 +173,8 @@ class StaticBatches:
             layout = metadata.rows, metadata.items, metadata.rows_per_tile
             return metadata, partial(self._tree_attention, *layout)
         flex_metadata = FlexAttentionMetadata(cache, num_rows, self._max_draft_tokens)
-        number = cache.num_stored_rows
-        return flex_metadata, BlockAttention(flex_metadata, number, is_compiled=self._is_compiled)
+        number, is_gpu = cache.num_stored_rows, cache.device.type == "cuda"
+        return flex_metadata, BlockAttention(flex_metadata, number, is_compiled=is_gpu)
 
 
 def _logit_counts(num_rows: int) -> list[int]:

@@ -73,7 +73,7 @@ def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) ->
 def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     """A graph reads what was written there since."""
     runner = make_runner("llama", torch.float32, attends_in_one_call=True)
-    batches = StaticBatches(runner.cache, 4, Workers(), num_heads=4, is_compiled=False)
+    batches = StaticBatches(runner.cache, 4, Workers(), num_heads=4)
     tree = DraftTree(5, 4)
     tree.add_path([6, 7], Source.OTHER)
     first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
@@ -120,7 +120,7 @@ def test_kinds(
     """Of drafting sequences and a prompt: each that has a graph is there before the first request,
     and none has many more logits than it needs."""
     cache = make_cache(8192)
-    batches = StaticBatches(cache, 31, Workers(), num_heads=1, is_compiled=False)
+    batches = StaticBatches(cache, 31, Workers(), num_heads=1)
     batches._tree_attention = cast("Any", len)  # called by no one here
     tree = DraftTree(5, num_drafts)
     for token_id in range(num_drafts):
@@ -138,7 +138,7 @@ def test_kinds(
 
 def test_trees_that_are_too_deep_attend_by_blocks() -> None:
     cache = make_cache()
-    batches = StaticBatches(cache, 62, Workers(), num_heads=1, is_compiled=False)
+    batches = StaticBatches(cache, 62, Workers(), num_heads=1)
     batches._tree_attention = cast("Any", len)
     for depth in (MAX_DEPTH, MAX_DEPTH + 1):
         tree = DraftTree(5, depth)
