@@ -18,7 +18,7 @@ from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment, align
 from hdserve.engine.linear.layers import are_rows_independent
-from hdserve.engine.loading.trial_text import trial_text
+from hdserve.engine.loading.model_check import trial_text
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 
