@@ -19,8 +19,8 @@ from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
 
 
-def _is_there() -> None:
-    """Do nothing: the batch was made on the device."""
+def _nothing_to_send() -> None:
+    """Do nothing: the batch was built on the device."""
 
 
 class BatchDescriptor(NamedTuple):
@@ -51,7 +51,7 @@ class ForwardBatch:
     logit_rows: torch.Tensor
     packed: PackedRows
     plan: StepPlan
-    send: Callable[[], None] = _is_there
+    send: Callable[[], None] = _nothing_to_send
     races: torch.Tensor | None = None
     kind: BatchDescriptor | None = None
 
