@@ -106,7 +106,7 @@ def attention(
     layer = SimpleNamespace(layer_idx=0)
 
     def attend(used: CpuTreeAttention | None) -> Work:
-        plan = build_batch(chunks, cache, CPU, Shapes(is_exact=used is not None), used, workers)
+        plan = build_batch(chunks, cache, Shapes(is_exact=used is not None), used, workers)
 
         def work() -> None:
             with running(plan.plan):

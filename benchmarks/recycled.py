@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,7 +82,7 @@ def measure(
     decoding = Decoding(1, args.max_tokens, temperature)
     runs = run_rounds(contenders, tasks, decoding, num_rounds=args.rounds)
     return [
-        {"model": model, "state": state, **result.to_json()}
+        {"model": model, "state": state, **asdict(result)}
         for result in summarise(runs, decoding)
         if result.task == ALL_TASKS
     ]

@@ -66,7 +66,7 @@ class LLM:
         self._is_in_use = False
         """Whether the holder of the lock is using the engine.  The same thread may close an
         iterator meanwhile, as garbage collection does."""
-        self._left: deque[str] = deque()
+        self._dropped: deque[str] = deque()
         """Requests that nobody waits for any more, of which the engine has not been told yet."""
 
     def generate(
@@ -246,35 +246,35 @@ class LLM:
                     running.discard(output.sequence.request_id)
                 yield output
         finally:
-            self._leave(added)
+            self._drop(added)
             end_own_threads()  # otherwise another thread's steps would take far longer
 
     @contextmanager
     def _in_use(self) -> Iterator[Engine]:
-        """The engine, for this call only; requests left meanwhile are removed afterwards."""
+        """The engine, for this call only; requests dropped meanwhile are removed afterwards."""
         with self._lock:
             self._is_in_use = True
             try:
                 yield self._engine
             finally:
                 self._is_in_use = False
-                self._let_leave()
+                self._abort_dropped()
 
-    def _leave(self, request_ids: list[str]) -> None:
+    def _drop(self, request_ids: list[str]) -> None:
         """However often this is interrupted, the next call removes them."""
         with self._lock:
-            self._left += request_ids
+            self._dropped += request_ids
             if not self._is_in_use:
-                self._let_leave()
+                self._abort_dropped()
 
-    def _let_leave(self) -> None:
+    def _abort_dropped(self) -> None:
         self._is_in_use = True
         try:
-            while self._left:
-                request_id = self._left[0]  # those added meanwhile come after it
+            while self._dropped:
+                request_id = self._dropped[0]  # those added meanwhile come after it
                 self._outputs.pop(request_id, None)
                 self._engine.abort(request_id)
-                self._left.popleft()
+                self._dropped.popleft()
         finally:
             self._is_in_use = False
 

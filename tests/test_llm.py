@@ -550,7 +550,7 @@ def _interrupted_in_delivery(number: int) -> Iterator[list[bool]]:
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
         is_delivery = code.co_filename == llm_module.__file__ or code.co_name == "hand_out"
-        if not is_delivery or code.co_name in ("_leave", "_let_leave"):
+        if not is_delivery or code.co_name in ("_drop", "_abort_dropped"):
             return None
         text = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
         heeds_no_signal = text.startswith(("with ", "try:"))  # beside which a lock would stay

@@ -235,7 +235,7 @@ class GenerateContender(Contender):
     """Stock ``generate`` of transformers, plain or with prompt lookup.
 
     What the model's own generation config asks for, such as a penalty, is left out as for hdserve's
-    contenders.  Layers with turned weights return them in PyTorch's order, and then multiply as
+    contenders.  Layers with prepacked weights return them in PyTorch's order, and then multiply as
     PyTorch does.
     """
 

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,10 +52,6 @@ class Result:
     step_ms: dict[str, float]
     peak_memory_bytes: int
     num_rounds: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON values."""
-        return asdict(self)
 
 
 Runs = dict[tuple[str, str], list[Measurement]]

@@ -30,8 +30,8 @@ class LoadPlan:
             less is burstier, more is steadier.
         seed: of the gaps, of the order of the prompts and, plus the number of the request, of the
             sampling.
-            num_before: requests of earlier plans: this one continues in the order of the prompts.
-            num_asked: how many, from the first, were sent before it was interrupted.
+        num_before: requests of earlier plans: this one continues in the order of the prompts.
+        num_asked: how many, from the first, were sent before it was interrupted.
     """
 
     concurrency: int

@@ -64,10 +64,6 @@ class SettingResult:
         """Whether all are equal, and something was actually drafted and accepted."""
         return self.identical == self.total and self.accepted_tokens > 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the line as JSON values."""
-        return asdict(self)
-
 
 _RESULT: TypeAdapter[SettingResult] = TypeAdapter(SettingResult)
 
@@ -143,7 +139,7 @@ class LosslessCheck:
         result.identical = len(plain) - len(different)
         result.num_cut_prompts = sum(prompt.is_cut for prompt in self._prompts)
         del result.first_differences[_MAX_SHOWN_DIFFERENCES:]
-        return result.to_json()
+        return asdict(result)
 
     def _engine(self) -> Engine:
         self._host.own_database.clear()

@@ -14,6 +14,8 @@ from hdserve.prompts import Messages, PromptRow
 if TYPE_CHECKING:
     from hdserve.engine.tokenization.tokenizer import Tokenizer
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -43,7 +45,7 @@ def longest_prompt(max_model_len: int, max_tokens: int) -> int:
 
 
 def encode_prompts(
-    rows: Iterable[PromptRow], tokenizer: Tokenizer, max_tokens: int
+    rows: Iterable[PromptRow], tokenizer: Tokenizer, longest: int
 ) -> Iterator[EncodedPrompt]:
     """Encode the rows of a file, each as :func:`encode_prompt` does.
 
@@ -53,12 +55,12 @@ def encode_prompts(
     """
     for number, row in enumerate(rows, 1):
         with naming(f"row {number}"):
-            encoded = encode_prompt(row, tokenizer, max_tokens)
+            encoded = encode_prompt(row, tokenizer, longest)
         yield encoded
 
 
-def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> EncodedPrompt:
-    """Render ``row`` as a chat of at most ``max_tokens`` tokens, cut at the front: text of the
+def encode_prompt(row: PromptRow, tokenizer: Tokenizer, longest: int) -> EncodedPrompt:
+    """Render ``row`` as a chat of at most ``longest`` tokens, cut at the front: text of the
     first messages is removed before any of later ones.
 
     Raises:
@@ -69,25 +71,29 @@ def encode_prompt(row: PromptRow, tokenizer: Tokenizer, max_tokens: int) -> Enco
     is_cut = False
     while True:
         token_ids = tokenizer.encode_chat(messages, {})
-        num_over = len(token_ids) - max_tokens
+        num_over = len(token_ids) - longest
         if num_over <= 0:
             return EncodedPrompt(row, tuple(token_ids), is_cut)
-        messages, is_cut = _cut(messages, num_over, max_tokens, tokenizer), True
+        messages, is_cut = _cut(messages, num_over, longest, tokenizer), True
 
 
 def _cut(
-    messages: Messages, num_over: int, max_tokens: int, tokenizer: Tokenizer
+    messages: Messages, num_over: int, longest: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Return ``messages`` with that many tokens of the first text removed, or all it has."""
+    """Return ``messages`` with about that many tokens of the first text removed, whole characters
+    and at least one, or all it has."""
     shorter = [dict(message) for message in messages]
     message = next(_with_text(shorter), None)
     if message is None:
         raise ConfigError(
-            f"the chat template alone has more than {max_tokens} tokens; a smaller --max-tokens "
+            f"the chat template alone has more than {longest} tokens; a smaller --max-tokens "
             "leaves room for more"
         )
-    kept = tokenizer.encode(message["content"], adds_special_tokens=False)[num_over:]
-    message["content"] = tokenizer.decode(kept)
+    text = message["content"]
+    kept = tokenizer.encode(text, adds_special_tokens=False)[num_over:]
+    shown = tokenizer.decode(kept).lstrip(_REPLACEMENT)  # it may begin within a character
+    num_removed = max(1, len(text) - len(shown))
+    message["content"] = text[num_removed:]
     return shorter
 
 

@@ -25,6 +25,8 @@ class SteadyBatch:
         sequences: those that were started, or ran after :meth:`lead_in`.
         num_tokens: how many were decoded since then.
         num_begun: how many sequences were started in total.
+
+    Its methods raise :class:`~hdserve.errors.HdserveError` if a sequence fails.
     """
 
     def __init__(self, engine: Engine, size: int, begin: Callable[[int, float], Sequence]) -> None:
@@ -83,5 +85,7 @@ class SteadyBatch:
         while self._num_open < self._size:
             self._open()
         for output in self._engine.step():
+            if output.error is not None:
+                raise output.error
             self.num_tokens += len(output.token_ids)
             self._num_open -= output.finish_reason is not None

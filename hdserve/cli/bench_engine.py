@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,7 +200,7 @@ def engine(options: EngineOptions) -> None:
         results = job.run()
     if output.has_text:
         print_results(results, job.setting)
-    output.write({"results": [{**result.to_json(), **job.setting} for result in results]})
+    output.write({"results": [{**asdict(result), **job.setting} for result in results]})
     job.journal.finish()
 
 

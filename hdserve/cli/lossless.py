@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +103,7 @@ def check_lossless(options: LosslessOptions) -> None:
     if output.has_text and have_differed:
         typer.echo(_HOW_TO_BE_EXACT)
     shown = {"model": model.name, "drafters": [each.name for each in model.drafting.drafters]}
-    found = {"settings": settings, "results": [result.to_json() for result in results]}
+    found = {"settings": settings, "results": [*map(asdict, results)]}
     output.write(shown | found)
     journal.finish()
     for result in results:
@@ -157,11 +157,10 @@ def _run(
     options: LosslessOptions, rows: Sequence[PromptRow], host: ModelHost, journal: Journal
 ) -> list[SettingResult]:
     """Check the model, with a progress bar."""
+    from hdserve.bench.engine_setup import encoded_prompts
     from hdserve.bench.lossless import SETTINGS, LosslessCheck
-    from hdserve.bench.prompts import encode_prompts, longest_prompt
 
-    longest = longest_prompt(host.model.max_model_len, options.max_tokens)
-    encoded = list(encode_prompts(rows, host.tokenizer, longest))
+    encoded = list(encoded_prompts(rows, host, options.max_tokens))
     with progress("decoding", len(SETTINGS) * 3 * len(encoded)) as bar:
         check = LosslessCheck(
             host,

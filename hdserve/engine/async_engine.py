@@ -42,10 +42,6 @@ class _Dispensable:
             logger.exception("a command to the engine failed; decoding goes on")
 
 
-class _Closed(Exception):
-    """The engine was asked to stop."""
-
-
 class _Waiter:
     """Where the outputs of ``seq`` go: a queue in the event loop that asked for them."""
 
@@ -260,24 +256,21 @@ class AsyncEngine:
 
     def _serve(self, engine: Engine) -> None:
         postponed: deque[_Dispensable] = deque()
-        while True:
-            is_idle = not (engine.has_work or postponed)
-            self._busy_since_s = None if is_idle else time.monotonic()
-            try:
-                self._obey(engine, postponed, is_idle=is_idle)
-            except _Closed:
-                return
+        while self._run_commands(engine, postponed):
             for output in engine.step():
                 self._deliver(output.sequence, output)
 
-    def _obey(self, engine: Engine, postponed: deque[_Dispensable], *, is_idle: bool) -> None:
+    def _run_commands(self, engine: Engine, postponed: deque[_Dispensable]) -> bool:
         """Run the commands that have arrived, or wait for one while there is nothing to do; of
         those that decoding does not need, as many as there is time for.
 
-        Raises:
-            _Closed: the engine was asked to stop.
+        Returns:
+            Whether to go on; ``False`` if the engine was asked to stop.
         """
-        until_s = time.monotonic() + _DISPENSABLE_S
+        is_idle = not (engine.has_work or postponed)
+        started_s = time.monotonic()
+        self._busy_since_s = None if is_idle else started_s
+        until_s = started_s + _DISPENSABLE_S
         while postponed:
             postponed.popleft()(engine)
             if time.monotonic() >= until_s:
@@ -286,7 +279,7 @@ class AsyncEngine:
             while True:
                 command = self._inbox.get(block=is_idle)
                 if command is None:
-                    raise _Closed
+                    return False
                 if is_idle:
                     self._busy_since_s = time.monotonic()
                     until_s = self._busy_since_s + _DISPENSABLE_S
@@ -296,6 +289,7 @@ class AsyncEngine:
                     postponed.append(command)
                 else:
                     command(engine)
+        return True
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -187,7 +187,7 @@ def _make_scheduler(
         PrefixCache(cache, config.prefix_caching),
         max_num_sequences=config.max_num_sequences,
         pace=PrefillPace(chunk_tokens, config.prefill_slowdown),
-        num_extra_rows=max_draft_tokens,
+        max_draft_tokens=max_draft_tokens,
         max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // vocab_size),
     )
 

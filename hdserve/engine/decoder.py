@@ -93,22 +93,15 @@ class SequenceDecoder:
         root = len(self.seq.token_ids)
         return [position_key(self._noise_key, root + depth) for depth in tree.depths]
 
-    def decide(
-        self, tree: DraftTree, outputs: NodeOutputs, chosen: list[int] | None = None
-    ) -> Acceptance:
+    def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as the tree predicts them.
-
-        Args:
-            chosen: the choice at every node of :meth:`nodes`, if they were computed in a batch;
-                else the forward may have drawn them (:meth:`race`).
 
         Raises:
             NoToken: no first token can be chosen.
             SequenceFault: a value of the request makes a choice impossible.
         """
         self._grammar_ends.clear()
-        chosen = outputs.drawn if chosen is None else chosen
-        choose_next = self._chooser(outputs) if chosen is None else _chosen_at(chosen)
+        choose_next = self._chooser(outputs)
         recorded = self.seq.recorded_token_ids
         if recorded is not None:
             choose_next = _repeated(choose_next, recorded[self.seq.num_output_tokens :])
@@ -131,6 +124,8 @@ class SequenceDecoder:
         """A function that gives the model's choice at a node; call it along one path from the
         root."""
         params = self.seq.params
+        if outputs.drawn is not None:
+            return _drawn_at(outputs.drawn)
         if params.is_greedy and self._is_free:
             return _likeliest(*outputs.likeliest())
         positions = count(len(self.seq.token_ids))
@@ -283,7 +278,7 @@ def _repeated(choose: Callable[[int], int], token_ids: tuple[int, ...]) -> Calla
     return repeat
 
 
-def _chosen_at(token_ids: list[int]) -> Callable[[int], int]:
+def _drawn_at(token_ids: list[int]) -> Callable[[int], int]:
     """The token of each node, if there is one."""
 
     def choose(node: int) -> int:

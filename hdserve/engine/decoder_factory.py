@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, cast
 
 from hdserve.core import SamplingParams, Sequence
@@ -91,7 +92,8 @@ class DecoderFactory:
         return cast("AllowedTokens | None", seq.allowed_tokens)
 
     def _ending_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        return self._eos_token_ids(params) | frozenset(params.stop_token_ids)
+        # equal integers of PyTorch have different hashes
+        return self._eos_token_ids(params) | frozenset(map(index, params.stop_token_ids))
 
     def _eos_token_ids(self, params: SamplingParams) -> frozenset[int]:
         is_eos_ignored = params.ignore_eos and params.grammar is None

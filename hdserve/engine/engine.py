@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from operator import index
 
 from hdserve import core
@@ -82,7 +83,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Let no request reuse what ended or running sequences left in the KV cache."""
-        self._scheduler.begin_anew()
+        self._scheduler.forget_prefixes()
 
     @property
     def max_total_tokens(self) -> int:
@@ -297,9 +298,9 @@ class Engine:
             return
         self._runner.compile_with(found.compiled)
         self._runner.shapes = found.shapes
-        self._scheduler.time_anew()
+        self._scheduler.forget_step_times()
         if found.shapes.is_exact:
-            self._scheduler.begin_anew()
+            self._scheduler.forget_prefixes()
         budget = self._drafts.budget
         if budget is not None and found.cost is not None:
             budget.change_cost(found.cost)
@@ -314,12 +315,13 @@ class Engine:
         moves: list[tuple[int, int]] = []
         ended: list[Slot] = []
         verified: list[Verified] = []
-        chosen = self._choose_together(scheduled, trees, forwarded)
+        if self._runner.chooses_together:
+            forwarded = self._with_draws(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
             self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
             self._undecided = seq, len(seq.token_ids), len(self._outputs)
-            one = self._decide(work, tree, outputs, chosen.get(seq.request_id))
+            one = self._decide(work, tree, outputs)
             self._undecided = None
             if one is not None:
                 verified.append(one)
@@ -330,39 +332,35 @@ class Engine:
         self._drafts.observe(verified)
         return sum(len(one.acceptance.token_ids) for one in verified), ended
 
-    def _choose_together(
+    def _with_draws(
         self,
         scheduled: Sequence[Scheduled],
         trees: Sequence[DraftTree | None],
         forwarded: Sequence[NodeOutputs | None],
-    ) -> dict[str, list[int]]:
-        """By request id, the choices at all nodes, where they can be computed in a batch and the
-        forward has not made them."""
-        found: dict[str, Nodes] = {}
-        if self._runner.chooses_together:
-            for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
-                if tree is not None and outputs is not None and outputs.drawn is None:
-                    request_id = work.slot.seq.request_id
-                    nodes = self._decoders[request_id].nodes(tree, outputs)
-                    if nodes is not None:
-                        found[request_id] = nodes
-        return dict(zip(found, choose_together([*found.values()]), strict=True))
+    ) -> list[NodeOutputs | None]:
+        """``forwarded``, with tokens drawn for all sequences at once where the forward has drawn
+        none and the choice at a node depends on its logits alone."""
+        found: dict[int, Nodes] = {}
+        each = zip(scheduled, trees, forwarded, strict=True)
+        for number, (work, tree, outputs) in enumerate(each):
+            if tree is not None and outputs is not None and outputs.drawn is None:
+                nodes = self._decoders[work.slot.seq.request_id].nodes(tree, outputs)
+                if nodes is not None:
+                    found[number] = nodes
+        drawn = dict(zip(found, choose_together([*found.values()]), strict=True))
+        return [
+            replace(outputs, drawn=drawn[number]) if outputs and number in drawn else outputs
+            for number, outputs in enumerate(forwarded)
+        ]
 
     def _decide(
-        self,
-        work: Scheduled,
-        tree: DraftTree | None,
-        outputs: NodeOutputs | None,
-        chosen: list[int] | None,
+        self, work: Scheduled, tree: DraftTree | None, outputs: NodeOutputs | None
     ) -> Verified | None:
         """Append the output for the request, and return the result of verifying ``tree``; nothing
         inside its prompt.
 
         If its decoder fails on a value of the request, or logits are not finite, only this sequence
         ends: with the tokens from before the step, and nothing left in the cache.
-
-        Args:
-            chosen: the choices at all nodes of ``tree``, if they were computed in a batch.
         """
         seq = work.slot.seq
         decoder, num_tokens = self._decoders[seq.request_id], len(seq.token_ids)
@@ -372,7 +370,7 @@ class Engine:
             if tree is None or outputs is None:
                 seq.num_cached_tokens += work.num_tokens
                 return None
-            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs, chosen))
+            acceptance, output = decoder.commit(tree, decoder.decide(tree, outputs))
         except SequenceFault as fault:
             if isinstance(fault, NoToken) and self._tries_again(work):
                 return None

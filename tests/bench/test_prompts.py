@@ -26,6 +26,20 @@ def test_a_text_is_cut_at_its_front() -> None:
     assert "it open? Thank you." in tokenizer.decode(list(cut.token_ids))
 
 
+@pytest.mark.parametrize("text", ["你好世界。", "😀🎉", "é ü ñ "])
+def test_a_text_is_cut_between_its_characters(text: str) -> None:
+    """Also where each of them is several tokens."""
+    tokenizer = load_tokenizer("hdserve-mini")
+    row = PromptRow("a", "all", text * 20)
+    for longest in range(40, 52):
+        cut = encode_prompt(row, tokenizer, longest)
+        assert cut.is_cut
+        assert longest - 12 < len(cut.token_ids) <= longest
+        prompt = tokenizer.decode(cut.token_ids)
+        assert "\N{REPLACEMENT CHARACTER}" not in prompt
+        assert text.strip() in prompt
+
+
 def test_an_answer_as_long_as_the_context_leaves_no_prompt() -> None:
     assert longest_prompt(2048, 2047) == 1
     for max_tokens in (2048, 100_000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from hdserve.config import ModelConfig
 from hdserve.core import SamplingParams, Sequence
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.errors import HdserveError
 
 NUM_TOKENS = 12
 
@@ -29,9 +31,10 @@ def engine() -> Engine:
 class Begun:
     """Adds sequences, and keeps what was asked for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, stop: Any = ()) -> None:
         self.shares: list[float] = []
         self._engine = engine
+        self._stop = stop
 
     def __call__(self, number: int, share: float) -> Sequence:
         assert number == len(self.shares)
@@ -39,6 +42,7 @@ class Begun:
         params = SamplingParams(
             temperature=0, max_tokens=round(share * NUM_TOKENS), ignore_eos=True
         )
+        object.__setattr__(params, "stop", self._stop)
         seq = Sequence(f"{id(self)}/{number}", [7, 8, 9], params)
         self._engine.add(seq)
         return seq
@@ -82,3 +86,11 @@ def test_one_sequence_needs_no_leading_in(engine: Engine) -> None:
         assert not begun.shares
         batch.decode(NUM_TOKENS, 60.0)
         assert begun.shares == [1.0]
+
+
+def test_a_sequence_that_fails_ends_the_measurement(engine: Engine) -> None:
+    """It would start again and again, for tokens that never come."""
+    begun = Begun(engine, stop=(("a",),))
+    with closing(SteadyBatch(engine, 2, begun)) as batch, pytest.raises(HdserveError):
+        batch.decode(NUM_TOKENS, 1.0)
+    assert not engine.has_work

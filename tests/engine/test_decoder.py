@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,8 +62,8 @@ def test_log_probabilities_are_of_what_was_chosen(num_top: int, params: dict[str
     decoder = make_decoder(**params, logprobs=num_top)
     nodes = decoder.nodes(tree, outputs)
     assert (nodes is None) == (params.get("temperature") == 0.0)
-    chosen = None if nodes is None else choose_together([nodes])[0]
-    acceptance = decoder.decide(tree, outputs, chosen)
+    drawn = None if nodes is None else choose_together([nodes])[0]
+    acceptance = decoder.decide(tree, replace(outputs, drawn=drawn))
     assert acceptance == wanted
     _, output = decoder.commit(tree, acceptance)
     scores = chosen_logprobs(outputs.logits, wanted.token_ids, num_top)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -88,6 +90,18 @@ def test_ending_tokens(kind: str, has_drafts: bool) -> None:
     sources = [source for output in outputs for source in output.sources]
     wanted = Source.OTHER if has_drafts else Source.PLAIN
     assert sources == [wanted] * seq.num_output_tokens
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, torch.tensor], ids=["int", "numpy", "torch"])
+def test_stop_tokens_may_be_integers_of_any_type(kind: Callable[[int], Any]) -> None:
+    """Those of PyTorch are equal to integers, but not found among them."""
+    prompt = make_prompt(9)
+    future = plain(prompt, **GREEDY, max_tokens=30).token_ids
+    at = next(n for n in range(len(prompt) + 3, 39) if future[n] not in future[len(prompt) : n])
+    seq = make_sequence("a", prompt, **GREEDY, stop_token_ids=(kind(future[at]),), max_tokens=30)
+    *_, last = run(make(), [seq])
+    assert seq.token_ids == future[: at + 1]
+    assert (seq.finish_reason, last.stop_reason) == (FinishReason.STOP, future[at])
 
 
 def test_ignore_eos() -> None:

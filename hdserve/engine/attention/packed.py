@@ -17,15 +17,6 @@ ATTENTION_NAME: Final = "hdserve_packed"
 """The ``attn_implementation`` of a model that is run in packed forwards."""
 
 
-def register_attention() -> None:
-    """Make :data:`ATTENTION_NAME` known to transformers; may be called any number of times.
-
-    It gets no mask function: to make a mask, a model would search its positions for packed
-    sequences, and on a GPU wait for the result.
-    """
-    AttentionInterface.register(ATTENTION_NAME, packed_attention)
-
-
 def number_layers(module: torch.nn.Module) -> None:
     """Give each layer of a model its number as a tensor: then layers differ in tensors alone, and
     compiled code of one serves all (:mod:`~hdserve.engine.forward.repeated_layers`)."""
@@ -68,6 +59,11 @@ def packed_attention(
     layer = cast("Any", module.layer_number if is_compiling else module.layer_idx)
     arguments = (query, key, value, layer, scaling, sliding_window, softcap, s_aux)
     return cast("torch.Tensor", attend(*arguments)), None
+
+
+# Without a mask function: to make a mask, a model would search its positions for packed sequences,
+# and on a GPU wait for the result.
+AttentionInterface.register(ATTENTION_NAME, packed_attention)
 
 
 def attend_by_plan(

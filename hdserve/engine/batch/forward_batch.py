@@ -19,8 +19,8 @@ from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
 
 
-def _is_there() -> None:
-    """Do nothing: the batch was made on the device."""
+def _nothing_to_send() -> None:
+    """Do nothing: the batch was built on the device."""
 
 
 class BatchDescriptor(NamedTuple):
@@ -37,12 +37,8 @@ class ForwardBatch:
     """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
 
     Attributes:
-        logit_rows: ``[n]`` int64, the rows that need logits: first the nodes of all trees, then the
-            prompt tokens that are scored, then padding.
-        logit_slices: for each chunk its part of ``logit_rows``, in the order of its tree's nodes;
-            empty for a chunk without a tree.
-        num_nodes: of all trees; the first ``num_nodes`` of ``logit_rows`` are theirs.
-        scored_slices: for each chunk with scored tokens, by index, its part of ``logit_rows``.
+        logit_rows: ``[n]`` int64, the rows that need logits.
+        packed: what the rows are, and which of them belong to which chunk.
         send: copies the contents of these tensors to the device; the first thing a forward does,
             also when it runs as a CUDA graph.
         races: ``[2, n]`` of these rows, see :mod:`hdserve.engine.batch.races`; ``None`` where
@@ -53,11 +49,9 @@ class ForwardBatch:
     token_ids: torch.Tensor
     position_ids: torch.Tensor
     logit_rows: torch.Tensor
-    logit_slices: list[slice]
-    num_nodes: int
-    scored_slices: dict[int, slice]
+    packed: PackedRows
     plan: StepPlan
-    send: Callable[[], None] = _is_there
+    send: Callable[[], None] = _nothing_to_send
     races: torch.Tensor | None = None
     kind: BatchDescriptor | None = None
 
@@ -65,7 +59,6 @@ class ForwardBatch:
 def build_batch(
     chunks: Sequence[Chunk],
     cache: KVCache,
-    device: torch.device,
     shapes: Shapes,
     kernel: AttendListed | None,
     workers: Workers,
@@ -76,15 +69,13 @@ def build_batch(
         kernel: attends for all sequences if shapes are exact, else only for sequences of at most
             ``kernel.max_rows`` rows, up to which it is fast.
     """
-    packed = pack_rows(chunks, shapes, cache.scratch_row)
+    device, packed = cache.device, pack_rows(chunks, shapes, cache.scratch_row)
     kv_rows, num_logits = torch.from_numpy(packed.kv_rows).to(device), len(packed.logit_rows)
     return ForwardBatch(
         token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
         position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
         logit_rows=torch.from_numpy(packed.logit_rows).to(device),
-        logit_slices=packed.logit_slices,
-        num_nodes=packed.num_nodes,
-        scored_slices=packed.scored_slices,
+        packed=packed,
         plan=_plan(packed, cache, kv_rows, shapes, kernel, workers),
         races=None if device.type == "cpu" else races_on(device, num_logits, packed.races),
     )

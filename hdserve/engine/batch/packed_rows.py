@@ -21,8 +21,12 @@ class PackedRows:
     Attributes:
         token_ids, position_ids: ``[num_rows]``; siblings have the same position.
         kv_rows: ``[num_rows]``: the cache row each row is written to.
-        logit_rows, logit_slices, num_nodes, scored_slices: see
-            :class:`~hdserve.engine.batch.forward_batch.ForwardBatch`.
+        logit_rows: the rows that need logits: first the nodes of all trees, then the prompt tokens
+            that are scored, then padding.
+        logit_slices: for each chunk its part of ``logit_rows``, in the order of its tree's nodes;
+            empty for a chunk without a tree.
+        num_nodes: of all trees; the first ``num_nodes`` of ``logit_rows`` are theirs.
+        scored_slices: for each chunk with scored tokens, by index, its part of ``logit_rows``.
     """
 
     token_ids: IntArray

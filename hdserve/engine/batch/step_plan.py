@@ -104,7 +104,7 @@ class Listed:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the attention function needs to know of a step.
+    """What attention and linear layers need to know of a step.
 
     Attributes:
         kv_rows: ``[num_rows]`` int64, the cache row each packed row is written to.

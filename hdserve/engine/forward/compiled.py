@@ -1,4 +1,5 @@
-"""The model as one compiled graph, whose only operator of ours is attention over packed trees."""
+"""The model as one compiled graph, with operators of ours: attention over packed trees, and linear
+layers for few rows."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hdserve.engine.batch.forward_batch import ForwardBatch
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.forward.direct_graph import DirectGraph
 from hdserve.engine.hardware.devices import has_amx_bf16
-from hdserve.engine.linear.layers import call_natively
+from hdserve.engine.linear.layers import set_native
 from hdserve.engine.linear.multiply_together import MultiplyTogether
 from hdserve.engine.linear.shared import is_plain, linear_layers_of
 from hdserve.engine.native.compiler import find_compiler
@@ -121,7 +122,7 @@ class CompiledForward:
         self._known_sizes: set[tuple[int, int]] = set()
         """Numbers of rows and of logits for which compiled code has found the graph."""
         self._operators = load_operators() if uses_native and is_cpu else None
-        self.is_native = call_natively(module, is_native=self._operators is not None)
+        self.is_native = set_native(module, is_native=self._operators is not None)
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,

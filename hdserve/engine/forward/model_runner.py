@@ -23,7 +23,7 @@ from hdserve.engine.forward.node_outputs import NodeOutputs, TopTokens
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
-from hdserve.engine.sampling.found_tokens import FindTokens, FoundTokens
+from hdserve.engine.sampling.gpu_choices import FoundTokens, GpuChoices
 from hdserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -64,20 +64,13 @@ class ModelRunner:
         self._static: StaticBatches | None = None
         if is_gpu if attends_in_one_call is None else attends_in_one_call:
             self._static = StaticBatches(
-                cache,
-                max_draft_tokens,
-                self._workers,
-                num_heads=model.num_heads,
-                is_compiled=is_gpu,
+                cache, max_draft_tokens, self._workers, num_heads=model.num_heads
             )
             cache.is_read_whole = True
         self.chooses_together = is_gpu or self._static is not None
         self._graphs = ForwardGraphs() if self._static and is_gpu else None
-        self._choices: FindTokens | None = None
-        if gpu_kernels.are_available(cache.device):
-            from hdserve.engine.sampling.gpu_choices import GpuChoices
-
-            self._choices = GpuChoices()
+        has_kernels = gpu_kernels.are_available(cache.device)
+        self._choices = GpuChoices() if has_kernels else None
         self.shapes = Shapes()
         self._attention: CpuTreeAttention | None = None
         if CpuTreeAttention.can_read(cache):
@@ -185,7 +178,8 @@ class ModelRunner:
         self._wait()  # so that timing a forward includes the device's work
         found = self._found(batch, logits)
         likeliest = None if found is None else found.likeliest
-        top = TopTokens(logits[: batch.num_nodes], num_top, likeliest)
+        packed = batch.packed
+        top = TopTokens(logits[: packed.num_nodes], num_top, likeliest)
         outputs = [
             None
             if chunk.tree is None
@@ -196,9 +190,9 @@ class ModelRunner:
                 None if found is None or chunk.race is None else found.drawn[part].tolist(),
                 None if hidden is None else hidden[part],
             )
-            for chunk, part in zip(chunks, batch.logit_slices, strict=True)
+            for chunk, part in zip(chunks, packed.logit_slices, strict=True)
         ]
-        for index, part in batch.scored_slices.items():
+        for index, part in packed.scored_slices.items():
             nodes = outputs[index] or NodeOutputs(logits[:0], top, slice(0))
             outputs[index] = replace(nodes, prompt_logits=logits[part].float())
         return outputs
@@ -207,7 +201,7 @@ class ModelRunner:
         """The tokens that the forward has found itself, if it has."""
         if self._choices is None or self.needs_hidden or batch.races is None or not len(logits):
             return None
-        return self._choices.read(len(logits), batch.num_nodes)
+        return self._choices.read(len(logits), batch.packed.num_nodes)
 
     def _wait(self) -> None:
         """Wait until the device has finished its work."""
@@ -218,9 +212,7 @@ class ModelRunner:
         static, shapes = self._static, self.shapes
         if static is not None and not shapes.is_exact and static.fits(chunks):
             return static.build(chunks)
-        return build_batch(
-            chunks, self.cache, self.model.device, shapes, self._attention, self._workers
-        )
+        return build_batch(chunks, self.cache, shapes, self._attention, self._workers)
 
     def _run(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.needs_hidden:

@@ -63,7 +63,7 @@ class NodeOutputs:
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
         drawn: the token drawn after every node, :data:`~hdserve.engine.kernels.draw.NO_TOKEN` if
-            there is none, where its chunk has a race.
+            there is none; ``None`` if the choice at a node is made when the walk reaches it.
         hidden_states: ``[num_nodes, hidden_size]`` in the model's dtype, if a drafter needs them.
         prompt_logits: ``[num_scored_tokens, vocab_size]`` float32, for a chunk with scored tokens;
             else ``None``.

@@ -39,17 +39,17 @@ _LOGIT_COUNTS: Final = (1, 32, MAX_GRAPH_LOGITS)
 with fewer rows than that, all rows get logits."""
 
 
-class _Made(NamedTuple):
+class _StaticInputs(NamedTuple):
     """What batches of the same number of rows share."""
 
     buffers: InputBuffers
-    seen: FlexAttentionMetadata | TreeAttentionMetadata
+    metadata: FlexAttentionMetadata | TreeAttentionMetadata
     plan: StepPlan
 
     def send(self) -> None:
         """Send the contents of the batch to the device."""
         self.buffers.send()
-        self.seen.send()
+        self.metadata.send()
 
 
 class StaticBatches:
@@ -59,20 +59,13 @@ class StaticBatches:
     Args:
         max_draft_tokens: most drafted tokens of a sequence; 0 still leaves room for some.
         num_heads: of queries.
-        is_compiled: whether ``BlockAttention`` is, as on a GPU.
 
     Attributes:
         max_depth: of drafts, up to which our kernel can attend.
     """
 
     def __init__(
-        self,
-        cache: KVCache,
-        max_draft_tokens: int,
-        workers: Workers,
-        *,
-        num_heads: int,
-        is_compiled: bool,
+        self, cache: KVCache, max_draft_tokens: int, workers: Workers, *, num_heads: int
     ) -> None:
         self._multiply_rows: MultiplyRows | None = None
         self._tree_attention: GpuTreeAttention | None = None
@@ -93,8 +86,7 @@ class StaticBatches:
         self._num_groups = max(1, num_heads // fewest)
         self._max_draft_tokens = align(max(1, max_draft_tokens), WORD_BITS)
         self._workers = workers
-        self._is_compiled = is_compiled
-        self._made: dict[tuple[int, bool], _Made] = {}
+        self._inputs: dict[tuple[int, bool], _StaticInputs] = {}
 
     @property
     def has_tree_kernel(self) -> bool:
@@ -139,30 +131,28 @@ class StaticBatches:
 
     def _build(self, packed: PackedRows, num_logits: int, *, by_splits: bool) -> ForwardBatch:
         num_rows = packed.num_rows
-        made = self._of(num_rows, by_splits=by_splits)
-        buffers = made.buffers
+        inputs = self._inputs_for(num_rows, by_splits=by_splits)
+        buffers = inputs.buffers
         buffers.fill(packed)
-        made.seen.fill(packed)
+        inputs.metadata.fill(packed)
         is_captured = num_rows <= _MAX_CAPTURED_ROWS and num_logits <= MAX_GRAPH_LOGITS
         return ForwardBatch(
             token_ids=buffers.token_ids,
             position_ids=buffers.position_ids,
             logit_rows=buffers.logit_rows[:num_logits],
-            logit_slices=packed.logit_slices,
-            num_nodes=packed.num_nodes,
-            scored_slices=packed.scored_slices,
-            plan=made.plan,
-            send=made.send,
+            packed=packed,
+            plan=inputs.plan,
+            send=inputs.send,
             races=buffers.races[:, :num_logits],
             kind=BatchDescriptor(num_rows, num_logits, by_splits) if is_captured else None,
         )
 
-    def _of(self, num_rows: int, *, by_splits: bool) -> _Made:
-        found = self._made.get((num_rows, by_splits))
+    def _inputs_for(self, num_rows: int, *, by_splits: bool) -> _StaticInputs:
+        found = self._inputs.get((num_rows, by_splits))
         if found is None:
             cache = self._cache
             buffers = InputBuffers(cache, num_rows)
-            seen, attend = self._attention(num_rows, by_splits=by_splits)
+            metadata, attend = self._attention(num_rows, by_splits=by_splits)
             plan = StepPlan(
                 cache,
                 buffers.kv_rows,
@@ -170,7 +160,7 @@ class StaticBatches:
                 attend_all=attend,
                 multiply_rows=self._multiply_rows,
             )
-            found = self._made[num_rows, by_splits] = _Made(buffers, seen, plan)
+            found = self._inputs[num_rows, by_splits] = _StaticInputs(buffers, metadata, plan)
         return found
 
     def _attention(
@@ -179,11 +169,12 @@ class StaticBatches:
         cache = self._cache
         if by_splits:
             assert self._tree_attention is not None, "only our kernel reads parts"
-            seen = TreeAttentionMetadata(num_rows, self._num_groups, cache.device)
-            return seen, partial(self._tree_attention, seen.rows, seen.items, seen.rows_per_tile)
+            metadata = TreeAttentionMetadata(num_rows, self._num_groups, cache.device)
+            layout = metadata.rows, metadata.items, metadata.rows_per_tile
+            return metadata, partial(self._tree_attention, *layout)
         flex_metadata = FlexAttentionMetadata(cache, num_rows, self._max_draft_tokens)
-        number = cache.num_stored_rows
-        return flex_metadata, BlockAttention(flex_metadata, number, is_compiled=self._is_compiled)
+        number, is_gpu = cache.num_stored_rows, cache.device.type == "cuda"
+        return flex_metadata, BlockAttention(flex_metadata, number, is_compiled=is_gpu)
 
 
 def _logit_counts(num_rows: int) -> list[int]:

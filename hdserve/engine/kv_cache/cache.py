@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,12 @@ from hdserve.engine.kernels.moves import BYTES_AT_ONCE, move_rows
 from hdserve.engine.kv_cache.segments import ROW_ALIGNMENT, Owned, RowAllocator, Segment, align
 from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 
+if TYPE_CHECKING:
+    from hdserve.engine.gpu_kernels.move import RowMover
+
 STORED_ALIGNMENT = 128
 """The number of stored rows is a multiple of this, so that attention may read them in
 blocks."""
-
-StoreRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""See :func:`hdserve.engine.gpu_kernels.store.store_rows`."""
-
-Mover = Callable[[Sequence[torch.Tensor], Sequence[tuple[int, int]]], None]
-"""See :class:`hdserve.engine.gpu_kernels.move.RowMover`."""
 
 _ROWS_COPIED_AT_ONCE = 1024
 """Rows copied at once if the rows that are read and those that are written overlap.  They are
@@ -72,8 +70,8 @@ class KVCache:
             self._stored += keys, values
             found[layer] = zip(keys.unsqueeze(1), values.unsqueeze(1), strict=True)
         self._layers = [next(found[layer]) for layer in shape.layers]
-        self._store_rows: StoreRows | None = None
-        self._mover: Mover | None = None
+        self._store_rows: Callable[..., None] | None = None
+        self._mover: RowMover | None = None
         if gpu_kernels.are_available(device):
             from hdserve.engine.gpu_kernels.move import RowMover
             from hdserve.engine.gpu_kernels.store import store_rows
@@ -202,8 +200,9 @@ class KVCache:
         if self._mover is not None:
             self._mover(self._stored, moves)
             return
+        rows = np.array(moves, np.int64)
         for stored in self._stored:
-            _move(stored, np.array(moves, np.int64))
+            _move(stored, rows)
 
 
 def _move(stored: torch.Tensor, moves: npt.NDArray[np.int64]) -> None:

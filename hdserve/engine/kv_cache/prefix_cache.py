@@ -111,10 +111,10 @@ class PrefixCache:
     def usage(self) -> float:
         """The share of the cache's rows that belong to running sequences, 0 to 1."""
         num_rows = self.cache.num_rows
-        return (num_rows - self._num_rows_to_have) / num_rows
+        return (num_rows - self._num_available_rows) / num_rows
 
     @property
-    def _num_rows_to_have(self) -> int:
+    def _num_available_rows(self) -> int:
         """How many rows are free or can be freed, whether or not they are contiguous."""
         num_idle_rows = sum(entry.segment.num_rows for entry in self._idle())
         return self.cache.rows.num_free + num_idle_rows
@@ -167,7 +167,7 @@ class PrefixCache:
 
     def has_room_in_parts(self, num_rows: int) -> bool:
         """Whether this many rows are free or can be freed, whether or not they are contiguous."""
-        return align(num_rows) <= self._num_rows_to_have
+        return align(num_rows) <= self._num_available_rows
 
     def grow(self, segment: Segment, num_used: int, num_rows: int) -> Segment | None:
         """Grow a running sequence to ``num_rows`` rows, more than it has: in place if that moves no
@@ -307,10 +307,10 @@ class PrefixCache:
     def _part_from(self, start: int, num_rows: int, max_moved_rows: int) -> RowRun | None:
         """The shortest run from ``start`` on with ``num_rows`` free rows, if there is one of which
         no more rows move."""
-        pieces, are_free, end = list[Segment](), list[bool](), start
+        pieces, end = list[tuple[Segment, bool]](), start
         while num_rows > 0:
             piece, entry = self.cache.rows.gap_at(end), self._by_start.get(end)
-            are_free.append(piece is not None)
+            is_gap = piece is not None
             if piece is not None:
                 num_rows -= piece.num_rows
             elif entry is not None and not entry.is_running:
@@ -318,9 +318,9 @@ class PrefixCache:
                 max_moved_rows -= piece.num_rows
             if piece is None or max_moved_rows < 0:
                 return None
-            pieces.append(piece)
+            pieces.append((piece, is_gap))
             end = piece.end
-        return RowRun(tuple(pieces), tuple(are_free))
+        return RowRun(pieces)
 
     def _allocate(self, num_rows: int) -> Segment:
         """Take rows; there must be enough once entries of ended sequences move or are dropped."""

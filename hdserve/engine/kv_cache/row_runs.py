@@ -18,20 +18,18 @@ class RowRun:
         running | ended  ended  gap      | running
 
     Attributes:
-        pieces: in order; two gaps never touch.
-        is_free: of each piece, whether it is a gap.
+        pieces: in order, each with whether it is a gap; two gaps never touch.
     """
 
-    pieces: tuple[Segment, ...]
-    is_free: tuple[bool, ...]
+    pieces: Sequence[tuple[Segment, bool]]
 
     @property
     def start(self) -> int:
-        return self.pieces[0].start
+        return self.pieces[0][0].start
 
     @property
     def end(self) -> int:
-        return self.pieces[-1].end
+        return self.pieces[-1][0].end
 
     @property
     def num_rows(self) -> int:
@@ -40,7 +38,7 @@ class RowRun:
     @property
     def ended(self) -> list[Segment]:
         """What ended sequences left."""
-        return [piece for piece, is_free in self._each() if not is_free]
+        return [piece for piece, is_gap in self.pieces if not is_gap]
 
     @property
     def num_ended_rows(self) -> int:
@@ -49,18 +47,16 @@ class RowRun:
 
     def parts(self, num_rows: int) -> Iterator[RowRun]:
         """Every part with ``num_rows`` free rows that contains no smaller such part."""
+        num_in_gaps = [piece.num_rows * is_gap for piece, is_gap in self.pieces]
         first = num_free_rows = 0
-        for end, (piece, is_free) in enumerate(self._each(), start=1):
-            num_free_rows += piece.num_rows * is_free
+        for end, number in enumerate(num_in_gaps, start=1):
+            num_free_rows += number
             if num_free_rows < num_rows:
                 continue
             while num_free_rows >= num_rows:
-                num_free_rows -= self.pieces[first].num_rows * self.is_free[first]
+                num_free_rows -= num_in_gaps[first]
                 first += 1
-            yield RowRun(self.pieces[first - 1 : end], self.is_free[first - 1 : end])
-
-    def _each(self) -> Iterator[tuple[Segment, bool]]:
-        return zip(self.pieces, self.is_free, strict=True)
+            yield RowRun(self.pieces[first - 1 : end])
 
 
 def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]:
@@ -71,7 +67,7 @@ def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]
         if not runs or runs[-1][-1][0].end != piece[0].start:
             runs.append([])
         runs[-1].append(piece)
-    return [RowRun(*zip(*run, strict=True)) for run in runs]
+    return [*map(RowRun, runs)]
 
 
 def cheapest_part(runs: Sequence[RowRun], num_rows: int) -> RowRun | None:

@@ -39,27 +39,30 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     does everything unless results must be exact; on those with bfloat16 pairs, or with AVX2 alone,
     a kernel for any number of rows, with prepacked weights.
     """
-    layers = [*filter(is_plain, linear_layers_of(module))]
-    if not layers:
+    first = next(filter(is_plain, linear_layers_of(module)), None)
+    if first is None:
         return
-    if layers[0].weight.device.type != "cpu":
+    if first.weight.device.type != "cpu":
         use_gpu_skinny_linear(module)
-        return
-    if has_amx_bf16(layers[0].weight.device, layers[0].weight.dtype) and not is_exact:
-        return
-    prepack_layers(module)
+    elif is_exact or not has_amx_bf16(first.weight.device, first.weight.dtype):
+        prepack_layers(module)
+        _use_skinny_linear(module, is_exact)
+
+
+def _use_skinny_linear(module: torch.nn.Module, is_exact: bool) -> None:
+    """Choose for the layers that are not prepacked, on a CPU."""
     layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
         return
     own = _not_embedded(module, layers) if layers[0].weight.dtype == torch.float32 else []
     by_column = {}
     if not is_exact and _are_small(layers):
-        copied = [layer for layer in own if can_multiply(layer)]
+        copied = [*filter(can_multiply, own)]
         if sum(layer.weight.nbytes for layer in copied) > _MAX_COPIED_BYTES:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    found = [layer for layer in linear_layers_of(module) if can_multiply(layer)]
+    found = [*filter(can_multiply, layers)]
     max_rows = _max_rows(found, by_column)
     replaced = dict[torch.nn.Module, torch.nn.Module]()
     if is_exact or max_rows:
@@ -69,7 +72,7 @@ def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
     _store_by_column(layer for layer in own if layer not in replaced)
 
 
-def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
+def set_native(module: torch.nn.Module, *, is_native: bool) -> bool:
     """Set whether compiled models call the kernel for one row too; return whether all linear layers
     use our kernels, called without Python."""
     layers = [*linear_layers_of(module)]
@@ -79,7 +82,7 @@ def call_natively(module: torch.nn.Module, *, is_native: bool) -> bool:
     return is_native and all(isinstance(layer, SkinnyLinear | PrepackedLinear) for layer in layers)
 
 
-def multiply_row_by_row(module: torch.nn.Module) -> bool:
+def are_rows_independent(module: torch.nn.Module) -> bool:
     """Whether rows of a linear layer never depend on each other if shapes are exact: our kernels
     multiply all of them."""
     return all(

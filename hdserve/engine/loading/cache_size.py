@@ -33,29 +33,29 @@ _NUM_CHOICE_TENSORS = 8
 """How many float64 tensors exist at the same time while tokens are sampled."""
 
 
-def make_cache(model_config: ModelConfig, model: LoadedModel, num_extra_rows: int) -> KVCache:
+def make_cache(model_config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> KVCache:
     """A KV cache as large as the configuration says, or as memory allows.
 
     Args:
-        num_extra_rows: rows of a draft tree, which every sequence has room for in addition.
+        max_draft_tokens: most drafted tokens of a sequence, for which each has room in addition.
 
     Raises:
         ConfigError: it cannot hold one sequence and its drafts, or does not fit into memory.
     """
     config = model_config.engine
-    longest = align(model.max_model_len + num_extra_rows)
+    longest = align(model.max_model_len + max_draft_tokens)
     wanted = config.kv_cache_tokens
     if wanted is None:
-        spare = _bytes_for_cache(model_config, model, num_extra_rows)
+        spare = _bytes_for_cache(model_config, model, max_draft_tokens)
         affordable = int(spare // model.kv_shape.bytes_per_token(model.dtype))
         wanted = min(config.max_num_sequences * longest, affordable)
-    if wanted < _MIN_SEQUENCE_TOKENS + num_extra_rows:
+    if wanted < _MIN_SEQUENCE_TOKENS + max_draft_tokens:
         raise ConfigError(
             f"a KV cache of {wanted} tokens has no room for one draft tree of "
-            f"{num_extra_rows}; raise kv_cache_tokens, or lower max_draft_tokens"
+            f"{max_draft_tokens}; raise kv_cache_tokens, or lower max_draft_tokens"
         )
-    if align(wanted) < model.max_model_len + num_extra_rows:
-        num_tokens = align(wanted) - num_extra_rows
+    if align(wanted) < model.max_model_len + max_draft_tokens:
+        num_tokens = align(wanted) - max_draft_tokens
         logger.warning("the KV cache limits the context to %d tokens", num_tokens)
     try:
         return KVCache(model.kv_shape, wanted, model.dtype, model.device)

@@ -26,8 +26,7 @@ from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost, num_rows_to_measure
-from hdserve.engine.loading.model_check import relative_errors, tolerance
-from hdserve.engine.loading.trial_text import trial_text
+from hdserve.engine.loading.model_check import relative_errors, tolerance, trial_text
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 

@@ -17,8 +17,8 @@ from hdserve.engine.batch.shapes import Shapes, exact_candidates
 from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment, align
-from hdserve.engine.linear.layers import multiply_row_by_row
-from hdserve.engine.loading.trial_text import trial_text
+from hdserve.engine.linear.layers import are_rows_independent
+from hdserve.engine.loading.model_check import trial_text
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 
@@ -84,7 +84,7 @@ def _calls_kernels(runner: ModelRunner) -> bool:
     """Whether our kernel computes all products of exact forwards."""
     if runner.compiled is not None:
         return runner.compiled.is_native
-    return multiply_row_by_row(runner.model.module)
+    return are_rows_independent(runner.model.module)
 
 
 @contextmanager
@@ -98,42 +98,32 @@ def _at(runner: ModelRunner, shapes: Shapes) -> Iterator[None]:
         runner.shapes = original
 
 
-def _is_exact_at_any(runner: ModelRunner, shapes: Shapes) -> bool:
-    """Whether the logits of a sequence's last token are equal at each of several row counts, in the
-    first and in the last row, after a short and a long context whose last chunk has that many
-    tokens."""
-    found: dict[int, torch.Tensor] = {}
-    for count in _TRIED_COUNTS:
-        lengths = _context_lengths(runner, count)
-        with _at(runner, shapes):
-            logits = _logits_at(runner, count, num_last=count)
-        for length, rows in zip(lengths, logits, strict=True):
-            wanted = found.setdefault(length, rows[0])
-            if not all(torch.equal(row, wanted) for row in rows):
-                return False
-    return bool(found)
-
-
 def find_exact_shapes(runner: ModelRunner, candidates: Shapes) -> Shapes | None:
     """Try which row counts give bitwise equal rows on this machine, with this model.
 
     A sequence's last token goes through the model at every candidate count, in the first and in
     the last row, after a short and a long context; counts that give the same logits form a group.
     If the cache is too small, the long context is left out, then the largest counts.  Candidates
-    that allow any count are tried at several counts, which must all agree.
+    that allow any count are tried at several counts, which must all agree; then the last chunk of
+    a context has that many tokens, too.
 
     Returns:
         ``candidates`` with the row counts of the largest group; ``None`` when no two agree.
     """
-    if not candidates.row_counts:
-        return candidates if _is_exact_at_any(runner, candidates) else None
-    counts = [count for count in candidates.row_counts if _context_lengths(runner, count)]
+    allows_any = not candidates.row_counts
+    tried = _TRIED_COUNTS if allows_any else candidates.row_counts
+    counts = [count for count in tried if _context_lengths(runner, count)]
     groups: list[_Group] = []
     for count in counts:
         with _at(runner, candidates):
-            logits = _logits_at(runner, count)
-        if all(torch.equal(first, last) for first, last in logits):
+            logits = _logits_at(runner, count, num_last=count if allows_any else 0)
+        are_equal = all(torch.equal(first, last) for first, last in logits)
+        if are_equal:
             _add_to_group(groups, count, [first for first, _ in logits])
+        if allows_any and not (are_equal and len(groups) == 1):
+            return None
+    if allows_any:
+        return candidates if counts else None
     largest = max((group.row_counts for group in groups), key=len, default=[])
     if not counts or len(largest) < min(2, len(counts)):
         return None
@@ -170,7 +160,7 @@ def _context_lengths(runner: ModelRunner, num_rows: int) -> list[int]:
 
 
 def _logits_at(
-    runner: ModelRunner, num_rows: int, num_last: int = 0
+    runner: ModelRunner, num_rows: int, num_last: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For each context length the logits of one token, in the first and in the last row.
 
@@ -187,7 +177,7 @@ def _logits_at(
     found = []
     try:
         for length in lengths:
-            _read_context(runner, own, length, length - num_last % length)
+            _prefill(runner, own, length, length - num_last % length)
             tested = Chunk(own, length, [1], DraftTree(1, 0))
             neighbours = _neighbours(other, num_rows - 1, runner.max_depth)
             first = runner.forward([tested, *neighbours])[0]
@@ -201,7 +191,7 @@ def _logits_at(
     return found
 
 
-def _read_context(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
+def _prefill(runner: ModelRunner, segment: Segment, length: int, cut: int) -> None:
     """Put a prompt of ``length`` tokens into the cache, those from ``cut`` on as a second chunk."""
     context = trial_text(length, runner.model.vocab_size)
     for first, stop in ((0, cut), (cut, length)):

@@ -20,7 +20,7 @@ from transformers import (
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.engine.attention.cpu_tree import max_attended_rows
-from hdserve.engine.attention.packed import ATTENTION_NAME, number_layers, register_attention
+from hdserve.engine.attention.packed import ATTENTION_NAME, number_layers
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.devices import has_amx_bf16, pick_device, pick_dtype
 from hdserve.engine.linear.layers import prepare_linear_layers
@@ -62,7 +62,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
     hf_config = read_architecture(config)
     options = _hub_options(config)
     try:
-        register_attention()
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=hf_config,
@@ -167,7 +166,6 @@ def prepare_model(
         raise UnsupportedModel(
             f"{type(module).__name__} keeps a recurrent state, which cannot drop rejected tokens"
         )
-    register_attention()
     first = next(module.parameters())
     dtype, device = first.dtype, first.device
     vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])

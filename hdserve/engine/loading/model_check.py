@@ -12,7 +12,6 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.mask_check import check_masks
-from hdserve.engine.loading.trial_text import trial_text
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
@@ -26,6 +25,11 @@ _FAULTS = (KeyError, IndexError, TypeError, ValueError, RuntimeError)
 def tolerance(dtype: torch.dtype) -> float:
     """By how much logits of the same tokens may differ, relative to their own spread."""
     return _TOLERANCES.get(dtype, _TOLERANCE)
+
+
+def trial_text(num_tokens: int, vocab_size: int) -> list[int]:
+    """A text of ``num_tokens`` token ids that are spread over the vocabulary."""
+    return [(index * 7919 + 13) % vocab_size for index in range(num_tokens)]
 
 
 def check_packed_forward(runner: ModelRunner) -> None:

@@ -10,8 +10,21 @@ import numpy.typing as npt
 import torch
 
 from hdserve.databases.recycled import NUM_TOP
-from hdserve.engine.gpu_kernels.choices import find_tokens
-from hdserve.engine.sampling.found_tokens import FoundTokens, Logits
+
+_Logits = npt.NDArray[np.float32]
+
+
+class FoundTokens(NamedTuple):
+    """Tokens after ``num_rows`` rows.
+
+    Attributes:
+        likeliest: their ids and logits, ``[num_rows, k]``, the likeliest first.
+        drawn: ``[num_rows]``: the first to arrive in each row's race,
+            :data:`~hdserve.engine.kernels.draw.NO_TOKEN` if it has none or no token can be chosen.
+    """
+
+    likeliest: tuple[npt.NDArray[np.int64], _Logits]
+    drawn: npt.NDArray[np.int64]
 
 
 class _Landing(NamedTuple):
@@ -19,13 +32,19 @@ class _Landing(NamedTuple):
 
     memory: torch.Tensor
     tokens: npt.NDArray[np.int32]
-    logits: Logits
+    logits: _Logits
 
 
 class GpuChoices:
-    """Finds tokens as part of a forward, so within a CUDA graph too; they are read after it."""
+    """Finds tokens as part of a forward, so within a CUDA graph too; they are read after it.
+
+    Only where :func:`~hdserve.engine.gpu_kernels.are_available`.
+    """
 
     def __init__(self) -> None:
+        from hdserve.engine.gpu_kernels.choices import find_tokens
+
+        self._find_tokens = find_tokens
         self._landings: dict[int, _Landing] = {}
         """The receiving memory, by the number of rows."""
 
@@ -37,7 +56,7 @@ class GpuChoices:
             races: see :mod:`hdserve.engine.batch.races`.
         """
         num_rows, vocab_size = logits.shape
-        found = find_tokens(logits, min(NUM_TOP, vocab_size), races)
+        found = self._find_tokens(logits, min(NUM_TOP, vocab_size), races)
         if num_rows not in self._landings:
             memory = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             values, columns = memory.numpy()

@@ -65,7 +65,7 @@ class PrefillPace:
         allowed_s = (self._slowdown - 1.0) * measure.seconds * num_prompts
         return max(self._min_tokens, self._cost.num_tokens(allowed_s, self._max_tokens))
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget all times: steps take a different time from now on."""
         self._measures.clear()
         self._cost = _TokenCost()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -95,7 +94,7 @@ class Scheduler:
 
     Args:
         prefixes: provides the segments.
-        num_extra_rows: rows a segment has beyond those of its tokens, for drafts.
+        max_draft_tokens: rows a segment has for drafts, beyond those of its tokens.
         max_scored_tokens: most prompt tokens of a step that have logits, so that memory stays
             bounded.
         growth_tokens: a sequence has room for at least this many tokens beyond those it has, unless
@@ -108,14 +107,14 @@ class Scheduler:
         *,
         max_num_sequences: int,
         pace: PrefillPace,
-        num_extra_rows: int,
+        max_draft_tokens: int,
         max_scored_tokens: int,
         growth_tokens: int = GROWTH_TOKENS,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
         self._pace = pace
-        self._num_extra_rows = num_extra_rows
+        self._max_draft_tokens = max_draft_tokens
         self._max_scored_tokens = max_scored_tokens
         self._growth_tokens = growth_tokens
         self.waiting: deque[Sequence] = deque()
@@ -131,7 +130,7 @@ class Scheduler:
     @property
     def max_total_tokens(self) -> int:
         """Prompt and output of the longest sequence the cache could hold if it were alone."""
-        return self._prefixes.cache.num_rows - self._num_extra_rows
+        return self._prefixes.cache.num_rows - self._max_draft_tokens
 
     @property
     def usage(self) -> float:
@@ -157,7 +156,7 @@ class Scheduler:
         """
         preempted: list[Sequence] = []
         for slot in [*self.running]:
-            num_needed = len(slot.seq.token_ids) + self._num_extra_rows
+            num_needed = len(slot.seq.token_ids) + self._max_draft_tokens
             while slot.segment.num_rows < num_needed and slot in self.running:
                 if not self._grow(slot):
                     preempted.append(self._preempt_youngest())
@@ -210,7 +209,7 @@ class Scheduler:
             num_known = len(seq.token_ids)
             room = max(self._growth_tokens, num_known // _GROWTH_SHARE)
             num_tokens = min(num_tokens, num_known + room)
-        return num_tokens + self._num_extra_rows
+        return num_tokens + self._max_draft_tokens
 
     def _grow(self, slot: Slot) -> bool:
         num_rows = self._num_rows(slot.seq)
@@ -291,15 +290,15 @@ class Scheduler:
         cached = self._keyed(seq).first(seq.num_cached_tokens)
         self._prefixes.offer(slot.segment, cached, seq.namespace)
 
-    def begin_anew(self) -> None:
+    def forget_prefixes(self) -> None:
         """Let nobody reuse what is in the cache now, or what running sequences leave there."""
         self._prefixes.clear()
         for slot in self.running:
             slot.is_offered = slot.leaves_nothing = True
 
-    def time_anew(self) -> None:
+    def forget_step_times(self) -> None:
         """Forget step times: steps take a different time from now on."""
-        self._pace.begin_anew()
+        self._pace.reset()
 
     def reset(self) -> None:
         """Empty the cache and end all running sequences, whatever state they are in."""
@@ -324,28 +323,25 @@ class Scheduler:
 
     def schedule(self) -> list[Scheduled]:
         """The next step's work, in slot order."""
-        return list(self._schedule())
-
-    def _schedule(self) -> Iterator[Scheduled]:
         num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
         num_prompts = len(self.running) - num_decoding
-        num_prefill_tokens = self._pace.num_tokens(num_decoding, num_prompts)
+        num_left = self._pace.num_tokens(num_decoding, num_prompts)
         num_left_to_score = self._max_scored_tokens
+        scheduled: list[Scheduled] = []
         for slot in self.running:
-            num_pending = slot.seq.num_pending_tokens
-            if num_pending == 1:
-                yield Scheduled(slot, 1, is_choosing=True)
-            elif num_prefill_tokens > 0:
-                num_tokens = min(num_pending, num_prefill_tokens, _max_chunk_tokens(slot.seq))
-                num_scored_tokens = 0
-                if slot.seq.scores_prompt:
+            seq, num_scored_tokens = slot.seq, 0
+            num_tokens = num_pending = seq.num_pending_tokens
+            if num_pending > 1:
+                num_tokens = min(num_pending, num_left, _max_chunk_tokens(seq))
+                if seq.scores_prompt:
                     num_tokens = min(num_tokens, num_left_to_score)
                     num_left_to_score -= num_tokens
                     num_scored_tokens = min(num_tokens, num_pending - 1)
-                if num_tokens:
-                    num_prefill_tokens -= num_tokens
-                    is_choosing = num_tokens == num_pending
-                    yield Scheduled(slot, num_tokens, is_choosing, num_scored_tokens)
+                num_left -= num_tokens
+            if num_tokens:
+                is_choosing = num_tokens == num_pending
+                scheduled.append(Scheduled(slot, num_tokens, is_choosing, num_scored_tokens))
+        return scheduled
 
     def took(self, scheduled: list[Scheduled], seconds: float) -> None:
         """Learn how long the step took."""

@@ -72,21 +72,20 @@ class StepDrafts:
         if budget is None:
             return self._trees(scheduled, is_drafting=True)
         choosing = [work for work in scheduled if work.is_choosing]
-        if budget.skip_step(len(choosing)):
+        number = len(choosing)
+        if budget.skip_step(number):
             return self._trees(scheduled, is_drafting=False)
-        is_drafting = budget.begin_step(len(choosing))
-        if not (is_drafting or budget.wants_times(len(choosing))):
+        is_drafting = budget.begin_step(number)
+        if not (is_drafting or budget.wants_times(number)):
             return self._trees(scheduled, is_drafting=False)
-        num_other_rows = sum(work.num_tokens for work in scheduled) - len(choosing)
+        num_other_rows = sum(work.num_tokens for work in scheduled) - number
         num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
         if is_drafting:
-            is_probe = budget.is_probe(len(choosing))
+            is_probe = budget.is_probe(number)
             self._max_started_tokens = _MAX_TRIED_TOKENS if is_probe else _MAX_STARTED_TOKENS
             self._corrections = budget.corrections()
-            max_drafts = self.max_draft_tokens * len(choosing)
-            self._min_score = budget.least_score(
-                max_drafts, len(choosing), num_other_rows, num_columns
-            )
+            max_drafts = self.max_draft_tokens * number
+            self._min_score = budget.least_score(max_drafts, number, num_other_rows, num_columns)
         trees = self._trees(scheduled, is_drafting=is_drafting)
         budget.trim([tree for tree in trees if tree is not None], num_other_rows, num_columns)
         return trees

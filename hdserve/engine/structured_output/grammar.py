@@ -117,7 +117,7 @@ class Grammars:
         """
         found = self._known(grammar)
         if found is None and failed.cpu_s <= _MAX_RENEWAL_S:
-            found = self._keep(grammar, self._begun(failed.form, failed.guide))
+            found = self._keep(grammar, self._compile_form(failed.form, failed.guide))
         return None if isinstance(found, InvalidRequest) else found
 
     def give_up(self, grammar: str, failed: _Compiled) -> None:
@@ -150,7 +150,7 @@ class Grammars:
             form = with_marks(grammar, self._special_token_id, ending)
             if any(spells(form, text) for text in self._special_tokens):
                 form = unforced(form)
-            found = self._guided(self._begun(form))
+            found = self._with_guide(self._compile_form(form))
         else:
             reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
             found = InvalidRequest(reason, "grammar")
@@ -163,7 +163,9 @@ class Grammars:
                 self._found.popitem(last=False)
         return found
 
-    def _begun(self, form: str, guide: LLMatcher | None = None) -> _Compiled | InvalidRequest:
+    def _compile_form(
+        self, form: str, guide: LLMatcher | None = None
+    ) -> _Compiled | InvalidRequest:
         """Compile, and compute the work of the first token, up to a second, which all texts share,
         so that the engine's thread need not."""
         assert self._tokenizer is not None
@@ -176,12 +178,12 @@ class Grammars:
             return _Compiled(found, form, time.thread_time() - begin_s, guide)
         return InvalidRequest(f"the grammar cannot be used: {_reason(trial)}", "grammar")
 
-    def _guided(self, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
+    def _with_guide(self, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
         """Add a second matcher that guides drafts, if the grammar compiles quickly; it is the same
         grammar, so no trial is needed."""
         if isinstance(found, InvalidRequest) or found.cpu_s > _MAX_RENEWAL_S:
             return found
-        again = self._begun(found.form)
+        again = self._compile_form(found.form)
         return found if isinstance(again, InvalidRequest) else replace(found, guide=again.matcher)
 
     def _special_token_id(self, text: str) -> int | None:
@@ -229,7 +231,7 @@ class GrammarState:
         if self._matcher.is_stopped():
             return logits
         mask = self._matcher.compute_bitmask()
-        while self._is_renewed():
+        while self._renew():
             mask = self._matcher.compute_bitmask()
         words = np.frombuffer(mask, np.uint8)
         bits = np.unpackbits(words, count=self._vocab_size, bitorder="little")
@@ -241,7 +243,7 @@ class GrammarState:
         if not self._matcher.is_stopped():
             self._token_ids.append(token_id)
             self._matcher.consume_token(token_id)
-            while self._is_renewed():
+            while self._renew():
                 pass
 
     @property
@@ -256,8 +258,9 @@ class GrammarState:
             return None
         return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
 
-    def _is_renewed(self) -> bool:
-        """Whether the matcher has just failed and was replaced by one that may fail too."""
+    def _renew(self) -> bool:
+        """Replace the matcher if it has failed because its lexer is full; whether it was replaced,
+        by one that may have failed too."""
         if not self._matcher.is_error():
             return False
         self._grammars.give_up(self._grammar, self._compiled)

@@ -10,7 +10,7 @@ import torch
 
 from hdserve.core import Source
 from hdserve.engine.attention.cpu_tree import CpuTreeAttention
-from hdserve.engine.attention.packed import packed_attention, register_attention
+from hdserve.engine.attention.packed import packed_attention
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.forward_batch import build_batch
 from hdserve.engine.batch.shapes import Shapes
@@ -106,7 +106,7 @@ def test_packed_attention_is_attention(
     cache.write(1, torch.arange(160), *by_head)
     assert CpuTreeAttention.can_read(cache) is is_readable
     kernel = CpuTreeAttention(cache, Workers()) if is_readable else None
-    batch = build_batch(make_chunks(), cache, CPU, shapes, kernel, Workers())
+    batch = build_batch(make_chunks(), cache, shapes, kernel, Workers())
     num_rows = batch.token_ids.shape[1]
     query = random(generator, dtype, 1, NUM_HEADS, num_rows, key_size)
     key = random(generator, dtype, 1, num_kv_heads, num_rows, key_size)
@@ -138,9 +138,3 @@ def test_packed_attention_is_attention(
             found = output[0, row].double()
             torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
             row += 1
-
-
-def test_registering_again_is_harmless() -> None:
-    """Several models may be loaded in one process."""
-    register_attention()
-    register_attention()

@@ -20,9 +20,6 @@ from hdserve.tree import DraftTree
 from tests.chunks import brute_force, chunk_lists
 from tests.engine.caches import make_cache
 
-CPU = torch.device("cpu")
-
-
 SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), True), Shapes((8, 64))])
 
 
@@ -30,7 +27,7 @@ SHAPES = st.sampled_from([Shapes(), Shapes((16, 48, 96), True), Shapes((8, 64))]
 def test_rows_are_what_they_should_be(chunks: list[Chunk], shapes: Shapes) -> None:
     """Tokens, positions, cache rows and visible keys equal a brute-force computation."""
     cache = make_cache()
-    batch = build_batch(chunks, cache, CPU, shapes, None, Workers())
+    batch = build_batch(chunks, cache, shapes, None, Workers())
     row = 0
     for chunk, span in zip(chunks, batch.plan.spans, strict=True):
         nodes = brute_force(chunk)
@@ -69,7 +66,7 @@ def test_rows_list_what_they_see_by_position(chunks: list[Chunk], num_padding: i
 def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
     """Padding rows write to the scratch row, are chosen from by nobody, and keep the shape."""
     cache = make_cache()
-    batch = build_batch(chunks, cache, CPU, shapes, None, Workers())
+    batch = build_batch(chunks, cache, shapes, None, Workers())
     num_own = sum(chunk.num_rows for chunk in chunks)
     num_rows = batch.token_ids.shape[1]
     assert batch.position_ids.shape == (1, num_rows)
@@ -86,10 +83,10 @@ def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
 def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
     """Each tree gets the rows of its nodes in order, the root's first; a chunk inside a prompt
     gets none.  The first tokens of a chunk that are scored get theirs behind all of them."""
-    batch = build_batch(chunks, make_cache(), CPU, Shapes(), None, Workers())
+    batch = build_batch(chunks, make_cache(), Shapes(), None, Workers())
     row = 0
-    num_logits = batch.num_nodes
-    for index, (chunk, part) in enumerate(zip(chunks, batch.logit_slices, strict=True)):
+    num_logits = batch.packed.num_nodes
+    for index, (chunk, part) in enumerate(zip(chunks, batch.packed.logit_slices, strict=True)):
         rows = batch.logit_rows[part].tolist()
         if chunk.tree is None:
             assert rows == []
@@ -97,8 +94,8 @@ def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
             tokens = [int(batch.token_ids[0, node]) for node in rows]
             assert tokens == chunk.tree.token_ids
             assert rows[0] == row + len(chunk.token_ids) - 1
-            assert part.stop <= batch.num_nodes
-        scored = batch.logit_rows[batch.scored_slices.get(index, slice(0))].tolist()
+            assert part.stop <= batch.packed.num_nodes
+        scored = batch.logit_rows[batch.packed.scored_slices.get(index, slice(0))].tolist()
         assert scored == [*range(row, row + chunk.num_scored_tokens)]
         num_logits += len(scored)
         row += chunk.num_rows
@@ -109,7 +106,7 @@ def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
 def test_sliding_windows_count_positions(chunks: list[Chunk], window: int) -> None:
     """With a window a row sees the last ``window`` positions before and with its own, and siblings
     in a tree do not use it up."""
-    batch = build_batch(chunks, make_cache(), CPU, Shapes(), None, Workers())
+    batch = build_batch(chunks, make_cache(), Shapes(), None, Workers())
     masks = batch.plan.masks(window, torch.zeros(1))
     for chunk, mask in zip(chunks, masks, strict=True):
         nodes = brute_force(chunk)
@@ -130,7 +127,7 @@ def make_batch() -> ForwardBatch:
     tree.add_path([3], Source.OTHER)
     tree.add_path([4, 5], Source.OTHER)
     return build_batch(
-        [Chunk(Segment(0, 32), 1, [1, 2], tree)], make_cache(), CPU, Shapes(), None, Workers()
+        [Chunk(Segment(0, 32), 1, [1, 2], tree)], make_cache(), Shapes(), None, Workers()
     )
 
 

@@ -22,7 +22,7 @@ from hdserve.engine.kernels.splits import MAX_DEPTH
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.loader import prepare_model
-from hdserve.engine.sampling.found_tokens import FoundTokens
+from hdserve.engine.sampling.gpu_choices import FoundTokens
 from hdserve.engine.sampling.sampler import choose
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
@@ -73,7 +73,7 @@ def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) ->
 def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     """A graph reads what was written there since."""
     runner = make_runner("llama", torch.float32, attends_in_one_call=True)
-    batches = StaticBatches(runner.cache, 4, Workers(), num_heads=4, is_compiled=False)
+    batches = StaticBatches(runner.cache, 4, Workers(), num_heads=4)
     tree = DraftTree(5, 4)
     tree.add_path([6, 7], Source.OTHER)
     first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
@@ -85,12 +85,12 @@ def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     assert second.kind == first.kind
     second.send()
     assert first.token_ids.tolist() == [[8, 8, 8, 0]]
-    assert second.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert second.packed.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert len(second.logit_rows) == 4
     within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])
     assert within.kind == (4, 1, False)
     assert len(within.logit_rows) == 1
-    assert within.num_nodes == 0
+    assert within.packed.num_nodes == 0
     large = DraftTree(5, WORD_BITS + 1)
     large.add_path([1] * (WORD_BITS + 1), Source.OTHER)
     assert not batches.fits([Chunk(Segment(0, 32), 3, [5], large)])
@@ -120,7 +120,7 @@ def test_kinds(
     """Of drafting sequences and a prompt: each that has a graph is there before the first request,
     and none has many more logits than it needs."""
     cache = make_cache(8192)
-    batches = StaticBatches(cache, 31, Workers(), num_heads=1, is_compiled=False)
+    batches = StaticBatches(cache, 31, Workers(), num_heads=1)
     batches._tree_attention = cast("Any", len)  # called by no one here
     tree = DraftTree(5, num_drafts)
     for token_id in range(num_drafts):
@@ -138,7 +138,7 @@ def test_kinds(
 
 def test_trees_that_are_too_deep_attend_by_blocks() -> None:
     cache = make_cache()
-    batches = StaticBatches(cache, 62, Workers(), num_heads=1, is_compiled=False)
+    batches = StaticBatches(cache, 62, Workers(), num_heads=1)
     batches._tree_attention = cast("Any", len)
     for depth in (MAX_DEPTH, MAX_DEPTH + 1):
         tree = DraftTree(5, depth)
@@ -165,7 +165,7 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
     for length in (3, 5, 6, 7):
         runner.forward([Chunk(segment, 0, make_prompt(length), None)])
     assert runner._static is not None
-    assert {num_rows for num_rows, _ in runner._static._made} == {4, 8}
+    assert {num_rows for num_rows, _ in runner._static._inputs} == {4, 8}
 
 
 def test_large_forwards_warm_up_without_all_their_logits() -> None:

@@ -48,7 +48,7 @@ def test_no_cheaper_part_is_missed(layout: str, num_rows: int) -> None:
     """Of all parts there are."""
     runs = runs_of(layout)
     parts = [
-        RowRun(run.pieces[first:end], run.is_free[first:end])
+        RowRun(run.pieces[first:end])
         for run in runs
         for first in range(len(run.pieces))
         for end in range(first + 1, len(run.pieces) + 1)

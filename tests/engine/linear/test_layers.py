@@ -9,9 +9,9 @@ from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.kernels.registers import HAS_AMX
 from hdserve.engine.linear import layers, prepacked, prepacked_layers
 from hdserve.engine.linear.layers import (
-    call_natively,
-    multiply_row_by_row,
+    are_rows_independent,
     prepare_linear_layers,
+    set_native,
 )
 from hdserve.engine.linear.prepacked import PrepackedLinear, prepacked_kernel
 from hdserve.engine.linear.shared import replace_modules
@@ -35,7 +35,7 @@ def test_small_layers_are_stored_by_column() -> None:
     """As PyTorch multiplies one row faster; if the kernel is faster for more, a copy of them."""
     module = layers_of(64, torch.float32)
     prepare_linear_layers(module, is_exact=False)
-    assert not multiply_row_by_row(module)
+    assert not are_rows_independent(module)
     for layer in module:
         is_copied = isinstance(layer, SkinnyLinear)
         stored = layer.by_column if is_copied else layer.weight
@@ -60,7 +60,7 @@ def test_an_embedding_is_not_transposed() -> None:
 def test_exact_models_use_the_kernel_whatever_is_faster(size: int) -> None:
     module = layers_of(size, torch.float32)
     prepare_linear_layers(module, is_exact=True)
-    assert multiply_row_by_row(module)
+    assert are_rows_independent(module)
     assert module[0].weight.stride() == (size, 1)
 
 
@@ -88,7 +88,7 @@ def test_layers_are_prepacked_where_there_is_a_kernel_for_them(
     module = layers_of(128, dtype)
     module.append(torch.nn.Linear(128, 36).to(dtype))
     prepare_linear_layers(module, is_exact)
-    assert multiply_row_by_row(module) or not is_exact
+    assert are_rows_independent(module) or not is_exact
     *many, few = module
     assert not isinstance(few, PrepackedLinear)
     for layer in many:
@@ -103,7 +103,7 @@ def test_weights_that_no_cache_holds_are_multiplied_on_any_processor(dtype: torc
     wanted = module(rows)
     model = torch.nn.Sequential(module)
     prepare_linear_layers(model, is_exact=True)
-    assert multiply_row_by_row(model)
+    assert are_rows_independent(model)
     with step(is_exact=True):
         torch.testing.assert_close(model(rows), wanted, atol=2e-2, rtol=2e-2)
 
@@ -121,18 +121,18 @@ def test_streams_are_tried_only_for_what_is_prepacked(monkeypatch: pytest.Monkey
 def test_float64_and_layers_of_odd_sizes_are_left() -> None:
     for module in (layers_of(64, torch.float64), layers_of(1022, torch.bfloat16)):
         prepare_linear_layers(module, is_exact=True)
-        assert not multiply_row_by_row(module)
+        assert not are_rows_independent(module)
 
 
 def test_rows_are_their_own_where_the_kernel_multiplies_all_of_them() -> None:
     known = torch.nn.Linear(64, 20)
     model = torch.nn.Sequential(known, torch.nn.Sequential(known))
-    assert not multiply_row_by_row(model)
+    assert not are_rows_independent(model)
     replace_modules(model, {known: SkinnyLinear(known, torch.tensor(32))})
     assert model[0] is model[1][0]
-    assert multiply_row_by_row(model)
+    assert are_rows_independent(model)
     model.append(SkinnyLinear(known, torch.tensor(32), known.weight.detach()))
-    assert not multiply_row_by_row(model), "a single row is PyTorch's"
+    assert not are_rows_independent(model), "a single row is PyTorch's"
 
 
 @needs_kernel
@@ -146,6 +146,6 @@ def test_nothing_is_unpacked_when_layers_are_prepared(monkeypatch: pytest.Monkey
     module = layers_of(128, torch.bfloat16)
     prepare_linear_layers(module, is_exact=True)
     assert all(isinstance(layer, PrepackedLinear) for layer in module)
-    assert multiply_row_by_row(module)
+    assert are_rows_independent(module)
     assert not can_pack(module)
-    assert call_natively(module, is_native=True)
+    assert set_native(module, is_native=True)

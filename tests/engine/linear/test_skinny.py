@@ -19,7 +19,7 @@ from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
-from hdserve.engine.linear.layers import multiply_row_by_row
+from hdserve.engine.linear.layers import are_rows_independent
 from hdserve.engine.linear.skinny import (
     SkinnyLinear,
     can_multiply,
@@ -29,15 +29,13 @@ from hdserve.engine.loading.exactness import choose_shapes, find_exact_shapes
 from hdserve.engine.loading.loader import load_model
 from tests.engine.caches import make_cache
 
-CPU = torch.device("cpu")
-
 
 @contextmanager
 def step(is_exact: bool = False) -> Iterator[None]:
     cache = make_cache(32)
     chunk = Chunk(Segment(0, 32), 0, [1], None)
     shapes = Shapes(is_exact=is_exact)
-    with running(build_batch([chunk], cache, CPU, shapes, None, Workers()).plan):
+    with running(build_batch([chunk], cache, shapes, None, Workers()).plan):
         yield
 
 
@@ -141,6 +139,6 @@ def test_exact_models_need_no_row_counts(dtype: Literal["float32", "bfloat16"]) 
     engine = EngineConfig(exact=True, dtype=dtype)
     model = load_model(ModelConfig(name="mini", model="hdserve-mini", engine=engine))
     runner = ModelRunner(model, KVCache(model.kv_shape, 1024, model.dtype, model.device))
-    assert multiply_row_by_row(model.module)
+    assert are_rows_independent(model.module)
     assert find_exact_shapes(runner, Shapes(is_exact=True)) == Shapes(is_exact=True)
     assert choose_shapes(runner, 64, exact=True) == Shapes(is_exact=True)

@@ -252,7 +252,7 @@ def test_graphs_are_made_of_it(model: torch.nn.Module, compiled: CompiledForward
     handle.remove()
     assert batch.kind is not None
     assert not calls
-    for outputs, part in zip(wanted, batch.logit_slices, strict=True):
+    for outputs, part in zip(wanted, batch.packed.logit_slices, strict=True):
         assert outputs is not None
         torch.testing.assert_close(found[part], outputs.logits, atol=1e-5, rtol=1e-5)
 

@@ -85,7 +85,7 @@ def make_plan(
 ) -> StepPlan:
     workers = Workers()
     kernel = CpuTreeAttention(cache, workers, max_rows)
-    return build_batch(chunks, cache, CPU, Shapes(is_exact=is_exact), kernel, workers).plan
+    return build_batch(chunks, cache, Shapes(is_exact=is_exact), kernel, workers).plan
 
 
 @contextmanager

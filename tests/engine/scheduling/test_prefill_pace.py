@@ -110,7 +110,7 @@ def test_other_steps_are_measured_anew() -> None:
     """Where forwards take something else from now on, the next steps leave prompts out."""
     pace = PrefillPace(256, 2.0)
     run(pace, 50, lambda num_tokens: 0.0002 * num_tokens)
-    pace.begin_anew()
+    pace.reset()
     found = run(pace, 20, lambda num_tokens: 0.0001 * num_tokens, decoding_s=0.005)
     assert found[:3] == [0, 0, 0]
     assert found[-1] == pytest.approx(50, abs=2)

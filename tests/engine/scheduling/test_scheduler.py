@@ -15,7 +15,7 @@ from hdserve.engine.scheduling.prefill_pace import PrefillPace
 from hdserve.engine.scheduling.scheduler import Scheduled, Scheduler
 from tests.engine.caches import make_cache
 
-NUM_EXTRA_ROWS = 8
+MAX_DRAFT_TOKENS = 8
 MAX_SCORED_TOKENS = 6
 
 
@@ -30,7 +30,7 @@ def make_scheduler(
         PrefixCache(cache, is_enabled=False),
         max_num_sequences=max_num_sequences,
         pace=PrefillPace(prefill_chunk_tokens, 2.0),
-        num_extra_rows=NUM_EXTRA_ROWS,
+        max_draft_tokens=MAX_DRAFT_TOKENS,
         max_scored_tokens=MAX_SCORED_TOKENS,
         growth_tokens=growth_tokens,
     )
@@ -131,7 +131,7 @@ def test_other_forwards_are_timed_anew() -> None:
     scheduler.add(make_sequence("prompt", 8000))
     taking_part = [len(step(scheduler)) for _ in range(10)]
     assert taking_part == [1, 1, 1, *[2] * 7]
-    scheduler.time_anew()
+    scheduler.forget_step_times()
     assert [len(step(scheduler)) for _ in range(5)] == [1, 1, 1, 2, 2]
 
 
@@ -239,13 +239,13 @@ def test_what_fits_exactly_is_taken() -> None:
     """The longest sequence leaves room for its drafts and nothing else; a longer one is our own
     fault."""
     scheduler, cache = make_scheduler(num_rows=64)
-    assert scheduler.max_total_tokens == cache.num_rows - NUM_EXTRA_ROWS
+    assert scheduler.max_total_tokens == cache.num_rows - MAX_DRAFT_TOKENS
     largest = make_sequence("a", 40, scheduler.max_total_tokens - 40)
     with pytest.raises(AssertionError):
         scheduler.add(make_sequence("b", 41, scheduler.max_total_tokens - 40))
     scheduler.add(largest)
     scheduler.admit()
-    assert scheduler.running[0].segment.num_rows >= largest.max_total_tokens + NUM_EXTRA_ROWS
+    assert scheduler.running[0].segment.num_rows >= largest.max_total_tokens + MAX_DRAFT_TOKENS
 
 
 def test_what_may_be_generated_takes_no_room_yet() -> None:
@@ -282,7 +282,7 @@ def test_a_prompt_that_is_scored_is_never_preempted() -> None:
     scored = make_sequence("scored", 90, 20, prompt_logprobs=0)
     scheduler.add(scored)
     scheduler.admit()
-    assert scheduler.running[1].segment.num_rows >= 90 + 20 + NUM_EXTRA_ROWS
+    assert scheduler.running[1].segment.num_rows >= 90 + 20 + MAX_DRAFT_TOKENS
     while not (preempted := scheduler.make_room()):
         scheduled = [work for work in scheduler.schedule() if work.slot.seq is not scored]
         process(scheduled)
@@ -319,7 +319,7 @@ def test_everything_finishes(
         admitted = [seq.request_id for seq in scheduler.admit()]
         started += [name for name in admitted if name not in started]
         for slot in scheduler.running:
-            assert slot.segment.num_rows >= len(slot.seq.token_ids) + NUM_EXTRA_ROWS
+            assert slot.segment.num_rows >= len(slot.seq.token_ids) + MAX_DRAFT_TOKENS
         scheduled = scheduler.schedule()
         assert not scheduler.has_work or scheduled, "there is work, but nothing is done"
         prefill = [work.num_tokens for work in scheduled if work.slot.seq.num_pending_tokens > 1]
