@@ -78,7 +78,7 @@ def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
         prefixes,
         max_num_sequences=8,
         pace=PrefillPace(32, None),
-        num_extra_rows=8,
+        max_draft_tokens=8,
         max_scored_tokens=8,
     )
     before, *prompts = make_prompts(9, num_own=2000)
