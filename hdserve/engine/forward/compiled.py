@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, cast
+from weakref import ref
 
 import torch
 import torch._inductor.config
@@ -128,7 +130,7 @@ class CompiledForward:
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            backend=self._make_graph,
+            backend=partial(_make_graph, ref(self)),
             options={"guard_filter_fn": _watched},
         )
 
@@ -180,6 +182,14 @@ class CompiledForward:
         logits = self._forward(token_ids, position_ids, logit_rows)
         self._known_sizes.add(sizes)
         return logits
+
+
+def _make_graph(owner: ref[CompiledForward], graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """The backend of ``torch.compile``, which PyTorch keeps for good, and so must not keep a
+    model."""
+    compiled = owner()
+    assert compiled is not None, "a graph is made for a forward"
+    return compiled._make_graph(graph, inputs)
 
 
 def _forward_of(module: torch.nn.Module) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -201,6 +203,18 @@ def test_forwards_of_a_known_size_go_straight_to_the_graph(
     with torch.inference_mode(), running(batch.plan), compiled.compiling():
         through_pytorch(batch.token_ids[0].int(), batch.position_ids[0], batch.logit_rows)
     assert compiled._direct is None
+
+
+@needs_compiler
+def test_a_model_that_is_no_longer_used_is_not_kept() -> None:
+    """PyTorch keeps what it has made, for the code of the model."""
+    loaded, runner = make_runner(make_model(num_hidden_layers=1))
+    runner.compiled = compile_model(loaded)
+    runner.forward(list(make_work(runner, 5, 1)))
+    weight = weakref.ref(next(loaded.module.parameters()))
+    del loaded, runner
+    gc.collect()
+    assert weight() is None
 
 
 @pytest.mark.usefixtures("compiled")
