@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def interrupt_when(is_time: Callable[[], bool], *arguments: str) -> str:
 def heed_interruptions() -> None:
     """Also where the tests run in the background of a shell, which ignores them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def traced(trace: Callable[..., Any]) -> Iterator[None]:
+    """Within it Python calls ``trace``, as after ``sys.settrace(trace)``."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def interrupted_at(

@@ -26,6 +26,7 @@ from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
 from hdserve.grammar import choice
 from hdserve.tree import DraftTree
+from tests.interruption import traced
 from tests.waiting import eventually
 
 OPTIONS: dict[str, Any] = {
@@ -559,12 +560,8 @@ def _interrupted_in_delivery(number: int) -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with traced(trace):
         yield found
-    finally:
-        sys.settrace(before)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter
 from tests.engine.helpers import GREEDY, RecordingDrafter, futures_of, make, plain
 from tests.engines import make_prompt, make_sequence, run
+from tests.interruption import traced
 from tests.models import make_model
 
 
@@ -357,12 +357,8 @@ def _interrupted_again(number: int) -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with traced(trace):
         yield found
-    finally:
-        sys.settrace(before)
 
 
 def _run_again(engine: Engine, prompt: list[int]) -> list[StepOutput]:

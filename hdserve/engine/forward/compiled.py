@@ -130,7 +130,7 @@ class CompiledForward:
             dynamic=True,
             fullgraph=True,
             isolate_recompiles=True,
-            backend=partial(_make_graph, ref(self)),
+            backend=partial(_made_by, ref(self)),
             options={"guard_filter_fn": _watched},
         )
 
@@ -180,15 +180,16 @@ class CompiledForward:
         if self._direct is not None and sizes in self._known_sizes:
             return self._direct(token_ids, position_ids, logit_rows)
         logits = self._forward(token_ids, position_ids, logit_rows)
-        self._known_sizes.add(sizes)
+        if self._direct is not None:
+            self._known_sizes.add(sizes)
         return logits
 
 
-def _make_graph(owner: ref[CompiledForward], graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    """The backend of ``torch.compile``, which PyTorch keeps for good, and so must not keep a
-    model."""
+def _made_by(owner: ref[CompiledForward], graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """The backend of ``torch.compile``, which PyTorch keeps for good, and so must not keep the
+    owner, and with it a model."""
     compiled = owner()
-    assert compiled is not None, "a graph is made for a forward"
+    assert compiled is not None, "a graph is made while its owner runs a forward"
     return compiled._make_graph(graph, inputs)
 
 
