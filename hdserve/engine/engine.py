@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from operator import index
 
 from hdserve import core
@@ -349,7 +348,7 @@ class Engine:
                     found[number] = nodes
         drawn = dict(zip(found, choose_together([*found.values()]), strict=True))
         return [
-            replace(outputs, drawn=drawn[number]) if outputs and number in drawn else outputs
+            outputs._replace(drawn=drawn[number]) if outputs and number in drawn else outputs
             for number, outputs in enumerate(forwarded)
         ]
 

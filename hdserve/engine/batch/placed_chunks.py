@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from hdserve.engine.kernels.rows import NUM_CHUNK_FIELDS
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedChunks:
+class PlacedChunks(NamedTuple):
     """Chunks in the order of their rows, for compiled code.
 
     Attributes:
