@@ -318,7 +318,8 @@ class Engine:
             forwarded = self._with_draws(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
-            self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
+            if seq.num_prefilled_tokens < seq.num_prompt_tokens:
+                self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
             self._undecided = seq, len(seq.token_ids), len(self._outputs)
             one = self._decide(work, tree, outputs)
             self._undecided = None
