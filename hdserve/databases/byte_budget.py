@@ -99,9 +99,9 @@ class ByteBudget(Generic[PartT]):
         if part is None:
             part = make(self.max_bytes)
             self._on_change()
+            self._parts[namespace] = part
         elif part.max_bytes < self.max_bytes:
             self._let_grow(namespace, part)
-        self._parts[namespace] = part
         self._parts.move_to_end(namespace)
         return part
 
@@ -119,7 +119,7 @@ class ByteBudget(Generic[PartT]):
     def note(self, namespace: str) -> None:
         """A part may have grown: make room for it."""
         self._sizes.set(namespace, self._parts[namespace].num_bytes)
-        if self.num_bytes > self.max_bytes and len(self._parts) > 1:
+        if self._sizes.total > self.max_bytes and len(self._parts) > 1:
             self._on_change()
             self._make_room()
 

@@ -12,6 +12,7 @@ from hdserve.databases.ngram import (
     NUM_ADDED,
     NUM_BUCKETS,
     ROWS_PER_BUCKET,
+    Rows,
     new_rows,
     new_size,
     rebase_stamps,
@@ -37,22 +38,25 @@ class NgramTable:
     Attributes:
         max_buckets: most buckets in use, see :meth:`limit`.
         rows: ``uint32[reserved rows, 16]``, those that may be used.
+        num_reserved: buckets for which address space is reserved.
         size: ``int64[2]``: buckets in use, contexts added since the table was empty or limited.
         stamp: the age mark for rows that are written now; see :meth:`advance_stamp`.
     """
 
     def __init__(self, max_bytes: int, reserve_bytes: int = 1 << 20) -> None:
         self._most_buckets = self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
-        self._reserve = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
-        self.rows = self._reserve
+        self._hold(new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES))))
         self.size = new_size(min(MIN_BUCKETS, self.num_reserved))
         self.stamp = 1
         self._next_stamp_at = self._stamp_interval
 
-    @property
-    def num_reserved(self) -> int:
-        """Buckets for which address space is reserved."""
-        return len(self._reserve) // BUCKET_ROWS
+    def _hold(self, reserve: Rows) -> None:
+        """Use these rows; if they are mapped, the system only backs those that were touched with
+        memory."""
+        self._reserve = reserve
+        self.rows = reserve[: self.max_buckets * BUCKET_ROWS]
+        self.num_reserved = len(reserve) // BUCKET_ROWS
+        self._is_mapped = reserve.nbytes >= MAPPED_BYTES
 
     @property
     def num_buckets(self) -> int:
@@ -64,11 +68,6 @@ class NgramTable:
         """Memory in use, including reserved memory that is resident."""
         num_buckets = self.num_buckets if self._is_mapped else self.num_reserved
         return num_buckets * BUCKET_BYTES
-
-    @property
-    def _is_mapped(self) -> bool:
-        """Whether the system only backs the touched part of the reserve with memory."""
-        return self._reserve.nbytes >= MAPPED_BYTES
 
     def is_reserve_low(self, num_new: int) -> bool:
         """Whether :meth:`reserve_more` must be called for the table to grow while ``num_new``
@@ -108,8 +107,7 @@ class NgramTable:
         rows = new_rows(num_reserved)
         in_use = self.num_buckets * BUCKET_ROWS
         rows[:in_use] = self._reserve[:in_use]
-        self._reserve = rows
-        self.rows = rows[: self.max_buckets * BUCKET_ROWS]
+        self._hold(rows)
 
     def warm_up(self) -> None:
         """Compile, or load, functions that are rarely called; changes nothing."""

@@ -7,8 +7,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isnan
-from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import index, lt
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hdserve import core
 from hdserve.drafting.base import BatchDrafter, Drafter, MemoryUsage, Verified
@@ -103,13 +103,12 @@ class GuardedDrafters:
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
         own = tree.copy()
         drafter.propose(seq, own)
-        _make_plain(own)
-        own.capacity, own.max_depth = tree.capacity, tree.max_depth
-        _check_nodes(own, self._vocab_size)
-        if tree.num_draft_tokens and not own.begins_with(tree):
+        if not own.begins_with(tree):
             raise ValueError("the nodes that the tree had are others now")
-        _check_sources(own.sources[len(tree) :], seq.speculation)
-        tree.take_nodes(own)
+        new = _new_nodes(own, len(tree))
+        _check_nodes(new, tree, self._vocab_size)
+        _check_sources(new.sources, seq.speculation)
+        tree.add_behind(*new)
 
     def observe(self, verified: Collection[Verified]) -> None:
         """Report the results of a step's trees."""
@@ -223,42 +222,57 @@ def _state(drafter: Drafter, namespace: str) -> bytes | None:
     return found
 
 
-def _make_plain(tree: DraftTree) -> None:
-    """Turn its numbers, which may be those of numpy or PyTorch, into Python's; compiled code takes
-    no others.
+class _NewNodes(NamedTuple):
+    """The nodes that a drafter has added to a tree, in the order of
+    :meth:`~hdserve.tree.DraftTree.add_behind`."""
+
+    token_ids: list[int]
+    parents: list[int]
+    sources: list[core.Source]
+    scores: list[float]
+    depths: list[int]
+
+
+def _new_nodes(tree: DraftTree, begin: int) -> _NewNodes:
+    """The nodes from ``begin`` on.  Their numbers, which may be those of numpy or PyTorch, become
+    Python's; compiled code takes no others.
 
     Raises:
         TypeError: some are no numbers, or tokens, parents or depths that are no integers.
     """
-    tree.token_ids = [*map(index, tree.token_ids)]
-    tree.parents = [*map(index, tree.parents)]
-    tree.depths = [*map(index, tree.depths)]
-    tree.scores = [*map(float, tree.scores)]
+    return _NewNodes(
+        [*map(index, tree.token_ids[begin:])],
+        [*map(index, tree.parents[begin:])],
+        [*tree.sources[begin:]],
+        [*map(float, tree.scores[begin:])],
+        [*map(index, tree.depths[begin:])],
+    )
 
 
-def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
-    """
+def _check_nodes(new: _NewNodes, tree: DraftTree, vocab_size: int) -> None:
+    """Whether ``new`` may be added to ``tree``.
+
     Raises:
         ValueError: a node violates the rules of :class:`DraftTree`.
     """
-    depths = tree.depths
-    columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
-    if len({len(column) for column in columns}) > 1:
+    token_ids, parents, sources, scores, new_depths = new
+    lengths = {len(token_ids), len(parents), len(sources), len(scores), len(new_depths)}
+    if len(lengths) > 1:
         raise ValueError("not every node has a token, a parent, a depth, a source and a score")
-    if tree.num_draft_tokens > tree.capacity:
-        raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
-    if depths[:1] != [0]:
-        raise ValueError(f"the root has depth {depths[:1]}")
-    if not tree.num_draft_tokens:
+    if not token_ids:
         return
-    token_ids, scores = tree.token_ids[1:], tree.scores[1:]
+    begin, end = len(tree), len(tree) + len(token_ids)
+    if end > tree.capacity + 1:
+        raise ValueError(f"{end - 1} tokens are more than {tree.capacity}")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         raise ValueError(f"token ids {token_ids} are not all in the vocabulary")
     if not 0.0 <= min(scores) <= max(scores) <= 1.0 or isnan(sum(scores)):
         raise ValueError(f"scores {scores} are not all probabilities")
-    for node, (parent, depth) in enumerate(zip(tree.parents[1:], depths[1:], strict=True), 1):
-        if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
-            raise ValueError(f"node {node} has parent {parent} and depth {depth}")
+    if min(parents) < 0 or not all(map(lt, parents, range(begin, end))):
+        raise ValueError(f"parents {parents} of the nodes from {begin} on do not come before them")
+    depths = tree.depths + new_depths
+    if max(new_depths) > tree.max_depth or new_depths != [depths[each] + 1 for each in parents]:
+        raise ValueError(f"depths {new_depths} of nodes with parents {parents}")
 
 
 def _check_sources(sources: Sequence[core.Source], speculation: core.SpeculationParams) -> None:

@@ -41,6 +41,7 @@ class HierarchyRequest:
 
     Attributes:
         state: numbers for compiled code, see ``STATE_*``.
+        is_shared: whether other requests may draft from what the model generates for it.
         levels: those it may be drafted from, one bit each.
         level_sources: the sources of these levels.
         sources_version: of the sources when ``handles`` were made.
@@ -51,6 +52,7 @@ class HierarchyRequest:
     context: ContextDatabase
     calibration: Calibration
     state: Ints
+    is_shared: bool
     levels: int = 0
     level_sources: frozenset[Source] = frozenset()
     sources: NamespaceSources = field(init=False)
@@ -86,13 +88,12 @@ class HierarchyRequest:
     def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn how useful scores were: those of nodes from this request's levels, except scores of
         1, which are not estimates."""
-        own = [
-            score if score < 1.0 and source in self.level_sources else 0.0
-            for score, source in zip(tree.scores, tree.sources, strict=True)
-        ]
-        expected_tokens = sum(own)
+        expected_tokens, num_accepted = 0.0, 0
+        for node, (score, source) in enumerate(zip(tree.scores, tree.sources, strict=True)):
+            if 0.0 < score < 1.0 and source in self.level_sources:
+                expected_tokens += score
+                num_accepted += node in acceptance.path
         if expected_tokens > 0.0:
-            num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
             self.calibration.count_tree(expected_tokens, num_accepted)
 
 
