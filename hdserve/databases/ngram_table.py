@@ -61,7 +61,7 @@ class NgramTable:
     @property
     def num_buckets(self) -> int:
         """Buckets in use."""
-        return int(self.size[NUM_BUCKETS])
+        return self.size.item(NUM_BUCKETS)
 
     @property
     def num_bytes(self) -> int:
@@ -78,7 +78,7 @@ class NgramTable:
 
     def _num_wanted(self, num_new: int) -> int:
         """Buckets in use after ``num_new`` more contexts, if there is room."""
-        return (int(self.size[NUM_ADDED]) + num_new) // ROWS_PER_BUCKET
+        return (self.size.item(NUM_ADDED) + num_new) // ROWS_PER_BUCKET
 
     def count_rows(self) -> int:
         """Contexts held now; reads the whole table."""
@@ -120,7 +120,7 @@ class NgramTable:
 
     def advance_stamp(self) -> None:
         """Let rows age as the table turns over; call it now and then."""
-        num_added = int(self.size[NUM_ADDED])
+        num_added = self.size.item(NUM_ADDED)
         if num_added < self._next_stamp_at:
             return
         self._next_stamp_at = num_added + self._stamp_interval
@@ -142,7 +142,7 @@ class NgramTable:
         num_before = self.num_buckets
         num_given_up = remove_buckets(self.rows, self.size, self.max_buckets, self.stamp)
         self.size[NUM_ADDED] = min(self.size[NUM_ADDED], self.num_buckets * ROWS_PER_BUCKET)
-        self._next_stamp_at = int(self.size[NUM_ADDED]) + self._stamp_interval
+        self._next_stamp_at = self.size.item(NUM_ADDED) + self._stamp_interval
         self.rows = self._reserve[: self.max_buckets * BUCKET_ROWS]
         if not self._is_mapped and self.num_reserved > self.max_buckets:
             self._move(self.max_buckets)

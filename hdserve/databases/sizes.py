@@ -36,15 +36,10 @@ class Sizes:
 
     def set(self, name: str, size: int) -> None:
         """Set the current size of a thing."""
-        former, new_class = self._sizes.get(name), _class_of(size)
-        if former is not None and _class_of(former) == new_class:
-            self.total -= former
-            self._classes[new_class].move_to_end(name)
-        else:
-            self.remove(name)
-            self._classes.setdefault(new_class, OrderedDict())[name] = None
+        self.remove(name)
         self.total += size
         self._sizes[name] = size
+        self._classes.setdefault(_class_of(size), OrderedDict())[name] = None
 
     def remove(self, name: str) -> None:
         """Forget a thing, if there is one of this name."""

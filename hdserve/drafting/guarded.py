@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isnan
 from operator import index, lt
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
 from hdserve.drafting.base import BatchDrafter, Drafter, MemoryUsage, Verified
@@ -38,6 +38,11 @@ _AROUND = (
 )
 """Further guarded calls: packing and unpacking what all drafters have learned, calling the engine's
 listener, and asking the grammar of an answer what it allows."""
+
+
+_NewNodes = tuple[list[int], list[int], list[core.Source], list[float], list[int]]
+"""Tokens, parents, sources, scores and depths of nodes, as
+:meth:`~hdserve.tree.DraftTree.add_behind` takes them."""
 
 
 class GuardedDrafters:
@@ -106,9 +111,10 @@ class GuardedDrafters:
         if not own.begins_with(tree):
             raise ValueError("the nodes that the tree had are others now")
         new = _new_nodes(own, len(tree))
-        _check_nodes(new, tree, self._vocab_size)
-        _check_sources(new.sources, seq.speculation)
-        tree.add_behind(*new)
+        if any(new):
+            _check_nodes(new, tree, self._vocab_size)
+            _check_sources(new[2], seq.speculation)
+            tree.add_behind(*new)
 
     def observe(self, verified: Collection[Verified]) -> None:
         """Report the results of a step's trees."""
@@ -222,17 +228,6 @@ def _state(drafter: Drafter, namespace: str) -> bytes | None:
     return found
 
 
-class _NewNodes(NamedTuple):
-    """The nodes that a drafter has added to a tree, in the order of
-    :meth:`~hdserve.tree.DraftTree.add_behind`."""
-
-    token_ids: list[int]
-    parents: list[int]
-    sources: list[core.Source]
-    scores: list[float]
-    depths: list[int]
-
-
 def _new_nodes(tree: DraftTree, begin: int) -> _NewNodes:
     """The nodes from ``begin`` on.  Their numbers, which may be those of numpy or PyTorch, become
     Python's; compiled code takes no others.
@@ -240,7 +235,7 @@ def _new_nodes(tree: DraftTree, begin: int) -> _NewNodes:
     Raises:
         TypeError: some are no numbers, or tokens, parents or depths that are no integers.
     """
-    return _NewNodes(
+    return (
         [*map(index, tree.token_ids[begin:])],
         [*map(index, tree.parents[begin:])],
         [*tree.sources[begin:]],
@@ -255,12 +250,9 @@ def _check_nodes(new: _NewNodes, tree: DraftTree, vocab_size: int) -> None:
     Raises:
         ValueError: a node violates the rules of :class:`DraftTree`.
     """
-    token_ids, parents, sources, scores, new_depths = new
-    lengths = {len(token_ids), len(parents), len(sources), len(scores), len(new_depths)}
-    if len(lengths) > 1:
+    token_ids, parents, _, scores, new_depths = new
+    if len({len(column) for column in new}) > 1:
         raise ValueError("not every node has a token, a parent, a depth, a source and a score")
-    if not token_ids:
-        return
     begin, end = len(tree), len(tree) + len(token_ids)
     if end > tree.capacity + 1:
         raise ValueError(f"{end - 1} tokens are more than {tree.capacity}")

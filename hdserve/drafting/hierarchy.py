@@ -57,6 +57,10 @@ NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, at most this many, the last ones,
 are learned from.  Learning from a token takes more than twice as long as appending it."""
 
+_Decided = tuple[HierarchyRequest, Verified, int]
+"""What a step decided for a request, and after how many nodes of the tree, all or none, the
+likeliest tokens are kept."""
+
 
 class HierarchyOptions(StrictModel):
     """Options of the ``hierarchy`` drafter."""
@@ -341,28 +345,36 @@ class Hierarchy(BatchDrafter):
         return MemoryUsage(self._calibrations.num_kept, self._calibrations.num_bytes)
 
     def observe_all(self, verified: Collection[Verified]) -> None:
-        known = [one for one in verified if self.name in one.seq.drafter_state]
-        requests: list[HierarchyRequest] = [one.seq.drafter_state[self.name] for one in known]
-        all_kept = [*map(self._num_kept, requests, known)]
+        known = self._known(verified)
         try:
             self._sources.catch_up()
-            self._reserve_recycled(known, all_kept)
+            self._reserve_recycled(known)
         finally:  # decided tokens are appended to each text even if memory is short
-            self._learn(requests, known, all_kept)
+            self._learn(known)
         database = self._resources.model_database
         if database is not None and len(self._contexts) > 1:
-            pairs = zip(requests, known, strict=True)
-            database.record_running([one.seq for request, one in pairs if request.is_shared])
+            database.record_running([one.seq for request, one, _ in known if request.is_shared])
 
-    def _num_kept(self, request: HierarchyRequest, one: Verified) -> int:
-        """For how many nodes of a tree the likeliest tokens are kept: for all, or for none."""
-        is_kept = self.options.recycled and request.is_shared and one.forward is not None
-        return len(one.tree) if is_kept and one.tree.capacity > 0 else 0
+    def _known(self, verified: Iterable[Verified]) -> list[_Decided]:
+        """Those sequences that were started, with what is kept for them."""
+        known: list[_Decided] = []
+        for one in verified:
+            request: HierarchyRequest | None = one.seq.drafter_state.get(self.name)
+            if request is not None:
+                tree = one.tree
+                is_recycled = (
+                    self.options.recycled
+                    and request.is_shared
+                    and one.forward is not None
+                    and tree.capacity > 0
+                )
+                known.append((request, one, len(tree) if is_recycled else 0))
+        return known
 
-    def _reserve_recycled(self, verified: Iterable[Verified], all_kept: Iterable[int]) -> None:
+    def _reserve_recycled(self, known: Iterable[_Decided]) -> None:
         """Make room for the likeliest tokens that are to be kept, within the limit."""
         num_nodes: dict[str, int] = {}
-        for one, num_kept in zip(verified, all_kept, strict=True):
+        for _, one, num_kept in known:
             if num_kept:
                 namespace = one.seq.namespace
                 num_nodes[namespace] = num_nodes.get(namespace, 0) + num_kept
@@ -371,27 +383,22 @@ class Hierarchy(BatchDrafter):
             assert database is not None, "something is shared"
             database.recycling(namespace, number * len(RECYCLED_ORDERS))
 
-    def _learn(
-        self,
-        requests: Collection[HierarchyRequest],
-        verified: Collection[Verified],
-        all_kept: Iterable[int],
-    ) -> None:
-        """Append to the texts of ``requests`` and learn from what is new; also keep the likeliest
-        tokens after as many nodes of each tree as ``all_kept`` says."""
-        for request, one in zip(requests, verified, strict=True):
+    def _learn(self, known: Collection[_Decided]) -> None:
+        """Append to the texts of requests and learn from what is new; also keep the likeliest
+        tokens after nodes of their trees."""
+        for request, one, _ in known:
             self._make_room(request, one)
         version = self._sources.version
         step = DecidedStep(self._num_top)
-        for request, one, num_kept in zip(requests, verified, all_kept, strict=True):
+        for request, one, num_kept in known:
             self._refresh(request, one.seq, version)
             step.add(request, one, self._count(request, one), num_kept)
         all_added = step.learn(
             self._scratch_handles.address, self.options.learning_rate, self.options.token_bias_rate
         )
-        for request, one in zip(requests, verified, strict=True):
+        for request, one, _ in known:
             request.context.num_tokens += len(one.acceptance.token_ids)
-        for request, one, num_added in zip(requests, verified, all_added, strict=True):
+        for (request, one, _), num_added in zip(known, all_added, strict=True):
             if num_added > request.max_added and request.context.is_table_full:
                 self._enlarge(request, one.seq, len(one.acceptance.token_ids))
 

@@ -82,17 +82,18 @@ class HierarchyRequest:
 
     def is_text_of(self, seq: Sequence) -> bool:
         """Whether as many tokens were appended to the text as were decided."""
-        num_expected = int(self.state[STATE_NUM_EXPECTED])
+        num_expected = self.state.item(STATE_NUM_EXPECTED)
         return self.context.num_tokens - num_expected == len(seq.token_ids)
 
     def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn how useful scores were: those of nodes from this request's levels, except scores of
         1, which are not estimates."""
         expected_tokens, num_accepted = 0.0, 0
-        for node, (score, source) in enumerate(zip(tree.scores, tree.sources, strict=True)):
-            if 0.0 < score < 1.0 and source in self.level_sources:
+        own_sources, path = self.level_sources, acceptance.path
+        for node, score in enumerate(tree.scores):
+            if 0.0 < score < 1.0 and tree.sources[node] in own_sources:
                 expected_tokens += score
-                num_accepted += node in acceptance.path
+                num_accepted += node in path
         if expected_tokens > 0.0:
             self.calibration.count_tree(expected_tokens, num_accepted)
 
