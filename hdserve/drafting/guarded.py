@@ -6,8 +6,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from math import isnan
-from operator import index, lt
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdserve import core
@@ -111,10 +110,9 @@ class GuardedDrafters:
         if not own.begins_with(tree):
             raise ValueError("the nodes that the tree had are others now")
         new = _new_nodes(own, len(tree))
-        if any(new):
-            _check_nodes(new, tree, self._vocab_size)
-            _check_sources(new[2], seq.speculation)
-            tree.add_behind(*new)
+        _check_nodes(new, tree, self._vocab_size)
+        _check_sources(new[2], seq.speculation)
+        tree.add_behind(*new)
 
     def observe(self, verified: Collection[Verified]) -> None:
         """Report the results of a step's trees."""
@@ -248,23 +246,20 @@ def _check_nodes(new: _NewNodes, tree: DraftTree, vocab_size: int) -> None:
     """Whether ``new`` may be added to ``tree``.
 
     Raises:
-        ValueError: a node violates the rules of :class:`DraftTree`.
+        ValueError: a node violates the rules of :class:`DraftTree`, or lacks something.
     """
-    token_ids, parents, _, scores, new_depths = new
-    if len({len(column) for column in new}) > 1:
-        raise ValueError("not every node has a token, a parent, a depth, a source and a score")
-    begin, end = len(tree), len(tree) + len(token_ids)
-    if end > tree.capacity + 1:
-        raise ValueError(f"{end - 1} tokens are more than {tree.capacity}")
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        raise ValueError(f"token ids {token_ids} are not all in the vocabulary")
-    if not 0.0 <= min(scores) <= max(scores) <= 1.0 or isnan(sum(scores)):
-        raise ValueError(f"scores {scores} are not all probabilities")
-    if min(parents) < 0 or not all(map(lt, parents, range(begin, end))):
-        raise ValueError(f"parents {parents} of the nodes from {begin} on do not come before them")
-    depths = tree.depths + new_depths
-    if max(new_depths) > tree.max_depth or new_depths != [depths[each] + 1 for each in parents]:
-        raise ValueError(f"depths {new_depths} of nodes with parents {parents}")
+    depths = [*tree.depths]
+    nodes = enumerate(zip(*new, strict=True), len(depths))
+    for node, (token_id, parent, _, score, depth) in nodes:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"node {node} has token id {token_id}, not one of the vocabulary")
+        if not 0.0 <= score <= 1.0:
+            raise ValueError(f"node {node} has score {score}, which is no probability")
+        if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
+            raise ValueError(f"node {node} has parent {parent} and depth {depth}")
+        depths.append(depth)
+    if len(depths) > tree.capacity + 1:
+        raise ValueError(f"{len(depths) - 1} tokens are more than {tree.capacity}")
 
 
 def _check_sources(sources: Sequence[core.Source], speculation: core.SpeculationParams) -> None:
