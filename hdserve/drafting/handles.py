@@ -127,7 +127,7 @@ def _write_own(
     table[_LAST_POSITIONS, 1] = last_positions.shape[0]
 
 
-def _view_maker(dtype: Any, num_dimensions: int) -> Any:
+def view_maker(dtype: Any, num_dimensions: int) -> Any:
     """An intrinsic (address, shape) -> array view, for code without reference counts."""
     array_type = types.Array(dtype, num_dimensions, "C")
 
@@ -156,14 +156,14 @@ def _view_maker(dtype: Any, num_dimensions: int) -> Any:
     return view
 
 
-_int32_1d = _view_maker(types.int32, 1)
-_int64_1d = _view_maker(types.int64, 1)
-_float32_1d = _view_maker(types.float32, 1)
-_int32_2d = _view_maker(types.int32, 2)
-_int64_2d = _view_maker(types.int64, 2)
-_uint32_2d = _view_maker(types.uint32, 2)
-_uint64_2d = _view_maker(types.uint64, 2)
-_float32_2d = _view_maker(types.float32, 2)
+_int32_1d = view_maker(types.int32, 1)
+_int64_1d = view_maker(types.int64, 1)
+_float32_1d = view_maker(types.float32, 1)
+_int32_2d = view_maker(types.int32, 2)
+_int64_2d = view_maker(types.int64, 2)
+_uint32_2d = view_maker(types.uint32, 2)
+_uint64_2d = view_maker(types.uint64, 2)
+_float32_2d = view_maker(types.float32, 2)
 _inline = numba.njit(inline="always", error_model="numpy")
 
 
