@@ -105,6 +105,7 @@ class DraftBudget:
         """Compile, or load what an earlier run on this machine compiled."""
         tree = DraftTree(0, 1)
         tree.add_node(0, 0, Source.OTHER)
+        SourceWorth().observe(tree, Acceptance([0], [0]))
         self._cut([tree], [tree.num_draft_tokens], self._cost.of(1), 0, 0, 0.0, 0.0)
 
     @property
@@ -264,13 +265,14 @@ class DraftBudget:
             sources.frombytes(bytes(tree.sources))
         number, fields = len(sizes), array("q", NUM_TREE_FIELDS * sizes)
         cost.reach(len(scores) + num_other_rows)
-        num_kept, cut_off, tokens, forward_s, plain_s = find_cut(
+        num_kept, tokens, forward_s, plain_s = find_cut(
             scores.buffer_info()[0],
             sources.buffer_info()[0],
             len(scores),
             fields.buffer_info()[0],
             number,
-            self._worth.address,
+            self._worth.corrections_at,
+            self._worth.sums_at,
             len(self._worth.corrections),
             cost.address,
             cost.num_rows,
@@ -282,8 +284,6 @@ class DraftBudget:
         if num_kept < len(scores) - number:
             for tree, size in zip(trees, fields[KEPT * number :], strict=True):
                 tree.truncate(size)
-        if cut_off:
-            self._worth.fade([source for source in Source if cut_off >> source & 1])
         return num_kept, tokens, forward_s, plain_s
 
     def corrections(self) -> Sequence[float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba.core import types
 
 from hdserve.databases.compiled import fast_inlined, jit
-from hdserve.drafting.handles import view_maker
+from hdserve.drafting.handles import float64_1d, float64_2d, int64_2d, uint8_1d
+from hdserve.drafting.source_worth import fade_sources
 
 SIZE, START, TAKEN, KEPT = range(4)
 """The fields of a tree: its number of drafted nodes, the index of the first of them among the nodes
@@ -18,11 +18,6 @@ NUM_TREE_FIELDS = 4
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-
-_float64_1d = view_maker(types.float64, 1)
-_float64_2d = view_maker(types.float64, 2)
-_int64_2d = view_maker(types.int64, 2)
-_uint8_1d = view_maker(types.uint8, 1)
 
 
 @fast_inlined
@@ -91,6 +86,7 @@ def find_cut(
     trees_at: int,
     num_trees: int,
     corrections_at: int,
+    sums_at: int,
     num_sources: int,
     table_at: int,
     num_rows: int,
@@ -98,7 +94,7 @@ def find_cut(
     num_more_columns: int,
     beside_s: float,
     price_s: float,
-) -> tuple[int, int, float, float, float]:
+) -> tuple[int, float, float, float]:
     """Find the prefix of each tree that belongs to the best total number of nodes.
 
     A node counts for its corrected score, and never for more than an earlier node of its tree, so
@@ -111,22 +107,22 @@ def find_cut(
         num_nodes: how many these are.
         trees_at: address of ``int64[NUM_TREE_FIELDS, num_trees]`` with ``SIZE`` filled in; fills in
             the rest.
-        corrections_at: address of the observed worth of scores, by source, float64.
+        corrections_at, sums_at: as for :class:`~hdserve.drafting.source_worth.SourceWorth`; sources
+            that have nodes, but none that is kept, fade.
         table_at: address of ``float64[2, num_rows]``, see :func:`forward_s`.
         num_other_rows, num_more_columns: as for :func:`forward_s`.
         beside_s: what a step takes besides its forward.
         price_s: what each draft takes in addition to its row.
 
     Returns:
-        The number of nodes that are kept; a bit mask of the sources that have nodes, but none that
-        is kept; the number of tokens to be expected of the step; the seconds of its forward, and of
-        one without drafts.
+        The number of nodes that are kept, the number of tokens to be expected of the step, the
+        seconds of its forward, and of one without drafts.
     """
-    scores = _float64_1d(scores_at, (num_nodes,))
-    sources = _uint8_1d(sources_at, (num_nodes,))
-    trees = _int64_2d(trees_at, (NUM_TREE_FIELDS, num_trees))
-    table = _float64_2d(table_at, (2, num_rows))
-    _weigh(scores, sources, _float64_1d(corrections_at, (num_sources,)), trees)
+    scores = float64_1d(scores_at, (num_nodes,))
+    sources = uint8_1d(sources_at, (num_nodes,))
+    trees = int64_2d(trees_at, (NUM_TREE_FIELDS, num_trees))
+    table = float64_2d(table_at, (2, num_rows))
+    _weigh(scores, sources, float64_1d(corrections_at, (num_sources,)), trees)
     plain_s = forward_s(0, table, num_trees, num_other_rows, num_more_columns)
     expected, num_kept = float(num_trees), 0
     tokens, kept_s, best_rate = expected, plain_s, expected / (plain_s + beside_s)
@@ -140,4 +136,5 @@ def find_cut(
             num_kept, tokens, kept_s, best_rate = num_taken, expected, taken_s, expected / step_s
             for tree in range(num_trees):
                 trees[KEPT, tree] = trees[TAKEN, tree]
-    return num_kept, _cut_off(sources, trees), tokens, kept_s, plain_s
+    fade_sources(_cut_off(sources, trees), corrections_at, sums_at, num_sources)
+    return num_kept, tokens, kept_s, plain_s
