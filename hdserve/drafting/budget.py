@@ -179,12 +179,12 @@ class DraftBudget:
         A forward that takes longer than expected adds to the price of drafts, unless it has rows of
         prompts.
         """
-        if self._last is None:
+        last = self._last
+        if last is None:
             return
-        number, expected_s = self._last.num_sequences, self._last.forward_s
-        experience = self._last.experience
+        number, expected_s, experience = last.num_sequences, last.forward_s, last.experience
         backoff, price = experience.backoff, experience.price
-        num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
+        num_drafts, beside_s = last.num_drafts / number, (step_s - forward_s) / number
         more_s = None if expected_s is None else (forward_s - expected_s) / number
         if backoff.was_probing and backoff.was_drafting:
             price.fade(1 + backoff.num_steps_since)

@@ -186,20 +186,16 @@ class DraftBackoff:
     def beside_forward_s(self) -> tuple[float, float]:
         """What a step takes besides its forward if it looks for drafts, and if it does not: the
         latter is 0 if there was none, which assumes the best for plain decoding, and never more
-        than the former."""
-        times = self._times
+        than the former.  Both are of steps of one kind, without or with prompts; the two are not
+        comparable."""
+        alone, beside_prompts = self._alone, self._beside_prompts
+        is_known = alone.plain.is_known or not beside_prompts.plain.is_known
+        is_known = is_known and alone.looks.is_known
+        times = alone if is_known or not beside_prompts.looks.is_known else beside_prompts
         looking_s = times.looks.median
         if self.was_probing and times.probing_s is not None:
             looking_s = min(times.probing_s, looking_s)
         return looking_s, min(times.plain.median, looking_s)
-
-    @property
-    def _times(self) -> _StepTimes:
-        """The times of steps of one kind, without or with prompts; the two are not comparable."""
-        alone, beside_prompts = self._alone, self._beside_prompts
-        is_known = alone.looks.is_known
-        is_known = is_known and (alone.plain.is_known or not beside_prompts.plain.is_known)
-        return alone if is_known or not beside_prompts.looks.is_known else beside_prompts
 
     def weigh(self, gain_s: float, as_plain_s: float) -> None:
         """Learn what drafting gained or lost in a step, in seconds; ``as_plain_s`` is the plain
