@@ -38,17 +38,16 @@ class _Experience:
     forward_share: float = 0.0
     """The mean time of these forwards, relative to the expected time."""
 
-    def note_forward(self, share: float) -> None:
-        """Learn from another forward, whose time is given relative to the expected one."""
+    def note_forward(self, share: float) -> bool:
+        """Learn from another forward, whose time is given relative to the expected one.
+
+        Returns:
+            Whether the last forwards, together, took much less than expected.
+        """
         self.num_forwards = self.num_forwards % _NUM_COMPARED_FORWARDS + 1
         more = min(share, _MOST_SHARE) - self.forward_share
         self.forward_share += more / self.num_forwards
-
-    @property
-    def is_measured_too_slow(self) -> bool:
-        """Whether the last forwards, together, took much less than expected."""
-        is_known = self.num_forwards == _NUM_COMPARED_FORWARDS
-        return is_known and self.forward_share <= _TOO_SLOW
+        return self.num_forwards == _NUM_COMPARED_FORWARDS and self.forward_share <= _TOO_SLOW
 
 
 @dataclass(slots=True)
@@ -199,10 +198,8 @@ class DraftBudget:
             catching_up_s=catching_up_s / number,
             beside_prompts=more_s is None,
         )
-        if expected_s is not None:
-            experience.note_forward(forward_s / expected_s)
-            if experience.is_measured_too_slow:
-                self._begin(number, experience.cost.scaled(experience.forward_share))
+        if expected_s is not None and experience.note_forward(forward_s / expected_s):
+            self._begin(number, experience.cost.scaled(experience.forward_share))
 
     def trim(
         self, trees: Sequence[DraftTree], num_other_rows: int = 0, num_columns: int = 0
