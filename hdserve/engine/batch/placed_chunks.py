@@ -45,10 +45,12 @@ class PlacedChunks(NamedTuple):
             if tree is not None and num_drafts:
                 parents += tree.parents[1:]
                 depths += tree.depths[1:]
+        num_numbers, num_parents = len(numbers), len(numbers) + len(parents)
+        found = np.array(numbers + parents + depths, np.int64)
         return cls(
             placed,
-            np.array(numbers, np.int64).reshape(-1, NUM_CHUNK_FIELDS),
-            np.array(parents, np.int64),
-            np.array(depths, np.int64),
+            found[:num_numbers].reshape(-1, NUM_CHUNK_FIELDS),
+            found[num_numbers:num_parents],
+            found[num_parents:],
             sum(depths),
         )

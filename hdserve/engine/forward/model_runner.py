@@ -59,7 +59,7 @@ class ModelRunner:
         self.cache = cache
         self.needs_hidden = needs_hidden
         self._workers = Workers()
-        is_gpu = cache.device.type == "cuda"
+        self._is_gpu = is_gpu = cache.device.type == "cuda"
         self._static: StaticBatches | None = None
         if is_gpu if attends_in_one_call is None else attends_in_one_call:
             self._static = StaticBatches(
@@ -204,7 +204,7 @@ class ModelRunner:
 
     def _wait(self) -> None:
         """Wait until the device has finished its work."""
-        if self.cache.device.type == "cuda":
+        if self._is_gpu:
             torch.cuda.synchronize()
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:

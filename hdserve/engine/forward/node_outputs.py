@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from hdserve.engine.sampling.topk import Found, find_tokens
@@ -31,25 +29,29 @@ class TopTokens:
     ) -> None:
         self._logits = logits
         self._num_nodes = num_nodes
-        self._num_at_once = min(num_at_once, logits.shape[1])
-        self._found = found or (np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+        self._num_at_once = num_at_once
+        self._found = found
+        self._likeliest: tuple[list[int], list[float]] | None = None
 
     def __call__(self, k: int) -> Found:
         """Tokens and their logits, two arrays ``[num_nodes, k]``, likeliest first."""
         found = self._at_least(k)
         return found if found[0].shape[1] == k else (found[0][:, :k], found[1][:, :k])
 
-    @cached_property
+    @property
     def likeliest(self) -> tuple[list[int], list[float]]:
         """The likeliest token after every node and its logit."""
-        tokens, logits = self._at_least(1)
-        return tokens[:, 0].tolist(), logits[:, 0].tolist()
+        if self._likeliest is None:
+            tokens, logits = self._at_least(1)
+            self._likeliest = tokens[:, 0].tolist(), logits[:, 0].tolist()
+        return self._likeliest
 
     def _at_least(self, k: int) -> Found:
-        if k > self._found[0].shape[1]:
-            number = max(k, self._num_at_once)
-            self._found = find_tokens(self._logits, self._num_nodes, number)
-        return self._found
+        found = self._found
+        if found is None or k > found[0].shape[1]:
+            number = max(k, min(self._num_at_once, self._logits.shape[1]))
+            self._found = found = find_tokens(self._logits, self._num_nodes, number)
+        return found
 
 
 class NodeOutputs(NamedTuple):

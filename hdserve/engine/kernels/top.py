@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hdserve.engine.kernels.compiled import entry_point, inlined
-from hdserve.engine.kernels.memory import bfloats_at, floats_at, integers_at, stack_floats
+from hdserve.engine.kernels.memory import bfloats_at, floats_at, stack_floats
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import any_reaches, item, larger, load, spread, store
 
@@ -97,20 +98,18 @@ def _find(numbers: Any, values: Any, places: Any) -> None:
 def find_largest(
     numbers_at: int,
     is_bfloat16: bool,
-    num_rows: int,
     num_columns: int,
-    values_at: int,
-    places_at: int,
-    k: int,
+    values: npt.NDArray[np.float32],
+    places: npt.NDArray[np.int64],
 ) -> None:
     """Find the ``k`` largest of each row of ``[num_rows, num_columns]``, float32 or bfloat16:
     largest first, equal ones in the order of their columns; NaN is never one of them.
 
     Args:
-        values_at: float32 ``[num_rows, k]``, to be filled; minus infinity if there are fewer.
-        places_at: int64 ``[num_rows, k]``, their columns, to be filled; 0 if there are fewer.
+        values: ``[num_rows, k]``, to be filled; minus infinity if there are fewer.
+        places: ``[num_rows, k]``, their columns, to be filled; 0 if there are fewer.
     """
-    values, places = floats_at(values_at, num_rows, k), integers_at(places_at, num_rows, k)
+    num_rows = len(values)
     if is_bfloat16:
         _find(bfloats_at(numbers_at, num_rows, num_columns), values, places)
     else:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hdserve.databases.cache_lines import address_of
 from hdserve.engine.kernels.top import find_largest
 
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
@@ -57,8 +56,7 @@ def _find(rows: torch.Tensor, num_rows: int, k: int) -> Found:
     """Those of the first ``num_rows`` rows, by the kernel."""
     tokens, values = np.empty((num_rows, k), np.int64), np.empty((num_rows, k), np.float32)
     is_bfloat16 = rows.dtype is torch.bfloat16
-    addresses = address_of(values), address_of(tokens)
-    find_largest(rows.data_ptr(), is_bfloat16, num_rows, rows.shape[1], *addresses, k)
+    find_largest(rows.data_ptr(), is_bfloat16, rows.shape[1], values, tokens)
     return tokens, values
 
 
@@ -76,9 +74,9 @@ def _topk_of_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _have_kernel(rows: torch.Tensor) -> bool:
-    return can_be_read(rows, torch.bfloat16) or can_be_read(rows)
+    return can_be_read(rows, torch.bfloat16, torch.float32)
 
 
-def can_be_read(rows: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether kernels for numbers of ``dtype`` can read ``rows`` in place."""
-    return rows.device.type == "cpu" and rows.dtype is dtype and rows.is_contiguous()
+def can_be_read(rows: torch.Tensor, *dtypes: torch.dtype) -> bool:
+    """Whether kernels for numbers of one of ``dtypes`` can read ``rows`` in place."""
+    return rows.dtype in dtypes and rows.is_cpu and rows.is_contiguous()
