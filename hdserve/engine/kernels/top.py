@@ -1,8 +1,9 @@
-"""The largest entries of rows, in two passes over each, which have few branches.
+"""The largest entries of rows, with few branches.
 
-The first pass finds the largest entry of each of 64 lanes, or 32 with short vectors; the ``k``-th
-largest of these is at most the ``k``-th largest of all.  The second looks only where an entry
-reaches that limit, which hardly more than ``k`` do.
+A first pass over the beginning of a row finds the largest entry of each of 64 lanes, or 32 with
+short vectors; the ``k``-th largest of these is at most the ``k``-th largest of all.  The second
+pass, over the whole row, looks only where an entry reaches that limit, and the limit rises as
+larger ones are found.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import any_reaches, item, larger, load, spread, store
 
 _BLOCK = 4 * NUM_LANES
+_BEGINNING = 8192 // _BLOCK * _BLOCK
+"""The columns of the first pass, which are still in the L1 cache at the second."""
+
 _NOTHING = np.float32(-np.inf)
 _new_lanes = stack_floats(1, _BLOCK)
 
@@ -49,11 +53,11 @@ def _look(numbers: Any, values: Any, places: Any, row: int, first: int, stop: in
 
 
 @inlined
-def _limit(numbers: Any, lanes: Any, values: Any, places: Any, row: int, whole: int) -> Any:
-    """A number that the ``k`` largest of the first ``whole`` entries of a row reach."""
+def _limit(numbers: Any, lanes: Any, values: Any, places: Any, row: int, stop: int) -> Any:
+    """A number that the ``k`` largest of the first ``stop`` entries of a row reach."""
     nothing = spread(_NOTHING)
     first, second, third, fourth = nothing, nothing, nothing, nothing
-    for place in range(0, whole, _BLOCK):
+    for place in range(0, stop, _BLOCK):
         first = larger(load(numbers, (row, place)), first)  # drops NaN
         second = larger(load(numbers, (row, place + NUM_LANES)), second)
         third = larger(load(numbers, (row, place + 2 * NUM_LANES)), third)
@@ -73,13 +77,13 @@ def _limit(numbers: Any, lanes: Any, values: Any, places: Any, row: int, whole: 
 def _find(numbers: Any, values: Any, places: Any) -> None:
     num_rows, num_columns = numbers.shape
     lanes = _new_lanes()
-    k = values.shape[1]
+    last = values.shape[1] - 1
     whole = num_columns // _BLOCK * _BLOCK
     for row in range(num_rows):
         _empty(values, places, row)
         limit = _NOTHING
-        if k <= _BLOCK:
-            limit = _limit(numbers, lanes, values, places, row, whole)
+        if last < _BLOCK:
+            limit = _limit(numbers, lanes, values, places, row, min(whole, _BEGINNING))
             _empty(values, places, row)
         limits = spread(limit)
         for first in range(0, whole, _BLOCK):
@@ -91,6 +95,9 @@ def _find(numbers: Any, values: Any, places: Any) -> None:
                 for part in range(first, first + _BLOCK, NUM_LANES):
                     if any_reaches(load(numbers, (row, part)), limits):
                         _look(numbers, values, places, row, part, part + NUM_LANES)
+                if values[row, last] > limit:
+                    limit = values[row, last]
+                    limits = spread(limit)
         _look(numbers, values, places, row, whole, num_columns)
 
 
