@@ -60,23 +60,17 @@ class DraftTree:
         """A tree with the same nodes, root and size."""
         copied = DraftTree(self.token_ids[0], self.capacity, self.max_depth, self.min_score)
         if len(self.token_ids) > 1:
-            copied.take_nodes(self)
+            copied.add_behind(
+                self.token_ids[1:],
+                self.parents[1:],
+                self.sources[1:],
+                self.scores[1:],
+                self.depths[1:],
+            )
         return copied
 
-    def take_nodes(self, other: DraftTree) -> None:
-        """Take over all nodes of a tree with the same root that begins with this tree's nodes."""
-        begin = len(self.token_ids)
-        token_ids, parents = other.token_ids[begin:], other.parents[begin:]
-        depths, sources = other.depths[begin:], other.sources[begin:]
-        scores = other.scores[begin:]
-        self.token_ids.extend(token_ids)
-        self.parents.extend(parents)
-        self.depths.extend(depths)
-        self.sources.extend(sources)
-        self.scores.extend(scores)
-
     def begins_with(self, other: DraftTree) -> bool:
-        """Whether its first nodes are those of ``other``, which has the same root."""
+        """Whether its first nodes are those of ``other``, the root included."""
         end = len(other.token_ids)
         token_ids, parents = [*self.token_ids[:end]], [*self.parents[:end]]
         return token_ids == other.token_ids and parents == other.parents

@@ -75,8 +75,17 @@ class ByteBudget(Generic[PartT]):
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use, as of the last :meth:`note` of each part."""
+        """Memory in use, as of the last :meth:`note` of each part; while there is only one, its
+        present size."""
+        self._measure_only()
         return self._sizes.total
+
+    def _measure_only(self) -> None:
+        if len(self._parts) == 1:
+            self._measure(*self._parts)
+
+    def _measure(self, namespace: str) -> None:
+        self._sizes.set(namespace, self._parts[namespace].num_bytes)
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -98,10 +107,11 @@ class ByteBudget(Generic[PartT]):
         part = self._parts.get(namespace)
         if part is None:
             part = make(self.max_bytes)
+            self._measure_only()
             self._on_change()
+            self._parts[namespace] = part
         elif part.max_bytes < self.max_bytes:
             self._let_grow(namespace, part)
-        self._parts[namespace] = part
         self._parts.move_to_end(namespace)
         return part
 
@@ -117,11 +127,12 @@ class ByteBudget(Generic[PartT]):
             part.limit(allowed)
 
     def note(self, namespace: str) -> None:
-        """A part may have grown: make room for it."""
-        self._sizes.set(namespace, self._parts[namespace].num_bytes)
-        if self.num_bytes > self.max_bytes and len(self._parts) > 1:
-            self._on_change()
-            self._make_room()
+        """A part may have grown: make room for it, if there are others."""
+        if len(self._parts) > 1:
+            self._measure(namespace)
+            if self._sizes.total > self.max_bytes:
+                self._on_change()
+                self._make_room()
 
     def _make_room(self) -> None:
         while self.num_bytes > self.max_bytes and len(self._parts) > 1:

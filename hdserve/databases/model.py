@@ -76,7 +76,9 @@ class ModelDatabase:
 
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes
-        self._version = 0
+        self.version = 0
+        """Changes whenever an array of any namespace is added, removed or replaced.  What is
+        deferred changes it when it is inserted."""
         self._num_partitions = 0
         self._put_off: deque[_PutOff] = deque()
         self.num_put_off_tokens = 0
@@ -88,13 +90,7 @@ class ModelDatabase:
         self._recycled: ByteBudget[RecycledDatabase] = ByteBudget(recycled_bytes, self._note_change)
 
     def _note_change(self) -> None:
-        self._version += 1
-
-    @property
-    def version(self) -> int:
-        """Changes whenever an array of any namespace is added, removed or replaced.  What is
-        deferred changes it when it is inserted."""
-        return self._version
+        self.version += 1
 
     @property
     def _partitions(self) -> ByteBudget[NamespaceTables]:

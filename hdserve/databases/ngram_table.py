@@ -12,6 +12,7 @@ from hdserve.databases.ngram import (
     NUM_ADDED,
     NUM_BUCKETS,
     ROWS_PER_BUCKET,
+    Rows,
     new_rows,
     new_size,
     rebase_stamps,
@@ -37,38 +38,36 @@ class NgramTable:
     Attributes:
         max_buckets: most buckets in use, see :meth:`limit`.
         rows: ``uint32[reserved rows, 16]``, those that may be used.
+        num_reserved: buckets for which address space is reserved.
         size: ``int64[2]``: buckets in use, contexts added since the table was empty or limited.
         stamp: the age mark for rows that are written now; see :meth:`advance_stamp`.
     """
 
     def __init__(self, max_bytes: int, reserve_bytes: int = 1 << 20) -> None:
         self._most_buckets = self.max_buckets = max(1, max_bytes // BUCKET_BYTES)
-        self._reserve = new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES)))
-        self.rows = self._reserve
+        self._hold(new_rows(min(self.max_buckets, max(1, reserve_bytes // BUCKET_BYTES))))
         self.size = new_size(min(MIN_BUCKETS, self.num_reserved))
         self.stamp = 1
         self._next_stamp_at = self._stamp_interval
 
-    @property
-    def num_reserved(self) -> int:
-        """Buckets for which address space is reserved."""
-        return len(self._reserve) // BUCKET_ROWS
+    def _hold(self, reserve: Rows) -> None:
+        """Use these rows; if they are mapped, the system only backs those that were touched with
+        memory."""
+        self._reserve = reserve
+        self.rows = reserve[: self.max_buckets * BUCKET_ROWS]
+        self.num_reserved = len(reserve) // BUCKET_ROWS
+        self._is_mapped = reserve.nbytes >= MAPPED_BYTES
 
     @property
     def num_buckets(self) -> int:
         """Buckets in use."""
-        return int(self.size[NUM_BUCKETS])
+        return self.size.item(NUM_BUCKETS)
 
     @property
     def num_bytes(self) -> int:
         """Memory in use, including reserved memory that is resident."""
         num_buckets = self.num_buckets if self._is_mapped else self.num_reserved
         return num_buckets * BUCKET_BYTES
-
-    @property
-    def _is_mapped(self) -> bool:
-        """Whether the system only backs the touched part of the reserve with memory."""
-        return self._reserve.nbytes >= MAPPED_BYTES
 
     def is_reserve_low(self, num_new: int) -> bool:
         """Whether :meth:`reserve_more` must be called for the table to grow while ``num_new``
@@ -79,7 +78,7 @@ class NgramTable:
 
     def _num_wanted(self, num_new: int) -> int:
         """Buckets in use after ``num_new`` more contexts, if there is room."""
-        return (int(self.size[NUM_ADDED]) + num_new) // ROWS_PER_BUCKET
+        return (self.size.item(NUM_ADDED) + num_new) // ROWS_PER_BUCKET
 
     def count_rows(self) -> int:
         """Contexts held now; reads the whole table."""
@@ -108,8 +107,7 @@ class NgramTable:
         rows = new_rows(num_reserved)
         in_use = self.num_buckets * BUCKET_ROWS
         rows[:in_use] = self._reserve[:in_use]
-        self._reserve = rows
-        self.rows = rows[: self.max_buckets * BUCKET_ROWS]
+        self._hold(rows)
 
     def warm_up(self) -> None:
         """Compile, or load, functions that are rarely called; changes nothing."""
@@ -122,7 +120,7 @@ class NgramTable:
 
     def advance_stamp(self) -> None:
         """Let rows age as the table turns over; call it now and then."""
-        num_added = int(self.size[NUM_ADDED])
+        num_added = self.size.item(NUM_ADDED)
         if num_added < self._next_stamp_at:
             return
         self._next_stamp_at = num_added + self._stamp_interval
@@ -144,7 +142,7 @@ class NgramTable:
         num_before = self.num_buckets
         num_given_up = remove_buckets(self.rows, self.size, self.max_buckets, self.stamp)
         self.size[NUM_ADDED] = min(self.size[NUM_ADDED], self.num_buckets * ROWS_PER_BUCKET)
-        self._next_stamp_at = int(self.size[NUM_ADDED]) + self._stamp_interval
+        self._next_stamp_at = self.size.item(NUM_ADDED) + self._stamp_interval
         self.rows = self._reserve[: self.max_buckets * BUCKET_ROWS]
         if not self._is_mapped and self.num_reserved > self.max_buckets:
             self._move(self.max_buckets)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from hdserve.drafting.step_cost import FloatArray, StepCost
 
 _SHORTEST_S = 1e-12
 """Less than anything takes: this replaces a time of zero from a coarse clock, so that gains can be
@@ -103,11 +104,8 @@ class BatchCost:
         self._by_num_sequences = dict(sorted(by_num_sequences.items()))
         self._num_columns = num_columns
         self._column_cost = column_cost
-        self._tables: dict[int, tuple[_Table, _Table | None]] = {}
-        """By number of sequences: the cost of all rows, and of each column, by the total number of
-        rows of the sequences."""
-        self._plain_s: dict[int, tuple[float, float]] = {}
-        """By number of sequences: the cost of one row for each, and of another column."""
+        self._by_step: dict[int, StepCost] = {}
+        """By number of sequences, as far as they were asked for."""
         self.reading_share = reading_share
 
     def scaled(self, factor: float) -> BatchCost:
@@ -123,60 +121,23 @@ class BatchCost:
             reading_share=self.reading_share,
         )
 
-    def of_drafts(
-        self,
-        num_drafts: int,
-        num_sequences: int,
-        *,
-        num_columns: int = 0,
-        num_other_rows: int = 0,
-    ) -> FloatArray:
-        """Seconds of a step of ``num_sequences`` that drafts 0, 1, ... ``num_drafts`` tokens.
+    def of(self, num_sequences: int) -> StepCost:
+        """The cost of forwards of this many sequences."""
+        if num_sequences not in self._by_step:
+            self._by_step[num_sequences] = StepCost(
+                partial(self._tabulate, num_sequences),
+                num_sequences,
+                num_sequences * self._num_columns,
+            )
+        return self._by_step[num_sequences]
 
-        Args:
-            num_columns: cached tokens of all sequences together.
-            num_other_rows: rows of prompts in the same forward; they are not part of the price, but
-                make drafts cheaper or more expensive.
-        """
-        of_rows, of_column = self._tables_of(num_sequences)
-        seconds = of_rows(num_sequences + num_other_rows, num_drafts)
-        if num_other_rows:
-            seconds = seconds - seconds[0] + of_rows(num_sequences, 0)
-        num_more = num_columns - num_sequences * self._num_columns
-        if of_column is not None and num_more > 0:
-            seconds = seconds + num_more * of_column(num_sequences, num_drafts)
+    def _tabulate(self, num_sequences: int, num_rows: FloatArray) -> FloatArray:
+        """Seconds for ``num_rows`` together, and for each further cached token: ``[2, number]``."""
+        seconds = np.zeros((2, len(num_rows)))
+        seconds[0] = self(num_rows, num_sequences)
+        if self._column_cost is not None:
+            seconds[1] = self._column_cost(num_rows / num_sequences)
         return seconds
-
-    def of_cheapest_draft(
-        self,
-        max_drafts: int,
-        num_sequences: int,
-        *,
-        num_columns: int,
-        num_other_rows: int,
-    ) -> float:
-        """A lower bound, in seconds, of what any single draft adds to a step: at most the smallest
-        difference between neighbours in :meth:`of_drafts`.
-
-        Args:
-            max_drafts: at least one.
-            num_columns, num_other_rows: as for :meth:`of_drafts`.
-        """
-        of_rows, of_column = self._tables_of(num_sequences)
-        row_s = of_rows.least_more(num_sequences + num_other_rows, max_drafts)
-        num_more = num_columns - num_sequences * self._num_columns
-        if of_column is None or num_more <= 0:
-            return row_s
-        return row_s + num_more * of_column.least_more(num_sequences, max_drafts)
-
-    def of_plain(self, num_sequences: int, num_columns: int = 0) -> float:
-        """Seconds for one row each of ``num_sequences``."""
-        if num_sequences not in self._plain_s:
-            of_rows, of_column = self._tables_of(num_sequences)
-            column_s = 0.0 if of_column is None else float(of_column(num_sequences, 0)[0])
-            self._plain_s[num_sequences] = float(of_rows(num_sequences, 0)[0]), column_s
-        rows_s, column_s = self._plain_s[num_sequences]
-        return rows_s + max(0, num_columns - num_sequences * self._num_columns) * column_s
 
     def __call__(self, num_rows: npt.ArrayLike, num_sequences: int) -> FloatArray:
         """Seconds for ``num_rows`` of ``num_sequences`` of the length that was measured."""
@@ -188,37 +149,3 @@ class BatchCost:
         costs = [self._by_num_sequences[number](num_rows) for number in (low, high)]
         seconds: FloatArray = (1.0 - share) * costs[0] + share * costs[1]
         return seconds
-
-    def _tables_of(self, num_sequences: int) -> tuple[_Table, _Table | None]:
-        if num_sequences not in self._tables:
-            cost = self._column_cost
-            of_column = None if cost is None else _Table(lambda rows: cost(rows / num_sequences))
-            of_rows = _Table(lambda rows: self(rows, num_sequences))
-            self._tables[num_sequences] = of_rows, of_column
-        return self._tables[num_sequences]
-
-
-class _Table:
-    """The values of a function of 0, 1, 2, ... rows, computed when first needed."""
-
-    def __init__(self, function: Callable[[FloatArray], FloatArray]) -> None:
-        self._function = function
-        self._values: FloatArray = np.empty(0)
-        self._differences: FloatArray = np.empty(0)
-        self._asked, self._least_more = (0, 0), 0.0
-
-    def __call__(self, first: int, number: int) -> FloatArray:
-        """The values for ``first`` rows and up to ``number`` more, as an array that must not be
-        modified."""
-        if len(self._values) <= first + number:
-            self._values = self._function(np.arange(2.0 * (first + number + 1)))
-            self._differences = np.diff(self._values)
-        return self._values[first : first + number + 1]
-
-    def least_more(self, first: int, number: int) -> float:
-        """The least that any of the ``number`` rows after ``first`` adds."""
-        if (first, number) != self._asked:
-            self(first, number)
-            self._least_more = float(self._differences[first : first + number].min())
-            self._asked = first, number
-        return self._least_more

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
-from hdserve.drafting.cutting import KEPT, NUM_TREE_FIELDS, SIZE, find_cut
+from hdserve.drafting.cutting import KEPT, NUM_TREE_FIELDS, find_cut
 from hdserve.drafting.draft_backoff import DraftBackoff
 from hdserve.drafting.draft_price import DraftPrice
+from hdserve.drafting.source_worth import SourceWorth
+from hdserve.drafting.step_cost import StepCost
 from hdserve.tree import Acceptance, DraftTree
-
-PRIOR_WEIGHT = 20.0
-"""Every source starts as if it had drafted this many tokens exactly as well as its scores said."""
-
-MEMORY = 0.998
-"""The share of what is known of a source that remains after each further draft."""
 
 _AFFORDABLE_READING = 0.06
 
@@ -44,20 +38,19 @@ class _Experience:
     forward_share: float = 0.0
     """The mean time of these forwards, relative to the expected time."""
 
-    def note_forward(self, share: float) -> None:
-        """Learn from another forward, whose time is given relative to the expected one."""
+    def note_forward(self, share: float) -> bool:
+        """Learn from another forward, whose time is given relative to the expected one.
+
+        Returns:
+            Whether the last forwards, together, took much less than expected.
+        """
         self.num_forwards = self.num_forwards % _NUM_COMPARED_FORWARDS + 1
         more = min(share, _MOST_SHARE) - self.forward_share
         self.forward_share += more / self.num_forwards
-
-    @property
-    def is_measured_too_slow(self) -> bool:
-        """Whether the last forwards, together, took much less than expected."""
-        is_known = self.num_forwards == _NUM_COMPARED_FORWARDS
-        return is_known and self.forward_share <= _TOO_SLOW
+        return self.num_forwards == _NUM_COMPARED_FORWARDS and self.forward_share <= _TOO_SLOW
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     """The step whose trees were cut last.
 
@@ -105,14 +98,14 @@ class DraftBudget:
         self._experiences: dict[int, _Experience] = {}
         """One for each number of binary digits of the number of sequences."""
         self._last: _Step | None = None
-        self._expected = [PRIOR_WEIGHT] * len(Source)
-        self._accepted = [PRIOR_WEIGHT] * len(Source)
+        self._worth = SourceWorth()
 
     def warm_up(self) -> None:
         """Compile, or load what an earlier run on this machine compiled."""
         tree = DraftTree(0, 1)
         tree.add_node(0, 0, Source.OTHER)
-        self._cut([tree], np.ones(2))
+        SourceWorth().observe(tree, Acceptance([0], [0]))
+        self._cut([tree], [tree.num_draft_tokens], self._cost.of(1), 0, 0, 0.0, 0.0)
 
     @property
     def affords_reading(self) -> bool:
@@ -167,14 +160,12 @@ class DraftBudget:
         if not (max_drafts and num_sequences):
             return 0.0
         experience = self._experience_with(num_sequences)
-        least_more_s = experience.cost.of_cheapest_draft(
-            max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
-        )
-        plain_s = experience.cost.of_plain(num_sequences, num_columns)
-        looking_s = max(0.0, experience.backoff.looking_s * num_sequences)
+        cost = experience.cost.of(num_sequences)
+        least_more_s = cost.cheapest_draft_s(max_drafts, num_columns, num_other_rows)
         least_more_s += experience.price.seconds(has_prompts=num_other_rows > 0)
-        least_worth = num_sequences / (plain_s + looking_s) * least_more_s
-        return min(1.0, least_worth / max(self.corrections()))
+        looking_s = max(0.0, experience.backoff.beside_forward_s()[0] * num_sequences)
+        least_worth = num_sequences / (cost.plain_s(num_columns) + looking_s) * least_more_s
+        return min(1.0, least_worth / max(self._worth.corrections))
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
         """Learn how long the step whose trees were cut last took, and how long its forward took.
@@ -187,12 +178,12 @@ class DraftBudget:
         A forward that takes longer than expected adds to the price of drafts, unless it has rows of
         prompts.
         """
-        if self._last is None:
+        last = self._last
+        if last is None:
             return
-        number, expected_s = self._last.num_sequences, self._last.forward_s
-        experience = self._last.experience
+        number, expected_s, experience = last.num_sequences, last.forward_s, last.experience
         backoff, price = experience.backoff, experience.price
-        num_drafts, beside_s = self._last.num_drafts / number, (step_s - forward_s) / number
+        num_drafts, beside_s = last.num_drafts / number, (step_s - forward_s) / number
         more_s = None if expected_s is None else (forward_s - expected_s) / number
         if backoff.was_probing and backoff.was_drafting:
             price.fade(1 + backoff.num_steps_since)
@@ -207,10 +198,8 @@ class DraftBudget:
             catching_up_s=catching_up_s / number,
             beside_prompts=more_s is None,
         )
-        if expected_s is not None:
-            experience.note_forward(forward_s / expected_s)
-            if experience.is_measured_too_slow:
-                self._begin(number, experience.cost.scaled(experience.forward_share))
+        if expected_s is not None and experience.note_forward(forward_s / expected_s):
+            self._begin(number, experience.cost.scaled(experience.forward_share))
 
     def trim(
         self, trees: Sequence[DraftTree], num_other_rows: int = 0, num_columns: int = 0
@@ -226,24 +215,20 @@ class DraftBudget:
             return
         number = len(trees)
         experience = self._experience_with(number)
-        backoff = experience.backoff
-        num_proposed = sum(tree.num_draft_tokens for tree in trees)
+        backoff, cost = experience.backoff, experience.cost.of(number)
+        sizes = [len(tree.token_ids) - 1 for tree in trees]
+        num_proposed = sum(sizes)
         if not (num_proposed or backoff.was_drafting):
-            plain_s = experience.cost.of_plain(number, num_columns)
+            plain_s = cost.plain_s(num_columns)
             self._last = _Step(experience, number, 0, None if num_other_rows else plain_s)
             return
-        beside_plain_s, looking_s = backoff.plain_s * number, backoff.looking_s * number
-        seconds = experience.cost.of_drafts(
-            num_proposed, number, num_columns=num_columns, num_other_rows=num_other_rows
-        )
+        looking_s, beside_plain_s = backoff.beside_forward_s()
+        looking_s, beside_plain_s = number * looking_s, number * beside_plain_s
         price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
-        tokens, num_kept = float(number), 0
-        if num_proposed:
-            tokens, num_kept = self._cut(
-                trees, seconds + looking_s + price_s * np.arange(num_proposed + 1)
-            )
-        as_plain_s = tokens / number * (float(seconds[0]) + beside_plain_s)
-        forward_s = float(seconds[num_kept])
+        num_kept, tokens, forward_s, plain_s = self._cut(
+            trees, sizes, cost, num_other_rows, num_columns, looking_s, price_s
+        )
+        as_plain_s = tokens / number * (plain_s + beside_plain_s)
         drafting_s = forward_s + looking_s + price_s * num_kept
         backoff.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
         self.num_proposed_tokens += num_proposed
@@ -251,42 +236,56 @@ class DraftBudget:
         self._last = _Step(experience, number, num_kept, None if num_other_rows else forward_s)
 
     def _cut(
-        self, trees: Sequence[DraftTree], seconds: npt.NDArray[np.float64]
-    ) -> tuple[float, int]:
+        self,
+        trees: Sequence[DraftTree],
+        sizes: list[int],
+        cost: StepCost,
+        num_other_rows: int,
+        num_columns: int,
+        beside_s: float,
+        price_s: float,
+    ) -> tuple[int, float, float, float]:
         """Truncate to the best number of nodes.
 
         Args:
-            seconds: of a step with 0, 1, ... nodes.
+            sizes: the drafted tokens of each tree.
+            beside_s: what the step takes besides its forward.
+            price_s: what each draft takes in addition to its row.
 
         Returns:
-            Expected tokens, and the number of nodes.
+            The number of nodes, the tokens to expect, the seconds of the forward, and those of one
+            without drafts.
         """
-        scores, sources = list[float](), list[Source]()
+        scores, sources = array("d"), array("B")
         for tree in trees:
-            scores += tree.scores[1:]
-            sources += tree.sources[1:]
-        fields = np.zeros((len(trees), NUM_TREE_FIELDS), np.int64)
-        fields[:, SIZE] = [tree.num_draft_tokens for tree in trees]
-        by_source, tokens = np.zeros((2, len(Source)), np.int64), np.empty(1)
-        num_kept = find_cut(
-            np.array(scores),
-            np.frombuffer(bytearray(sources), np.uint8),
-            np.array(self.corrections()),
-            seconds,
-            fields,
-            by_source,
-            tokens,
+            scores.fromlist(tree.scores)
+            sources.frombytes(bytes(tree.sources))
+        number, fields = len(sizes), array("q", NUM_TREE_FIELDS * sizes)
+        cost.reach(len(scores) + num_other_rows)
+        num_kept, tokens, forward_s, plain_s = find_cut(
+            scores.buffer_info()[0],
+            sources.buffer_info()[0],
+            len(scores),
+            fields.buffer_info()[0],
+            number,
+            self._worth.corrections_at,
+            self._worth.sums_at,
+            len(self._worth.corrections),
+            cost.address,
+            cost.num_rows,
+            num_other_rows,
+            cost.num_more_columns(num_columns),
+            beside_s,
+            price_s,
         )
-        for tree, size in zip(trees, fields[:, KEPT].tolist(), strict=True):
-            tree.truncate(size)
-        numbers = enumerate(zip(*by_source.tolist(), strict=True))
-        self._fade(source for source, (proposed, kept) in numbers if proposed and not kept)
-        return float(tokens[0]), num_kept
+        if num_kept < len(scores) - number:
+            for tree, size in zip(trees, fields[KEPT * number :], strict=True):
+                tree.truncate(size)
+        return num_kept, tokens, forward_s, plain_s
 
-    def corrections(self) -> list[float]:
+    def corrections(self) -> Sequence[float]:
         """The observed worth of scores, by source."""
-        sums = zip(self._accepted, self._expected, strict=True)
-        return [accepted / expected for accepted, expected in sums]
+        return self._worth.corrections
 
     def _experience_with(self, num_sequences: int) -> _Experience:
         size = num_sequences.bit_length()
@@ -296,21 +295,11 @@ class DraftBudget:
 
     def _begin(self, num_sequences: int, cost: BatchCost) -> None:
         """Start to learn from steps of about this many sequences."""
-        step_s = cost.of_plain(num_sequences) / num_sequences
+        step_s = cost.of(num_sequences).plain_s() / num_sequences
         experience = _Experience(cost, DraftBackoff(step_s, num_sequences))
         self._experiences[num_sequences.bit_length()] = experience
 
     def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn how useful the scores of ``tree`` were."""
-        if not tree.num_draft_tokens:
-            return
-        self._fade({*tree.sources[1:]})
-        for source, score in zip(tree.sources[1:], tree.scores[1:], strict=True):
-            self._expected[source] += score
-        for node in acceptance.path[1:]:
-            self._accepted[tree.sources[node]] += 1.0
-
-    def _fade(self, sources: Iterable[int]) -> None:
-        for source in sources:
-            for sums in (self._expected, self._accepted):
-                sums[source] = PRIOR_WEIGHT + (sums[source] - PRIOR_WEIGHT) * MEMORY
+        if tree.num_draft_tokens:
+            self._worth.observe(tree, acceptance)

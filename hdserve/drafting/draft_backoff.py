@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 _MAX_PAUSE, _MAX_PAUSE_S = 256, 0.5
 """The longest pause, in steps and in seconds of plain decoding, whichever is longer.  If it were
@@ -31,39 +30,51 @@ gains among many losses."""
 _NUM_TIMED_STEPS = 9
 
 
-class _StepTimes:
-    """What the last steps took besides their forwards, with drafts looked for and without.
-
-    The first steps after a switch take longer than the following ones, so they only count if
-    nothing else is known, or if they took less.
+class _LastTimes:
+    """The last times of a kind.
 
     Attributes:
+        is_known: whether there is any.
+        median: 0 if there is none.
+    """
+
+    __slots__ = ("_times", "is_known", "median")
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._times.clear()
+        self.is_known, self.median = False, 0.0
+
+    def add(self, seconds: float, *, is_settling: bool = False) -> None:
+        """Add another time.  One of the first after a switch is longer than the following ones, so
+        it only counts if nothing else is known, or if it is less than the earlier ones: these were
+        disturbed by something else, or not settled, and are dropped."""
+        if is_settling and self.is_known:
+            if seconds >= self.median:
+                return
+            self._times.clear()
+        self._times.append(seconds)
+        self.is_known, self.median = True, sorted(self._times)[len(self._times) // 2]
+
+
+class _StepTimes:
+    """What the last steps took besides their forwards.
+
+    Attributes:
+        looks, plain: with drafts looked for, and without.
         probing_s: of the last probe, a look that may have been at a part of the sequences; ``None``
             before.
     """
 
+    __slots__ = ("looks", "plain", "probing_s")
+
     def __init__(self) -> None:
-        self.looking_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self.looks, self.plain = _LastTimes(), _LastTimes()
         self.probing_s: float | None = None
-        self.plain_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
-
-    def add_look(self, seconds: float, num_in_a_row: int) -> None:
-        """Add the time of a step that looked for drafts."""
-        _add(self.looking_s, seconds, is_settling=num_in_a_row <= _NUM_SETTLING_LOOKS)
-
-    def add_plain(self, seconds: float, num_in_a_row: int) -> None:
-        """Add the time of a step without drafts."""
-        _add(self.plain_s, seconds, is_settling=num_in_a_row <= _NUM_SETTLING_STEPS)
-
-
-def _add(times: deque[float], seconds: float, *, is_settling: bool) -> None:
-    """Add to the last times of a kind.  If one of the first after a switch takes less than the
-    earlier ones, these were disturbed by something else, or not settled, and are dropped."""
-    if is_settling and times:
-        if seconds >= _median(times):
-            return
-        times.clear()
-    times.append(seconds)
 
 
 class DraftBackoff:
@@ -105,7 +116,7 @@ class DraftBackoff:
         self.was_drafting = True
         self.was_probing = False
         self.num_steps_since = 0
-        self._resuming_s: deque[float] = deque(maxlen=_NUM_TIMED_STEPS)
+        self._resuming = _LastTimes()
         """The extra time of looks at the end of a pause, and of the plain steps after them."""
         self._settling_s = 0.0
         """The extra time of the plain steps after the last look."""
@@ -121,7 +132,7 @@ class DraftBackoff:
         if is_drafting and self._num_steps_in_a_row % _MAX_PAUSE == 0:
             self._has_compared = False
             for times in (self._alone, self._beside_prompts):
-                times.plain_s.clear()
+                times.plain.clear()
         return is_drafting
 
     def skip_step(self) -> bool:
@@ -156,40 +167,35 @@ class DraftBackoff:
         self._num_looks += self.was_drafting
         times = self._beside_prompts if beside_prompts else self._alone
         if not self.was_drafting:
-            if times.plain_s and self._num_steps_in_a_row <= _NUM_SETTLING_STEPS:
-                self._settling_s += max(0.0, seconds - _median(times.plain_s))
-            times.add_plain(seconds, self._num_steps_in_a_row)
+            is_settling = self._num_steps_in_a_row <= _NUM_SETTLING_STEPS
+            if times.plain.is_known and is_settling:
+                self._settling_s += max(0.0, seconds - times.plain.median)
+            times.plain.add(seconds, is_settling=is_settling)
             return
         if self.was_probing:
             times.probing_s = seconds
         if self._pause:
-            more_s = max(0.0, seconds - self.looking_s)
-            self._resuming_s.append(catching_up_s + more_s + self._settling_s)
+            looking_s, _ = self.beside_forward_s()
+            more_s = max(0.0, seconds - looking_s)
+            self._resuming.add(catching_up_s + more_s + self._settling_s)
         self._settling_s = 0.0
-        if not (self.was_probing and times.looking_s):
-            times.add_look(seconds, self._num_steps_in_a_row)
+        if not (self.was_probing and times.looks.is_known):
+            is_settling = self._num_steps_in_a_row <= _NUM_SETTLING_LOOKS
+            times.looks.add(seconds, is_settling=is_settling)
 
-    @property
-    def _times(self) -> _StepTimes:
-        """The times of steps of one kind, without or with prompts; the two are not comparable."""
+    def beside_forward_s(self) -> tuple[float, float]:
+        """What a step takes besides its forward if it looks for drafts, and if it does not: the
+        latter is 0 if there was none, which assumes the best for plain decoding, and never more
+        than the former.  Both are of steps of one kind, without or with prompts; the two are not
+        comparable."""
         alone, beside_prompts = self._alone, self._beside_prompts
-        is_known = alone.looking_s and (alone.plain_s or not beside_prompts.plain_s)
-        return alone if is_known or not beside_prompts.looking_s else beside_prompts
-
-    @property
-    def looking_s(self) -> float:
-        """What a step that looks for drafts takes besides its forward."""
-        times = self._times
-        looking_s = _median(times.looking_s)
+        is_known = alone.plain.is_known or not beside_prompts.plain.is_known
+        is_known = is_known and alone.looks.is_known
+        times = alone if is_known or not beside_prompts.looks.is_known else beside_prompts
+        looking_s = times.looks.median
         if self.was_probing and times.probing_s is not None:
-            return min(times.probing_s, looking_s)
-        return looking_s
-
-    @property
-    def plain_s(self) -> float:
-        """What a step without looking for drafts takes besides its forward: 0 if there was none,
-        which assumes the best for plain decoding, and never more than :meth:`looking_s`."""
-        return min(_median(self._times.plain_s), self.looking_s)
+            looking_s = min(times.probing_s, looking_s)
+        return looking_s, min(times.plain.median, looking_s)
 
     def weigh(self, gain_s: float, as_plain_s: float) -> None:
         """Learn what drafting gained or lost in a step, in seconds; ``as_plain_s`` is the plain
@@ -206,12 +212,8 @@ class DraftBackoff:
         if self._gain_s >= 0:
             self._pause = 0
         elif gain_s <= 0:
-            loss_s = _median(self._resuming_s) - min(gain_s, self._gain_s)
+            loss_s = self._resuming.median - min(gain_s, self._gain_s)
             loss = loss_s / self._step_s
             longest = min(self._max_pause, int(loss / _AFFORDABLE_LOSS))
             self._pause = max(1, min(2 * self._pause, longest))
         self._num_steps_to_skip = 0 if self._has_gained else self._pause
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0

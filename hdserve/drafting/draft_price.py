@@ -66,27 +66,25 @@ class DraftPrice:
 
 
 class _Line:
-    """A line by least squares through points that fade."""
+    """A line by least squares through points that fade.
+
+    Attributes:
+        slope: at least 0, and only as much as is certain: reduced by its possible error.
+        is_known: whether there were enough points for a slope.
+    """
+
+    __slots__ = ("_error", "_first", "_weight", "_x", "_xx", "_xy", "_y", "is_known", "slope")
 
     def __init__(self) -> None:
         self._first: list[tuple[float, float]] = []
         self._weight = self._x = self._y = 0.0
         self._xx = self._xy = 0.0
         self._error = 0.0
-
-    @property
-    def slope(self) -> float:
-        """At least 0, and only as much as is certain: reduced by its possible error."""
-        return max(0.0, (self._xy - self._error * sqrt(self._xx)) / (self._xx + _LEAST_SPREAD))
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there were enough points for a slope."""
-        return len(self._first) == _NUM_FIRST
+        self.slope, self.is_known = 0.0, False
 
     def add(self, x: float, y: float) -> None:
         """Add a point; one far from the line is moved closer."""
-        if len(self._first) < _NUM_FIRST:
+        if not self.is_known:
             self._first.append((x, y))
             if len(self._first) == _NUM_FIRST:
                 self._begin()
@@ -100,18 +98,25 @@ class _Line:
         self._weight *= share
         self._xx *= share
         self._xy *= share
+        self._tilt()
 
     def _begin(self) -> None:
+        self.is_known = True
         middle = sorted(y for _, y in self._first)[_NUM_FIRST // 2]
         for x, y in self._first:
             self._add(x, min(max(y, middle - abs(middle)), middle + abs(middle)))
 
     def _add(self, x: float, y: float) -> None:
-        error = abs(y - self._y - self.slope * (x - self._x)) if self._weight else 0.0
+        more_x, more_y = x - self._x, y - self._y
+        error = abs(more_y - self.slope * more_x) if self._weight else 0.0
         self._weight = _MEMORY * self._weight + 1.0
         self._error += (error - self._error) / self._weight
-        more_x, more_y = x - self._x, y - self._y
         self._x += more_x / self._weight
         self._y += more_y / self._weight
         self._xx = _MEMORY * self._xx + more_x * (x - self._x)
         self._xy = _MEMORY * self._xy + more_x * (y - self._y)
+        self._tilt()
+
+    def _tilt(self) -> None:
+        certain = self._xy - self._error * sqrt(self._xx)
+        self.slope = max(0.0, certain / (self._xx + _LEAST_SPREAD))

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from math import isnan
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +37,11 @@ _AROUND = (
 )
 """Further guarded calls: packing and unpacking what all drafters have learned, calling the engine's
 listener, and asking the grammar of an answer what it allows."""
+
+
+_NewNodes = tuple[list[int], list[int], list[core.Source], list[float], list[int]]
+"""Tokens, parents, sources, scores and depths of nodes, as
+:meth:`~hdserve.tree.DraftTree.add_behind` takes them."""
 
 
 class GuardedDrafters:
@@ -103,13 +107,12 @@ class GuardedDrafters:
     def _propose(self, drafter: Drafter, seq: core.Sequence, tree: DraftTree) -> None:
         own = tree.copy()
         drafter.propose(seq, own)
-        _make_plain(own)
-        own.capacity, own.max_depth = tree.capacity, tree.max_depth
-        _check_nodes(own, self._vocab_size)
-        if tree.num_draft_tokens and not own.begins_with(tree):
+        if not own.begins_with(tree):
             raise ValueError("the nodes that the tree had are others now")
-        _check_sources(own.sources[len(tree) :], seq.speculation)
-        tree.take_nodes(own)
+        new = _new_nodes(own, len(tree))
+        _check_nodes(new, tree, self._vocab_size)
+        _check_sources(new[2], seq.speculation)
+        tree.add_behind(*new)
 
     def observe(self, verified: Collection[Verified]) -> None:
         """Report the results of a step's trees."""
@@ -223,42 +226,40 @@ def _state(drafter: Drafter, namespace: str) -> bytes | None:
     return found
 
 
-def _make_plain(tree: DraftTree) -> None:
-    """Turn its numbers, which may be those of numpy or PyTorch, into Python's; compiled code takes
-    no others.
+def _new_nodes(tree: DraftTree, begin: int) -> _NewNodes:
+    """The nodes from ``begin`` on.  Their numbers, which may be those of numpy or PyTorch, become
+    Python's; compiled code takes no others.
 
     Raises:
         TypeError: some are no numbers, or tokens, parents or depths that are no integers.
     """
-    tree.token_ids = [*map(index, tree.token_ids)]
-    tree.parents = [*map(index, tree.parents)]
-    tree.depths = [*map(index, tree.depths)]
-    tree.scores = [*map(float, tree.scores)]
+    return (
+        [*map(index, tree.token_ids[begin:])],
+        [*map(index, tree.parents[begin:])],
+        [*tree.sources[begin:]],
+        [*map(float, tree.scores[begin:])],
+        [*map(index, tree.depths[begin:])],
+    )
 
 
-def _check_nodes(tree: DraftTree, vocab_size: int) -> None:
-    """
+def _check_nodes(new: _NewNodes, tree: DraftTree, vocab_size: int) -> None:
+    """Whether ``new`` may be added to ``tree``.
+
     Raises:
-        ValueError: a node violates the rules of :class:`DraftTree`.
+        ValueError: a node violates the rules of :class:`DraftTree`, or lacks something.
     """
-    depths = tree.depths
-    columns = (tree.token_ids, tree.parents, depths, tree.sources, tree.scores)
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError("not every node has a token, a parent, a depth, a source and a score")
-    if tree.num_draft_tokens > tree.capacity:
-        raise ValueError(f"{tree.num_draft_tokens} tokens are more than {tree.capacity}")
-    if depths[:1] != [0]:
-        raise ValueError(f"the root has depth {depths[:1]}")
-    if not tree.num_draft_tokens:
-        return
-    token_ids, scores = tree.token_ids[1:], tree.scores[1:]
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        raise ValueError(f"token ids {token_ids} are not all in the vocabulary")
-    if not 0.0 <= min(scores) <= max(scores) <= 1.0 or isnan(sum(scores)):
-        raise ValueError(f"scores {scores} are not all probabilities")
-    for node, (parent, depth) in enumerate(zip(tree.parents[1:], depths[1:], strict=True), 1):
+    depths = [*tree.depths]
+    nodes = enumerate(zip(*new, strict=True), len(depths))
+    for node, (token_id, parent, _, score, depth) in nodes:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"node {node} has token id {token_id}, not one of the vocabulary")
+        if not 0.0 <= score <= 1.0:
+            raise ValueError(f"node {node} has score {score}, which is no probability")
         if not 0 <= parent < node or depth != depths[parent] + 1 or depth > tree.max_depth:
             raise ValueError(f"node {node} has parent {parent} and depth {depth}")
+        depths.append(depth)
+    if len(depths) > tree.capacity + 1:
+        raise ValueError(f"{len(depths) - 1} tokens are more than {tree.capacity}")
 
 
 def _check_sources(sources: Sequence[core.Source], speculation: core.SpeculationParams) -> None:

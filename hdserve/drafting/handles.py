@@ -156,11 +156,14 @@ def _view_maker(dtype: Any, num_dimensions: int) -> Any:
     return view
 
 
+uint8_1d = _view_maker(types.uint8, 1)
+int64_1d = _view_maker(types.int64, 1)
+int64_2d = _view_maker(types.int64, 2)
+float64_1d = _view_maker(types.float64, 1)
+float64_2d = _view_maker(types.float64, 2)
 _int32_1d = _view_maker(types.int32, 1)
-_int64_1d = _view_maker(types.int64, 1)
 _float32_1d = _view_maker(types.float32, 1)
 _int32_2d = _view_maker(types.int32, 2)
-_int64_2d = _view_maker(types.int64, 2)
 _uint32_2d = _view_maker(types.uint32, 2)
 _uint64_2d = _view_maker(types.uint64, 2)
 _float32_2d = _view_maker(types.float32, 2)
@@ -170,26 +173,26 @@ _inline = numba.njit(inline="always", error_model="numpy")
 @_inline
 def databases_of(address: int) -> Databases:
     """The views of a table of :class:`Databases`."""
-    table = _int64_2d(address, (_NUM_DATABASES, _HANDLE_SIZE))
+    table = int64_2d(address, (_NUM_DATABASES, _HANDLE_SIZE))
     return Databases(
         _int32_1d(table[0, 0], (table[0, 1],)),
-        _int64_1d(table[1, 0], (table[1, 1],)),
+        int64_1d(table[1, 0], (table[1, 1],)),
         _uint32_2d(table[2, 0], (table[2, 1], ROW_WORDS)),
-        _int64_1d(table[3, 0], (table[3, 1],)),
+        int64_1d(table[3, 0], (table[3, 1],)),
         _uint32_2d(table[4, 0], (table[4, 1], ROW_WORDS)),
-        _int64_1d(table[5, 0], (table[5, 1],)),
+        int64_1d(table[5, 0], (table[5, 1],)),
         _int32_1d(table[6, 0], (table[6, 1],)),
-        _int64_1d(table[7, 0], (table[7, 1],)),
-        _int64_1d(table[8, 0], (table[8, 1],)),
+        int64_1d(table[7, 0], (table[7, 1],)),
+        int64_1d(table[8, 0], (table[8, 1],)),
         _uint32_2d(table[9, 0], (table[9, 1], ROW_WORDS)),
-        _int64_1d(table[10, 0], (table[10, 1],)),
+        int64_1d(table[10, 0], (table[10, 1],)),
         _uint32_2d(table[11, 0], (table[11, 1], ROW_WORDS)),
-        _int64_1d(table[12, 0], (table[12, 1],)),
+        int64_1d(table[12, 0], (table[12, 1],)),
         _uint32_2d(table[13, 0], (table[13, 1], ROW_WORDS)),
-        _int64_1d(table[14, 0], (table[14, 1],)),
-        _int64_2d(table[15, 0], (NUM_LEVELS, NUM_ORDERS)),
-        _int64_1d(table[16, 0], (table[16, 1],)),
-        _int64_1d(table[17, 0], (STATE_SIZE,)),
+        int64_1d(table[14, 0], (table[14, 1],)),
+        int64_2d(table[15, 0], (NUM_LEVELS, NUM_ORDERS)),
+        int64_1d(table[16, 0], (table[16, 1],)),
+        int64_1d(table[17, 0], (STATE_SIZE,)),
         _int32_1d(table[18, 0], (table[18, 1],)),
     )
 
@@ -197,7 +200,7 @@ def databases_of(address: int) -> Databases:
 @_inline
 def learned_of(address: int) -> Learned:
     """The views of a table of :class:`Learned`."""
-    table = _int64_2d(address, (_NUM_LEARNED, _HANDLE_SIZE))
+    table = int64_2d(address, (_NUM_LEARNED, _HANDLE_SIZE))
     return Learned(
         _float32_2d(table[0, 0], (3, NUM_CELLS)),
         _float32_2d(table[1, 0], (NUM_WEIGHT_SETS, NUM_INPUTS)),
@@ -210,16 +213,16 @@ def learned_of(address: int) -> Learned:
 @_inline
 def scratch_of(address: int) -> Scratch:
     """The views of a table of :class:`Scratch`."""
-    table = _int64_2d(address, (_NUM_SCRATCH, _HANDLE_SIZE))
+    table = int64_2d(address, (_NUM_SCRATCH, _HANDLE_SIZE))
     return Scratch(
         _int32_2d(table[0, 0], (2, MAX_SUFFIX)),
         _uint64_2d(table[1, 0], (2, MAX_ORDER + 1)),
-        _int64_1d(table[2, 0], (NUM_INPUTS,)),
+        int64_1d(table[2, 0], (NUM_INPUTS,)),
         _uint32_2d(table[3, 0], (MAX_ROWS, ROW_WORDS)),
-        _int64_2d(table[4, 0], (MAX_ROWS, 4)),
+        int64_2d(table[4, 0], (MAX_ROWS, 4)),
         _int32_1d(table[5, 0], (NUM_INPUTS,)),
         _float32_2d(table[6, 0], (1, NUM_INPUTS)),
-        _int64_2d(table[7, 0], (MAX_CANDIDATES, 4)),
+        int64_2d(table[7, 0], (MAX_CANDIDATES, 4)),
         _float32_2d(table[8, 0], (MAX_CANDIDATES, NUM_INPUTS)),
         _int32_2d(table[9, 0], (MAX_EVENTS, 3)),
         _int32_2d(table[10, 0], (1, ROW_WORDS)),
@@ -230,13 +233,13 @@ def scratch_of(address: int) -> Scratch:
         _float32_1d(table[15, 0], (MAX_CANDIDATES,)),
         _float32_2d(table[16, 0], (1, NUM_INPUTS)),
         _float32_2d(table[17, 0], (1, NUM_INPUTS)),
-        _int64_1d(table[18, 0], (NUM_LEVELS + 1,)),
-        _int64_2d(table[19, 0], (MAP_SIZE + 1, 2)),
-        _int64_2d(table[20, 0], (table[20, 1], NODE_SIZE)),
+        int64_1d(table[18, 0], (NUM_LEVELS + 1,)),
+        int64_2d(table[19, 0], (MAP_SIZE + 1, 2)),
+        int64_2d(table[20, 0], (table[20, 1], NODE_SIZE)),
         _float32_1d(table[21, 0], (table[21, 1],)),
-        _int64_1d(table[22, 0], (table[22, 1],)),
+        int64_1d(table[22, 0], (table[22, 1],)),
         _float32_1d(table[23, 0], (table[23, 1],)),
-        _int64_2d(table[24, 0], (table[24, 1], table[24, 2])),
+        int64_2d(table[24, 0], (table[24, 1], table[24, 2])),
         _int32_1d(table[25, 0], (NUM_TOP,)),
         _float32_1d(table[26, 0], (NUM_TOP,)),
     )

@@ -9,7 +9,7 @@ the tree is grown best first (``growth``).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -56,6 +56,10 @@ _ANSWER_MATCH_TOKENS = 8
 NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, at most this many, the last ones,
 are learned from.  Learning from a token takes more than twice as long as appending it."""
+
+_Decided = tuple[HierarchyRequest, Verified, int]
+"""What a step decided for a request, and after how many nodes of the tree, all or none, the
+likeliest tokens are kept."""
 
 
 class HierarchyOptions(StrictModel):
@@ -203,7 +207,7 @@ class Hierarchy(BatchDrafter):
         context = ContextDatabase(self._pool, text, self._sources.orders[CONTEXT], num_tokens)
         state = new_state(seq, len(expected), calibration.vocab_size, uses_noise=self.options.noise)
         state[STATE_CONTEXT_STAMP] = context.table.stamp
-        request = HierarchyRequest(context, calibration, state)
+        request = HierarchyRequest(context, calibration, state, self._is_shared(seq))
         self._connect(request, seq)
         self._follow_answer(request, seq)
         seq.drafter_state[self.name] = request
@@ -223,6 +227,11 @@ class Hierarchy(BatchDrafter):
             num_matching = min(_ANSWER_MATCH_TOKENS + len(output), MAX_MATCH)
             first = STATE_POINTERS + POINTER_SIZE
             request.state[first : first + POINTER_SIZE] = place, num_matching, 0
+
+    def _is_shared(self, seq: Sequence) -> bool:
+        """Whether other requests may draft from what the model generates for ``seq``."""
+        is_shared = self._resources.shares_output and seq.speculation.is_output_shared
+        return is_shared and self._resources.model_database is not None
 
     def _calibration_of(self, seq: Sequence) -> Calibration:
         """The calibration that ``seq`` learns in.  If the request must leave nothing behind, this
@@ -273,7 +282,7 @@ class Hierarchy(BatchDrafter):
         tree.add_behind(
             tokens,
             parents,
-            [LEVEL_SOURCES[level] for level in levels],
+            [*map(LEVEL_SOURCES.__getitem__, levels)],
             scratch.node_scores[1 + num_certain : num_nodes].tolist(),
             depths,
         )
@@ -336,45 +345,70 @@ class Hierarchy(BatchDrafter):
         return MemoryUsage(self._calibrations.num_kept, self._calibrations.num_bytes)
 
     def observe_all(self, verified: Collection[Verified]) -> None:
-        known = [one for one in verified if self.name in one.seq.drafter_state]
-        recycled = [one for one in known if self._is_recycled(one)]
+        known = self._known(verified)
         try:
             self._sources.catch_up()
-            self._reserve_recycled(recycled)
+            self._reserve_recycled(known)
         finally:  # decided tokens are appended to each text even if memory is short
-            self._learn(known, {one.seq.request_id for one in recycled})
+            self._learn(known)
         database = self._resources.model_database
         if database is not None and len(self._contexts) > 1:
-            database.record_running([one.seq for one in known if self._is_shared(one.seq)])
+            database.record_running([one.seq for request, one, _ in known if request.is_shared])
 
-    def _learn(self, verified: Collection[Verified], recycled: Set[str]) -> None:
-        """Append to the texts of requests and learn from what is new; for the requests in
-        ``recycled``, also keep the likeliest tokens."""
-        requests = [self._with_room(one) for one in verified]
+    def _known(self, verified: Iterable[Verified]) -> list[_Decided]:
+        """Those sequences that were started, with what is kept for them."""
+        known: list[_Decided] = []
+        for one in verified:
+            request: HierarchyRequest | None = one.seq.drafter_state.get(self.name)
+            if request is not None:
+                tree = one.tree
+                is_recycled = (
+                    self.options.recycled
+                    and request.is_shared
+                    and one.forward is not None
+                    and tree.capacity > 0
+                )
+                known.append((request, one, len(tree) if is_recycled else 0))
+        return known
+
+    def _reserve_recycled(self, known: Iterable[_Decided]) -> None:
+        """Make room for the likeliest tokens that are to be kept, within the limit."""
+        num_nodes: dict[str, int] = {}
+        for _, one, num_kept in known:
+            if num_kept:
+                namespace = one.seq.namespace
+                num_nodes[namespace] = num_nodes.get(namespace, 0) + num_kept
+        database = self._resources.model_database
+        for namespace, number in num_nodes.items():
+            assert database is not None, "something is shared"
+            database.recycling(namespace, number * len(RECYCLED_ORDERS))
+
+    def _learn(self, known: Collection[_Decided]) -> None:
+        """Append to the texts of requests and learn from what is new; also keep the likeliest
+        tokens after nodes of their trees."""
+        for request, one, _ in known:
+            self._make_room(request, one)
         version = self._sources.version
         step = DecidedStep(self._num_top)
-        for request, one in zip(requests, verified, strict=True):
+        for request, one, num_kept in known:
             self._refresh(request, one.seq, version)
-            kept = request.sources.recycled if one.seq.request_id in recycled else None
-            step.add(request, one, self._count(request, one), kept)
+            step.add(request, one, self._count(request, one), num_kept)
         all_added = step.learn(
             self._scratch_handles.address, self.options.learning_rate, self.options.token_bias_rate
         )
-        for request, one in zip(requests, verified, strict=True):
+        for request, one, _ in known:
             request.context.num_tokens += len(one.acceptance.token_ids)
-        for request, one, num_added in zip(requests, verified, all_added, strict=True):
+        for (request, one, _), num_added in zip(known, all_added, strict=True):
             if num_added > request.max_added and request.context.is_table_full:
                 self._enlarge(request, one.seq, len(one.acceptance.token_ids))
 
-    def _with_room(self, one: Verified) -> HierarchyRequest:
-        """The request of a sequence, with room for the decided tokens."""
-        request: HierarchyRequest = one.seq.drafter_state[self.name]
+    def _make_room(self, request: HierarchyRequest, one: Verified) -> None:
+        """Give a request room for the decided tokens."""
         num_new = len(one.acceptance.token_ids)
         if not request.context.is_complete:
             request.context.continue_prompt()
         if not request.context.has_room(num_new):
             self._enlarge(request, one.seq, num_new)
-        return request
 
     def _count(self, request: HierarchyRequest, one: Verified) -> int:
         """Count the result of a tree; returns from how many of its last tokens to learn."""
@@ -382,31 +416,9 @@ class Hierarchy(BatchDrafter):
         if num_learned > NUM_LEARNED_LATER and _is_told_later(one.tree):
             num_learned = NUM_LEARNED_LATER
         if self.options.learning_rate:
-            if one.tree.num_draft_tokens:
-                request.count_tree(one.tree, one.acceptance)
+            request.count_tree(one.tree, one.acceptance)
             request.calibration.count_tokens(num_learned)
         return num_learned
-
-    def _is_shared(self, seq: Sequence) -> bool:
-        """Whether other requests may draft from what the model generates for ``seq``."""
-        is_shared = self._resources.shares_output and seq.speculation.is_output_shared
-        return is_shared and self._resources.model_database is not None
-
-    def _is_recycled(self, one: Verified) -> bool:
-        """Whether the likeliest tokens after each node of a tree are kept."""
-        is_read = self.options.recycled and one.forward is not None and one.tree.capacity > 0
-        return is_read and self._is_shared(one.seq)
-
-    def _reserve_recycled(self, recycled: Iterable[Verified]) -> None:
-        """Make room for the likeliest tokens that are to be kept, within the limit."""
-        num_nodes: dict[str, int] = {}
-        for one in recycled:
-            namespace = one.seq.namespace
-            num_nodes[namespace] = num_nodes.get(namespace, 0) + len(one.tree)
-        database = self._resources.model_database
-        for namespace, number in num_nodes.items():
-            assert database is not None, "something is shared"
-            database.recycling(namespace, number * len(RECYCLED_ORDERS))
 
     def _enlarge(self, request: HierarchyRequest, seq: Sequence, num_new: int) -> None:
         """Give a request room for ``num_new`` more tokens and their contexts."""

@@ -41,6 +41,7 @@ class HierarchyRequest:
 
     Attributes:
         state: numbers for compiled code, see ``STATE_*``.
+        is_shared: whether other requests may draft from what the model generates for it.
         levels: those it may be drafted from, one bit each.
         level_sources: the sources of these levels.
         sources_version: of the sources when ``handles`` were made.
@@ -51,6 +52,7 @@ class HierarchyRequest:
     context: ContextDatabase
     calibration: Calibration
     state: Ints
+    is_shared: bool
     levels: int = 0
     level_sources: frozenset[Source] = frozenset()
     sources: NamespaceSources = field(init=False)
@@ -80,19 +82,19 @@ class HierarchyRequest:
 
     def is_text_of(self, seq: Sequence) -> bool:
         """Whether as many tokens were appended to the text as were decided."""
-        num_expected = int(self.state[STATE_NUM_EXPECTED])
+        num_expected = self.state.item(STATE_NUM_EXPECTED)
         return self.context.num_tokens - num_expected == len(seq.token_ids)
 
     def count_tree(self, tree: DraftTree, acceptance: Acceptance) -> None:
         """Learn how useful scores were: those of nodes from this request's levels, except scores of
         1, which are not estimates."""
-        own = [
-            score if score < 1.0 and source in self.level_sources else 0.0
-            for score, source in zip(tree.scores, tree.sources, strict=True)
-        ]
-        expected_tokens = sum(own)
+        expected_tokens, num_accepted = 0.0, 0
+        own_sources, path = self.level_sources, acceptance.path
+        for node, score in enumerate(tree.scores):
+            if 0.0 < score < 1.0 and tree.sources[node] in own_sources:
+                expected_tokens += score
+                num_accepted += node in path
         if expected_tokens > 0.0:
-            num_accepted = sum(own[node] > 0.0 for node in acceptance.path)
             self.calibration.count_tree(expected_tokens, num_accepted)
 
 

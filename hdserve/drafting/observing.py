@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from hdserve.databases.compiled import jit
 from hdserve.databases.ngram import NUM_ADDED, Ints
-from hdserve.databases.recycled import RecycledDatabase
 from hdserve.drafting.arrays import (
     NUM_STEP_FIELDS,
     STATE_NUM_TOKENS,
@@ -51,18 +50,19 @@ class DecidedStep:
         request: HierarchyRequest,
         one: Verified,
         num_learned: int,
-        recycled: RecycledDatabase | None,
+        num_kept: int,
     ) -> None:
         """Append the chosen tokens to the text of ``request``, and learn from the last
         ``num_learned`` of them.
 
         Args:
-            recycled: where to keep the likeliest tokens after each node of the tree.
+            num_kept: after how many nodes the likeliest tokens are kept, all of the tree or none.
         """
         num_nodes = stamp = 0
-        if recycled is not None:
+        recycled = request.sources.recycled
+        if num_kept and recycled is not None:
             assert one.forward is not None, "it was read"
-            num_nodes, stamp = len(one.tree), recycled.table.stamp
+            num_nodes, stamp = num_kept, recycled.table.stamp
             self._tree_token_ids += one.tree.token_ids
             self._tree_parents += one.tree.parents
             tokens, logits = one.forward.top_tokens(self._num_top)

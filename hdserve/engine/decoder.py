@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite
@@ -181,21 +181,12 @@ class SequenceDecoder:
         Raises:
             SequenceFault: a token cannot be decoded.
         """
-        seq, texts = self.seq, list[str]()
-        num_used = 0
-        if not seq.num_remaining_tokens:  # only the prompt was asked for
-            acceptance, seq.finish_reason = Acceptance([], []), FinishReason.LENGTH
-        for token_id in acceptance.token_ids:
-            grammar_end = self._grammar_ends[num_used] if self.grammar else None
-            num_used += 1
-            seq.token_ids.append(token_id)
-            may_stop = self._may_stop
-            is_ending = may_stop and token_id in self.ending_token_ids
-            texts.append(self._push(token_id, is_ending=is_ending, may_stop=may_stop))
-            seq.finish_reason = grammar_end or self._finish_reason(is_ending=is_ending)
-            if seq.finish_reason is not None:
-                texts[-1] += self._finish_text()
-                break
+        seq = self.seq
+        if seq.num_remaining_tokens:
+            texts = self._append(acceptance.token_ids)
+        else:  # only the prompt was asked for
+            texts, seq.finish_reason = [], FinishReason.LENGTH
+        num_used = len(texts)
         is_shaped = self.logits_processor is not None
         if is_shaped and self._may_stop and not seq.params.has_lasting_terms:
             self.logits_processor = None
@@ -217,6 +208,22 @@ class SequenceDecoder:
             error=self._error,
         )
         return used, output
+
+    def _append(self, token_ids: Iterable[int]) -> list[str]:
+        """Append tokens, at most up to the one that ends the sequence; the text of each."""
+        seq, texts = self.seq, list[str]()
+        own, min_length = seq.token_ids, seq.num_prompt_tokens + seq.params.min_tokens
+        for number, token_id in enumerate(token_ids):
+            own.append(token_id)
+            may_stop = len(own) >= min_length
+            is_ending = may_stop and token_id in self.ending_token_ids
+            texts.append(self._push(token_id, is_ending=is_ending, may_stop=may_stop))
+            grammar_end = self._grammar_ends[number] if self.grammar else None
+            seq.finish_reason = grammar_end or self._finish_reason(is_ending=is_ending)
+            if seq.finish_reason is not None:
+                texts[-1] += self._finish_text()
+                break
+        return texts
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
         assert self.scorer is not None

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from operator import index
 
 from hdserve import core
@@ -319,7 +318,8 @@ class Engine:
             forwarded = self._with_draws(scheduled, trees, forwarded)
         for work, tree, outputs in zip(scheduled, trees, forwarded, strict=True):
             seq = work.slot.seq
-            self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
+            if seq.num_prefilled_tokens < seq.num_prompt_tokens:
+                self._count_prefilled(seq, seq.num_cached_tokens + work.num_tokens)
             self._undecided = seq, len(seq.token_ids), len(self._outputs)
             one = self._decide(work, tree, outputs)
             self._undecided = None
@@ -349,7 +349,7 @@ class Engine:
                     found[number] = nodes
         drawn = dict(zip(found, choose_together([*found.values()]), strict=True))
         return [
-            replace(outputs, drawn=drawn[number]) if outputs and number in drawn else outputs
+            outputs._replace(drawn=drawn[number]) if outputs and number in drawn else outputs
             for number, outputs in enumerate(forwarded)
         ]
 

@@ -6,13 +6,35 @@ import itertools
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
+from hdserve.drafting.cutting import forward_s
 
 POINTS = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10.0), min_size=1, max_size=8)
+
+
+def of_drafts(
+    cost: BatchCost,
+    num_drafts: int,
+    num_sequences: int,
+    *,
+    num_columns: int = 0,
+    num_other_rows: int = 0,
+) -> npt.NDArray[np.float64]:
+    """Seconds of forwards of 0, 1, ... ``num_drafts`` drafts."""
+    step = cost.of(num_sequences)
+    step.reach(num_sequences + num_other_rows + num_drafts)
+    num_more = step.num_more_columns(num_columns)
+    return np.array(
+        [
+            forward_s(number, step.table, num_sequences, num_other_rows, num_more)
+            for number in range(num_drafts + 1)
+        ]
+    )
 
 
 def test_cost_is_interpolated_and_goes_on() -> None:
@@ -69,13 +91,13 @@ def test_columns_cost_what_the_rows_of_their_sequence_make_them_cost() -> None:
         num_columns=100,
         column_cost=ForwardCost({1: 0.01, 2: 0.03}),
     )
-    assert cost.of_drafts(2, 1).tolist() == [1.0, 1.5, 2.0]
-    assert cost.of_drafts(2, 1, num_columns=200).tolist() == pytest.approx([2.0, 4.5, 7.0])
-    beside_prompt = cost.of_drafts(2, 1, num_columns=200, num_other_rows=20)
+    assert of_drafts(cost, 2, 1).tolist() == [1.0, 1.5, 2.0]
+    assert of_drafts(cost, 2, 1, num_columns=200).tolist() == pytest.approx([2.0, 4.5, 7.0])
+    beside_prompt = of_drafts(cost, 2, 1, num_columns=200, num_other_rows=20)
     assert beside_prompt.tolist() == pytest.approx([2.0, 4.5, 7.0])
-    two_sequences = cost.of_drafts(2, 2, num_columns=220)
+    two_sequences = of_drafts(cost, 2, 2, num_columns=220)
     assert two_sequences.tolist() == pytest.approx([1.5 + 0.2, 2.0 + 0.4, 2.5 + 0.6])
-    assert cost.of_plain(2, 220) == pytest.approx(1.7)
+    assert cost.of(2).plain_s(220) == pytest.approx(1.7)
 
 
 @given(POINTS, POINTS, st.integers(1, 5), st.integers(1, 30), st.integers(0, 20))
@@ -91,16 +113,15 @@ def test_no_draft_is_cheaper_than_the_cheapest(
     cost = BatchCost({1: ForwardCost(points)}, num_columns=64, column_cost=ForwardCost(of_column))
     for num_columns in (0, 500 * num_sequences, 0):
         more_s = np.diff(
-            cost.of_drafts(
+            of_drafts(
+                cost,
                 max_drafts,
                 num_sequences,
                 num_columns=num_columns,
                 num_other_rows=num_other_rows,
             )
         )
-        least_s = cost.of_cheapest_draft(
-            max_drafts, num_sequences, num_columns=num_columns, num_other_rows=num_other_rows
-        )
+        least_s = cost.of(num_sequences).cheapest_draft_s(max_drafts, num_columns, num_other_rows)
         slack = 1e-9 * max(1.0, float(more_s.max()))
         assert least_s <= more_s.min() + slack
         if not num_columns:
@@ -117,15 +138,15 @@ def test_more_drafts_and_longer_sequences_never_cost_less(
 ) -> None:
     """Whatever was asked before."""
     cost = BatchCost({1: ForwardCost(points)}, num_columns=64, column_cost=ForwardCost(of_column))
-    cost.of_drafts(3, num_sequences, num_columns=num_columns)
+    of_drafts(cost, 3, num_sequences, num_columns=num_columns)
     shorter, longer = (
-        cost.of_drafts(num_drafts, num_sequences, num_columns=number)
+        of_drafts(cost, num_drafts, num_sequences, num_columns=number)
         for number in (num_columns, 2 * num_columns)
     )
     assert len(shorter) == num_drafts + 1
     assert (longer >= shorter).all()
     for number, seconds in ((num_columns, shorter), (2 * num_columns, longer)):
-        assert cost.of_plain(num_sequences, number) == pytest.approx(seconds[0])
+        assert cost.of(num_sequences).plain_s(number) == pytest.approx(seconds[0])
     for fewer, more in itertools.pairwise(longer.tolist()):
         assert more >= fewer * (1 - 1e-12)
 
@@ -143,9 +164,9 @@ def test_all_of_a_scaled_cost_takes_as_much_longer() -> None:
     scaled = cost.scaled(0.25)
     for number, num_columns, num_other_rows in ((1, 0, 0), (3, 900, 0), (4, 64, 40)):
         where = {"num_columns": num_columns, "num_other_rows": num_other_rows}
-        found, whole = scaled.of_drafts(30, number, **where), cost.of_drafts(30, number, **where)
+        found, whole = of_drafts(scaled, 30, number, **where), of_drafts(cost, 30, number, **where)
         np.testing.assert_allclose(found, 0.25 * whole)
-        assert scaled.of_plain(number, num_columns) == pytest.approx(
-            0.25 * cost.of_plain(number, num_columns)
+        assert scaled.of(number).plain_s(num_columns) == pytest.approx(
+            0.25 * cost.of(number).plain_s(num_columns)
         )
     assert scaled.reading_share == cost.reading_share

@@ -192,7 +192,7 @@ def test_a_plain_step_is_what_it_takes_among_others() -> None:
         assert not backoff.begin_step()
         backoff.took(seconds, catching_up_s=0.0, beside_prompts=False)
     assert backoff.begin_step()
-    assert backoff.plain_s == 0.76
+    assert backoff.beside_forward_s() == (3.0, 0.76)
 
 
 def test_what_plain_steps_take_is_no_loss() -> None:

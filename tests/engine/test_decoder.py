@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def make_logits() -> torch.Tensor:
 
 
 def make_outputs(logits: torch.Tensor, top: TopTokens | None = None) -> NodeOutputs:
-    return NodeOutputs(logits, top or TopTokens(logits), slice(0, len(logits)))
+    return NodeOutputs(logits, top or TopTokens(logits, len(logits)), slice(0, len(logits)))
 
 
 def path_of(token_ids: list[int]) -> DraftTree:
@@ -63,7 +62,7 @@ def test_log_probabilities_are_of_what_was_chosen(num_top: int, params: dict[str
     nodes = decoder.nodes(tree, outputs)
     assert (nodes is None) == (params.get("temperature") == 0.0)
     drawn = None if nodes is None else choose_together([nodes])[0]
-    acceptance = decoder.decide(tree, replace(outputs, drawn=drawn))
+    acceptance = decoder.decide(tree, outputs._replace(drawn=drawn))
     assert acceptance == wanted
     _, output = decoder.commit(tree, acceptance)
     scores = chosen_logprobs(outputs.logits, wanted.token_ids, num_top)
@@ -91,6 +90,6 @@ def test_the_likeliest_is_not_looked_for_again() -> None:
     """A greedy choice with log probabilities is what is known of the whole forward."""
     logits = make_logits()
     known = torch.arange(NUM_NODES)[:, None].numpy(), torch.ones((NUM_NODES, 1)).numpy()
-    outputs = make_outputs(logits, TopTokens(logits, found=known))
+    outputs = make_outputs(logits, TopTokens(logits, NUM_NODES, found=known))
     decoder = make_decoder(temperature=0.0, logprobs=1)
     assert decoder.decide(path_of([0, 1]), outputs).token_ids == [0, 1, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -198,7 +197,7 @@ def _mutations() -> Iterator[tuple[str, str, str, Callable[..., Any]]]:
     original_decide = decoder.SequenceDecoder.decide
 
     def wrong_row(self: Any, tree: Any, outputs: Any, *chosen: Any) -> Any:
-        shifted = replace(outputs, logits=outputs.logits.roll(1, dims=0))
+        shifted = outputs._replace(of_forward=outputs.of_forward.roll(1, dims=0))
         return original_decide(self, tree, shifted, *chosen)
 
     yield "wrong logits row", "hdserve.engine.decoder", "SequenceDecoder.decide", wrong_row

@@ -68,7 +68,8 @@ class CpuTreeAttention:
         uses_bf16_dot: ``False`` does not use its products of pairs; native operators ignore this.
 
     Attributes:
-        layers: int64 ``[num_layers, 6]``: addresses of keys and values, and their four sizes.
+        layers_at: the address of int64 ``[num_layers, 6]``: addresses of keys and values, and their
+            four sizes.
         uses_amx: whether it does.
         scratch_floats: float32 of scratch that a thread needs in addition to its scores.
         max_depth: of drafts, up to which a row's result does not depend on where they lie.
@@ -85,10 +86,10 @@ class CpuTreeAttention:
     ) -> None:
         self._cache = cache
         self._shape = cache.shape
-        self.layers = np.array(
+        self._layers = np.array(
             [_addresses(cache, layer) for layer in range(cache.shape.num_layers)], np.int64
         )
-        self._layers_at = address_of(self.layers)
+        self.layers_at = address_of(self._layers)
         self._workers = workers
         self.uses_amx = uses_amx and self._fits_amx()
         self.max_depth = TAIL if self.uses_amx else UNLIMITED
@@ -143,7 +144,7 @@ class CpuTreeAttention:
         num_parts = self._workers.num_parts(num_pairs, MIN_PAIRS_PER_THREAD)
         rooms = self._scratch(num_parts, columns.most_visible + num_rows)
         fixed = (
-            self._layers_at + layer * self.layers.strides[0],
+            self.layers_at + layer * self._layers.strides[0],
             address_of(columns.addresses),
             queries.data_ptr(),
             attended.data_ptr(),

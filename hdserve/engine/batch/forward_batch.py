@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -32,9 +31,8 @@ class BatchDescriptor(NamedTuple):
     by_splits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
-    """The input of one forward: ``token_ids`` and ``position_ids [1, num_rows]``, int64.
+class ForwardBatch(NamedTuple):
+    """The input of one forward: ``token_ids`` and ``position_ids [num_rows]``, int64.
 
     Attributes:
         logit_rows: ``[n]`` int64, the rows that need logits.
@@ -70,14 +68,18 @@ def build_batch(
             ``kernel.max_rows`` rows, up to which it is fast.
     """
     device, packed = cache.device, pack_rows(chunks, shapes, cache.scratch_row)
-    kv_rows, num_logits = torch.from_numpy(packed.kv_rows).to(device), len(packed.logit_rows)
+    is_cpu = device.type == "cpu"
+    arrays = packed.token_ids, packed.position_ids, packed.logit_rows, packed.kv_rows
+    token_ids, position_ids, logit_rows, kv_rows = (
+        torch.from_numpy(each) if is_cpu else torch.from_numpy(each).to(device) for each in arrays
+    )
     return ForwardBatch(
-        token_ids=torch.from_numpy(packed.token_ids).to(device).unsqueeze(0),
-        position_ids=torch.from_numpy(packed.position_ids).to(device).unsqueeze(0),
-        logit_rows=torch.from_numpy(packed.logit_rows).to(device),
-        packed=packed,
+        token_ids,
+        position_ids,
+        logit_rows,
+        packed,
         plan=_plan(packed, cache, kv_rows, shapes, kernel, workers),
-        races=None if device.type == "cpu" else races_on(device, num_logits, packed.races),
+        races=None if is_cpu else races_on(device, len(packed.logit_rows), packed.races),
     )
 
 

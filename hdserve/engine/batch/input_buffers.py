@@ -26,7 +26,7 @@ class InputBuffers:
         num_rows: of the forwards, padding included.
 
     Attributes:
-        token_ids, position_ids: ``[1, num_rows]``.
+        token_ids, position_ids: ``[num_rows]``.
         kv_rows: ``[num_rows]``: the cache row each row is written to.
         logit_rows: ``[num_rows]``: all rows if all are nodes; else only the first ones are used.
         races: ``[2, num_rows]``, see :mod:`hdserve.engine.batch.races`.
@@ -38,8 +38,7 @@ class InputBuffers:
         self.num_rows = num_rows
         self._rows = CpuGpuBuffer((6, align(num_rows, ALIGNMENT)), torch.int64, cache.device)
         rows = self._rows.device[:, :num_rows]
-        self.token_ids, self.position_ids = rows[0][None], rows[1][None]
-        self.kv_rows, self.logit_rows = rows[2:4]
+        self.token_ids, self.position_ids, self.kv_rows, self.logit_rows = rows[:4]
         self.races = rows[4:]
 
     def fill(self, packed: PackedRows) -> None:

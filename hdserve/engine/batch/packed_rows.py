@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.kernels.rows import lay_out_rows
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
+class PackedRows(NamedTuple):
     """What each row of a forward is.
 
     Attributes:

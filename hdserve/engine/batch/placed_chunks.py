@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from hdserve.engine.kernels.rows import NUM_CHUNK_FIELDS
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedChunks:
+class PlacedChunks(NamedTuple):
     """Chunks in the order of their rows, for compiled code.
 
     Attributes:
@@ -46,10 +45,12 @@ class PlacedChunks:
             if tree is not None and num_drafts:
                 parents += tree.parents[1:]
                 depths += tree.depths[1:]
+        num_numbers, num_parents = len(numbers), len(numbers) + len(parents)
+        found = np.array(numbers + parents + depths, np.int64)
         return cls(
             placed,
-            np.array(numbers, np.int64).reshape(-1, NUM_CHUNK_FIELDS),
-            np.array(parents, np.int64),
-            np.array(depths, np.int64),
+            found[:num_numbers].reshape(-1, NUM_CHUNK_FIELDS),
+            found[num_numbers:num_parents],
+            found[num_parents:],
             sum(depths),
         )

@@ -36,6 +36,8 @@ class Shapes:
     def pad_rows(self, num_rows: int) -> int:
         """The smallest allowed number of rows that is at least ``num_rows``."""
         num_rows = max(num_rows, self.min_rows)
+        if not self.row_counts:
+            return num_rows
         return next((count for count in self.row_counts if count >= num_rows), num_rows)
 
 

@@ -43,7 +43,7 @@ class AttendListed(Protocol):
     """See :class:`~hdserve.engine.attention.cpu_tree.CpuTreeAttention`."""
 
     max_rows: int
-    layers: npt.NDArray[np.int64]
+    layers_at: int
     uses_amx: bool
     scratch_floats: int
 

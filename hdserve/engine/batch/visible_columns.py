@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,8 +10,7 @@ from hdserve.engine.batch.placed_chunks import IntArray, PlacedChunks
 from hdserve.engine.kernels.rows import list_visible
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleColumns:
+class VisibleColumns(NamedTuple):
     """Per row a list of columns in the order of their positions, in three flat arrays.
 
     A row sees the columns ``0 ... prefix-1`` and then ``tails[first_tail : first_tail + visible -

@@ -162,14 +162,14 @@ class CompiledForward:
         """The logits ``[n, vocab_size]`` of the batch's ``n`` logit rows; call it within
         :func:`~hdserve.engine.batch.step_context.running`."""
         rows = batch.logit_rows
-        least = 1 if self._takes_one_row else min(_SEVERAL_ROWS, batch.token_ids.shape[1])
+        least = 1 if self._takes_one_row else min(_SEVERAL_ROWS, len(batch.token_ids))
         num_missing = least - len(rows)
         if num_missing > 0:
             rows = torch.cat([rows, rows.new_zeros(num_missing)])
         operators = self._operators
         with nullcontext() if operators is None else operators.running(batch.plan):
-            logits = self._run(batch.token_ids[0], batch.position_ids[0], rows)
-        return logits[: len(batch.logit_rows)]
+            logits = self._run(batch.token_ids, batch.position_ids, rows)
+        return logits if num_missing <= 0 else logits[: len(batch.logit_rows)]
 
     def _run(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -60,7 +59,7 @@ class ModelRunner:
         self.cache = cache
         self.needs_hidden = needs_hidden
         self._workers = Workers()
-        is_gpu = cache.device.type == "cuda"
+        self._is_gpu = is_gpu = cache.device.type == "cuda"
         self._static: StaticBatches | None = None
         if is_gpu if attends_in_one_call is None else attends_in_one_call:
             self._static = StaticBatches(
@@ -179,12 +178,12 @@ class ModelRunner:
         found = self._found(batch, logits)
         likeliest = None if found is None else found.likeliest
         packed = batch.packed
-        top = TopTokens(logits[: packed.num_nodes], num_top, likeliest)
+        top = TopTokens(logits, packed.num_nodes, num_top, likeliest)
         outputs = [
             None
             if chunk.tree is None
             else NodeOutputs(
-                logits[part],
+                logits,
                 top,
                 part,
                 None if found is None or chunk.race is None else found.drawn[part].tolist(),
@@ -193,8 +192,8 @@ class ModelRunner:
             for chunk, part in zip(chunks, packed.logit_slices, strict=True)
         ]
         for index, part in packed.scored_slices.items():
-            nodes = outputs[index] or NodeOutputs(logits[:0], top, slice(0))
-            outputs[index] = replace(nodes, prompt_logits=logits[part].float())
+            nodes = outputs[index] or NodeOutputs(logits, top, slice(0))
+            outputs[index] = nodes._replace(prompt_logits=logits[part].float())
         return outputs
 
     def _found(self, batch: ForwardBatch, logits: torch.Tensor) -> FoundTokens | None:
@@ -205,7 +204,7 @@ class ModelRunner:
 
     def _wait(self) -> None:
         """Wait until the device has finished its work."""
-        if self.cache.device.type == "cuda":
+        if self._is_gpu:
             torch.cuda.synchronize()
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
@@ -241,8 +240,8 @@ class ModelRunner:
         """The output of the model's own modules for ``batch``."""
         with running(batch.plan), _one_thread() if batch.plan.is_exact else nullcontext():
             return cast("Any", self.model.module)(
-                input_ids=batch.token_ids,
-                position_ids=batch.position_ids,
+                input_ids=batch.token_ids[None],
+                position_ids=batch.position_ids[None],
                 use_cache=False,
                 logits_to_keep=batch.logit_rows,
                 output_hidden_states=self.needs_hidden,

@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from hdserve.engine.sampling.topk import topk
-
-Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+from hdserve.engine.sampling.topk import Found, find_tokens
 
 
 class TopTokens:
-    """The likeliest tokens of every row of a forward, computed at the first request for all
+    """The likeliest tokens after the nodes of a forward, computed at the first request for all
     sequences at once.
 
     Args:
         logits: ``[num_rows, vocab_size]``.
+        num_nodes: the first rows are theirs.
         num_at_once: how many are computed if fewer are asked for.
         found: some of them, if already known: tokens and their logits.
     """
 
     def __init__(
-        self, logits: torch.Tensor, num_at_once: int = 1, found: Found | None = None
+        self,
+        logits: torch.Tensor,
+        num_nodes: int,
+        num_at_once: int = 1,
+        found: Found | None = None,
     ) -> None:
         self._logits = logits
-        self._num_at_once = min(num_at_once, logits.shape[1])
-        self._found = found or (np.empty((0, 0), np.int64), np.empty((0, 0), np.float32))
+        self._num_nodes = num_nodes
+        self._num_at_once = num_at_once
+        self._found = found
+        self._likeliest: tuple[list[int], list[float]] | None = None
 
     def __call__(self, k: int) -> Found:
-        """Tokens and their logits, two arrays ``[num_rows, k]``, likeliest first."""
-        if k > self._found[0].shape[1]:
-            self._found = _to_host(*topk(self._logits, max(k, self._num_at_once)))
-        tokens_found, logits_found = self._found
-        return tokens_found[:, :k], logits_found[:, :k]
+        """Tokens and their logits, two arrays ``[num_nodes, k]``, likeliest first."""
+        found = self._at_least(k)
+        return found if found[0].shape[1] == k else (found[0][:, :k], found[1][:, :k])
 
-    @cached_property
+    @property
     def likeliest(self) -> tuple[list[int], list[float]]:
-        """The likeliest token of every row and its logit."""
-        tokens, logits = self(1)
-        return tokens[:, 0].tolist(), logits[:, 0].tolist()
+        """The likeliest token after every node and its logit."""
+        if self._likeliest is None:
+            tokens, logits = self._at_least(1)
+            self._likeliest = tokens[:, 0].tolist(), logits[:, 0].tolist()
+        return self._likeliest
+
+    def _at_least(self, k: int) -> Found:
+        found = self._found
+        if found is None or k > found[0].shape[1]:
+            number = max(k, min(self._num_at_once, self._logits.shape[1]))
+            self._found = found = find_tokens(self._logits, self._num_nodes, number)
+        return found
 
 
-def _to_host(values: torch.Tensor, tokens: torch.Tensor) -> Found:
-    """Tokens and values as arrays, fetched from a GPU in one transfer."""
-    if values.device.type == "cpu":
-        return tokens.numpy(), values.float().numpy()
-    together = torch.stack((tokens.double(), values.double())).cpu().numpy()
-    return together[0].astype(np.int64), together[1].astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOutputs:
+class NodeOutputs(NamedTuple):
     """What a forward gives for the nodes of one tree; the ``Forward`` that drafters see.
 
     Attributes:
-        logits: ``[num_nodes, vocab_size]`` float32, or bfloat16 as the model gives them, in the
-            order of the tree's nodes.
+        of_forward: the logits of the whole forward, ``[num_rows, vocab_size]`` float32, or bfloat16
+            as the model gives them.
         top: of the whole forward.
         rows: those of the tree's nodes in the forward.
         drawn: the token drawn after every node, :data:`~hdserve.engine.kernels.draw.NO_TOKEN` if
@@ -69,12 +69,17 @@ class NodeOutputs:
             else ``None``.
     """
 
-    logits: torch.Tensor
+    of_forward: torch.Tensor
     top: TopTokens
     rows: slice
     drawn: list[int] | None = None
     hidden_states: torch.Tensor | None = None
     prompt_logits: torch.Tensor | None = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[num_nodes, vocab_size]``, in the order of the tree's nodes."""
+        return self.of_forward[self.rows]
 
     def top_tokens(self, k: int) -> Found:
         """The ``k`` likeliest next tokens after every node and their logits, two arrays

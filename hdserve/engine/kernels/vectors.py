@@ -248,6 +248,17 @@ def _largest(typing_context: Any, vector: Any) -> Any:
     return types.float32(vector), codegen
 
 
+def _any_reaches(typing_context: Any, vector: Any, limits: Any) -> Any:
+    """Whether a lane of ``vector`` is at least that of ``limits``; NaN is not."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        reached = builder.fcmp_ordered(">=", *args)
+        bits = builder.bitcast(reached, ir.IntType(NUM_LANES))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(vector, limits), codegen
+
+
 def _interleaved_sum(builder: Any, first: Any, second: Any, width: int) -> Any:
     """Neighbouring groups of ``width`` lanes added, of ``first`` and ``second`` in turn."""
     low, high = [], []
@@ -294,6 +305,7 @@ prefetch: Any = intrinsic(_prefetch)
 spread: Any = intrinsic(_spread)
 total: Any = intrinsic(_total)
 largest: Any = intrinsic(_largest)
+any_reaches: Any = intrinsic(_any_reaches)
 store_totals: Any = intrinsic(_store_totals)
 multiplied: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fmul(a, b), 2))
 added: Any = intrinsic(_elementwise(lambda builder, a, b: builder.fadd(a, b), 2))

@@ -152,7 +152,7 @@ def _time_reading(runner: ModelRunner, num_rows: int) -> float:
     best = float("inf")
     for _ in range(_NUM_ROUNDS):
         started = time.perf_counter()
-        TopTokens(logits)(min(NUM_TOP, model.vocab_size))
+        TopTokens(logits, num_rows)(min(NUM_TOP, model.vocab_size))
         best = min(best, time.perf_counter() - started)
     return best
 

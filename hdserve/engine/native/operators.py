@@ -187,17 +187,19 @@ def _load_once() -> NativeOperators | None:
 
 def _describe(plan: StepPlan) -> _Step:
     """Describe the plan of a step in C.  The memory this points to belongs to the plan."""
-    step = _Step(plan.workers.num_threads, plan.is_exact, plan.kv_rows.data_ptr())
+    of_all = plan.workers.num_threads, plan.is_exact, plan.kv_rows.data_ptr()
     if plan.listed is None or plan.spans:
-        return step
-    columns = plan.listed.columns
-    step.listed = address_of(columns.addresses)
-    step.layers = address_of(plan.listed.kernel.layers)
-    step.item_bytes = plan.cache.dtype.itemsize
-    step.uses_amx = plan.listed.kernel.uses_amx
-    step.scratch_floats = plan.listed.kernel.scratch_floats
-    step.num_spans = len(columns.spans)
-    step.most_visible = columns.most_visible
-    step.num_visible = columns.num_visible
-    step.num_shared = columns.num_shared
-    return step
+        return _Step(*of_all)
+    kernel, columns = plan.listed.kernel, plan.listed.columns
+    return _Step(
+        *of_all,
+        address_of(columns.addresses),
+        kernel.layers_at,
+        plan.cache.dtype.itemsize,
+        kernel.uses_amx,
+        kernel.scratch_floats,
+        len(columns.spans),
+        columns.most_visible,
+        columns.num_visible,
+        columns.num_shared,
+    )

@@ -43,7 +43,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     """
     if params.is_greedy:
         return argmax(logits)
-    if can_be_read(logits):
+    if can_be_read(logits, torch.float32):
         return torch.tensor(_drawn(logits, params, keys))
     if not params.has_filters and gpu_kernels.are_available(logits.device):
         from hdserve.engine.gpu_kernels.choices import find_tokens
@@ -72,7 +72,7 @@ def _exponentials(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 def choose_one(logits: torch.Tensor, params: SamplingParams, key: int) -> int:
     """Choose the token of a single row, ``[1, vocab_size]``, as :func:`choose` does."""
-    if params.is_greedy or not can_be_read(logits):
+    if params.is_greedy or not can_be_read(logits, torch.float32):
         return int(choose(logits, params, [key]))
     return _drawn(logits, params, [key])[0]
 
@@ -88,7 +88,7 @@ def choose_checked(
         logit is above minus infinity; it may be infinite by a bias.  Both come from the device in
         one transfer.
     """
-    if can_be_read(logits) and can_be_read(shaped):
+    if can_be_read(logits, torch.float32) and can_be_read(shaped, torch.float32):
         token_id = choose_one(shaped, params, key)
         raw, made = (float(each.numpy()[0, token_id]) for each in (logits, shaped))
     else:

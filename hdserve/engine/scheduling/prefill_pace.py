@@ -82,7 +82,10 @@ class PrefillPace:
             self._cost.add(num_prompt_tokens, seconds, measure.seconds)
 
     def _measure(self, num_decoding: int) -> _Measure:
-        return self._measures.setdefault(num_decoding.bit_length(), _Measure())
+        number = num_decoding.bit_length()
+        if number not in self._measures:
+            self._measures[number] = _Measure()
+        return self._measures[number]
 
 
 class _Measure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import sqrt
+from typing import NamedTuple
 
 from hdserve.core import Sequence
 from hdserve.engine.kv_cache.prefix_cache import KeyedTokens, PrefixCache
@@ -47,8 +48,7 @@ class Slot:
     is_plain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """What one slot does in a step.
 
     Attributes:
@@ -325,7 +325,7 @@ class Scheduler:
         """The next step's work, in slot order."""
         num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
         num_prompts = len(self.running) - num_decoding
-        num_left = self._pace.num_tokens(num_decoding, num_prompts)
+        num_left = self._pace.num_tokens(num_decoding, num_prompts) if num_prompts else 0
         num_left_to_score = self._max_scored_tokens
         scheduled: list[Scheduled] = []
         for slot in self.running:

@@ -78,8 +78,8 @@ class StepDrafts:
         is_drafting = budget.begin_step(number)
         if not (is_drafting or budget.wants_times(number)):
             return self._trees(scheduled, is_drafting=False)
-        num_other_rows = sum(work.num_tokens for work in scheduled) - number
-        num_columns = sum(len(work.slot.seq.token_ids) - 1 for work in choosing)
+        num_other_rows = sum([work.num_tokens for work in scheduled]) - number
+        num_columns = sum([len(work.slot.seq.token_ids) for work in choosing]) - number
         if is_drafting:
             is_probe = budget.is_probe(number)
             self._max_started_tokens = _MAX_TRIED_TOKENS if is_probe else _MAX_STARTED_TOKENS
@@ -93,15 +93,13 @@ class StepDrafts:
     def _trees(
         self, scheduled: Sequence[Scheduled], *, is_drafting: bool
     ) -> list[DraftTree | None]:
-        trees = [
-            self._empty_tree(work, is_drafting=is_drafting) if work.is_choosing else None
-            for work in scheduled
-        ]
-        asked = [
-            (work.slot.seq, tree)
-            for work, tree in zip(scheduled, trees, strict=True)
-            if tree is not None and self._are_told(tree)
-        ]
+        trees: list[DraftTree | None] = []
+        asked: list[tuple[core.Sequence, DraftTree]] = []
+        for work in scheduled:
+            tree = self._empty_tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            trees.append(tree)
+            if tree is not None and self._are_told(tree):
+                asked.append((work.slot.seq, tree))
         if asked:
             started = time.perf_counter()
             self._catch_up([seq for seq, _ in asked])
@@ -115,15 +113,19 @@ class StepDrafts:
     def _empty_tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
         """An empty tree with the capacity it may use."""
         seq = work.slot.seq
-        is_drafting = is_drafting and seq.speculation.is_enabled and work.may_draft
-        is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
-        capacity = self.max_draft_tokens if is_drafting else 0
-        if seq.speculation.max_draft_tokens is not None:
-            capacity = min(capacity, index(seq.speculation.max_draft_tokens))
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
-        if max_depth <= 0 or (capacity and not self._may_know(seq)):
-            capacity = 0
+        is_drafting = is_drafting and max_depth > 0 and work.may_draft
+        is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
+        capacity = self._capacity(seq) if is_drafting else 0
         return DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
+
+    def _capacity(self, seq: core.Sequence) -> int:
+        """The most drafts that ``seq`` may have now."""
+        wanted = seq.speculation.max_draft_tokens
+        capacity = self.max_draft_tokens if seq.speculation.is_enabled else 0
+        if wanted is not None:
+            capacity = min(capacity, index(wanted))
+        return capacity if capacity and self._may_know(seq) else 0
 
     def _may_know(self, seq: core.Sequence) -> bool:
         """Whether drafters know ``seq`` or may be started with it; if it is new, it counts towards

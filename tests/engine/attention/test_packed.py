@@ -107,7 +107,7 @@ def test_packed_attention_is_attention(
     assert CpuTreeAttention.can_read(cache) is is_readable
     kernel = CpuTreeAttention(cache, Workers()) if is_readable else None
     batch = build_batch(make_chunks(), cache, shapes, kernel, Workers())
-    num_rows = batch.token_ids.shape[1]
+    num_rows = len(batch.token_ids)
     query = random(generator, dtype, 1, NUM_HEADS, num_rows, key_size)
     key = random(generator, dtype, 1, num_kv_heads, num_rows, key_size)
     value = random(generator, dtype, 1, num_kv_heads, num_rows, value_size)

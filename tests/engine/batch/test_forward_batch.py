@@ -35,8 +35,8 @@ def test_rows_are_what_they_should_be(chunks: list[Chunk], shapes: Shapes) -> No
         visible = span.visible()
         assert visible.shape == (len(nodes), span.num_keys)
         for index, node in enumerate(nodes):
-            assert int(batch.token_ids[0, row + index]) == node.token_id
-            assert int(batch.position_ids[0, row + index]) == node.position
+            assert int(batch.token_ids[row + index]) == node.token_id
+            assert int(batch.position_ids[row + index]) == node.position
             assert int(batch.plan.kv_rows[row + index]) == chunk.segment.start + node.column
             assert set(np.flatnonzero(visible[index])) == node.seen
         row += len(nodes)
@@ -68,14 +68,14 @@ def test_padding_touches_nothing(chunks: list[Chunk], shapes: Shapes) -> None:
     cache = make_cache()
     batch = build_batch(chunks, cache, shapes, None, Workers())
     num_own = sum(chunk.num_rows for chunk in chunks)
-    num_rows = batch.token_ids.shape[1]
-    assert batch.position_ids.shape == (1, num_rows)
+    num_rows = len(batch.token_ids)
+    assert batch.position_ids.shape == (num_rows,)
     assert shapes.pad_rows(num_rows) == num_rows
     padding = batch.plan.kv_rows[num_own:]
     assert (padding == cache.scratch_row).all()
     assert not (batch.plan.kv_rows[:num_own] == cache.scratch_row).any()
     assert len(set(batch.plan.kv_rows[:num_own].tolist())) == num_own
-    assert not batch.position_ids[0, num_own:].any()
+    assert not batch.position_ids[num_own:].any()
     assert all(int(row) < num_own for row in batch.logit_rows)
 
 
@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_nodes(chunks: list[Chunk]) -> None:
         if chunk.tree is None:
             assert rows == []
         else:
-            tokens = [int(batch.token_ids[0, node]) for node in rows]
+            tokens = [int(batch.token_ids[node]) for node in rows]
             assert tokens == chunk.tree.token_ids
             assert rows[0] == row + len(chunk.token_ids) - 1
             assert part.stop <= batch.packed.num_nodes

@@ -35,8 +35,8 @@ def test_steps_lie_in_the_same_place(lists: list[list[Chunk]]) -> None:
         packed = pack_rows(chunks, Shapes((128,)), cache.scratch_row)
         buffers.fill(packed)
         buffers.send()
-        assert buffers.token_ids[0].tolist() == packed.token_ids.tolist()
-        assert buffers.position_ids[0].tolist() == packed.position_ids.tolist()
+        assert buffers.token_ids.tolist() == packed.token_ids.tolist()
+        assert buffers.position_ids.tolist() == packed.position_ids.tolist()
         assert buffers.kv_rows.tolist() == packed.kv_rows.tolist()
         keys, factors = buffers.races[0].tolist(), buffers.races[1].view(torch.float64).tolist()
         for chunk, part in zip(chunks, packed.logit_slices, strict=True):
@@ -50,9 +50,9 @@ def test_steps_lie_in_the_same_place(lists: list[list[Chunk]]) -> None:
 def test_they_lie_as_in_tensors_of_their_own(num_rows: int) -> None:
     """Which a model is compiled for; it would be once more for each number of rows."""
     buffers = InputBuffers(make_cache(), num_rows)
-    for found in (buffers.token_ids, buffers.position_ids):
-        assert found.stride() == torch.empty(1, num_rows).stride()
-    assert buffers.logit_rows.is_contiguous()
+    for found in (buffers.token_ids, buffers.position_ids, buffers.logit_rows):
+        assert found.shape == (num_rows,)
+        assert found.stride() == (1,)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3])

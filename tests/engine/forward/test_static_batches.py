@@ -79,12 +79,12 @@ def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
     first = batches.build([Chunk(Segment(0, 32), 3, [5], tree)])
     assert first.kind == (4, 4, False)
     first.send()
-    assert first.token_ids.tolist() == [[5, 6, 7, 0]]
+    assert first.token_ids.tolist() == [5, 6, 7, 0]
     second = batches.build([Chunk(Segment(32, 32), 4, [8], DraftTree(8, 0))] * 3)
     assert second.plan is first.plan
     assert second.kind == first.kind
     second.send()
-    assert first.token_ids.tolist() == [[8, 8, 8, 0]]
+    assert first.token_ids.tolist() == [8, 8, 8, 0]
     assert second.packed.logit_slices == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert len(second.logit_rows) == 4
     within = batches.build([Chunk(Segment(0, 32), 0, [1, 2, 3], None)])

@@ -92,7 +92,7 @@ def test_compiled_code_multiplies_layers_of_the_same_input_together(
             batch = runner._batch([chunk])
             plan = replace(batch.plan, multiply_rows=recorder)
             with running(plan):
-                found = rounded(compiled(replace(batch, plan=plan)))
+                found = rounded(compiled(batch._replace(plan=plan)))
             torch.testing.assert_close(found, runner._logits(batch))
         assert recorder.numbers == [3, 1, 2, 1] * _NUM_LAYERS + [1]
         assert sum(recorder.numbers) == num_layers(loaded)

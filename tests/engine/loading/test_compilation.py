@@ -201,7 +201,7 @@ def test_forwards_of_a_known_size_go_straight_to_the_graph(
     assert sizes == [(6, 6, 6)]
     batch = runner._batch(chunks)
     with torch.inference_mode(), running(batch.plan), compiled.compiling():
-        through_pytorch(batch.token_ids[0].int(), batch.position_ids[0], batch.logit_rows)
+        through_pytorch(batch.token_ids.int(), batch.position_ids, batch.logit_rows)
     assert compiled._direct is None
 
 
