@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from hdserve.databases.compiled import fast_inlined, jit
 from hdserve.drafting.handles import float64_1d, float64_2d, int64_2d, uint8_1d
-from hdserve.drafting.source_worth import fade_sources
+from hdserve.drafting.worth_sums import fade_sources
 
 SIZE, START, TAKEN, KEPT = range(4)
 """The fields of a tree: its number of drafted nodes, the index of the first of them among the nodes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hdserve.core import Source
 from hdserve.drafting.arrays import MAX_PROBABILITY
-from hdserve.drafting.source_worth import MEMORY, PRIOR_WEIGHT
+from hdserve.drafting.worth_sums import MEMORY, PRIOR_WEIGHT
 from hdserve.tree import Acceptance, DraftTree
 
 _LEAST_LEFT = 1e-6

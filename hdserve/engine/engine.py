@@ -264,7 +264,9 @@ class Engine:
         trees = self._drafts.trees(scheduled)
         drafted = time.perf_counter()
         chunks = [self._chunk(work, tree) for work, tree in zip(scheduled, trees, strict=True)]
-        is_read = self._drafts.are_read and any(tree and tree.capacity for tree in trees)
+        is_read = self._drafts.are_read and any(
+            tree is not None and tree.capacity for tree in trees
+        )
         forwarded = self._runner.forward(chunks, NUM_TOP if is_read else 1)
         verifying = time.perf_counter()
         num_tokens, ended = self._verify(scheduled, trees, forwarded)
