@@ -45,12 +45,12 @@ class PlacedChunks(NamedTuple):
             if tree is not None and num_drafts:
                 parents += tree.parents[1:]
                 depths += tree.depths[1:]
-        num_numbers, num_parents = len(numbers), len(numbers) + len(parents)
+        first_parent, first_depth = len(numbers), len(numbers) + len(parents)
         found = np.array(numbers + parents + depths, np.int64)
         return cls(
             placed,
-            found[:num_numbers].reshape(-1, NUM_CHUNK_FIELDS),
-            found[num_numbers:num_parents],
-            found[num_parents:],
+            found[:first_parent].reshape(-1, NUM_CHUNK_FIELDS),
+            found[first_parent:first_depth],
+            found[first_depth:],
             sum(depths),
         )
