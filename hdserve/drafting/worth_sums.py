@@ -29,11 +29,16 @@ def fade_sources(faded: int, corrections_at: int, sums_at: int, num_sources: int
         faded: these sources, as a bit mask.
     """
     sums = float64_2d(sums_at, (NUM_SUMS, num_sources))
-    for source in range(num_sources):
+    _fade(faded, sums)
+    _correct(float64_1d(corrections_at, (num_sources,)), sums)
+
+
+@fast_inlined
+def _fade(faded: int, sums: FloatArray) -> None:
+    for source in range(sums.shape[1]):
         if faded >> source & 1:
             sums[_EXPECTED, source] *= MEMORY
             sums[_ACCEPTED, source] *= MEMORY
-    _correct(float64_1d(corrections_at, (num_sources,)), sums)
 
 
 @fast_inlined
@@ -68,7 +73,7 @@ def observe_tree(
     drafted = 0
     for node in range(1, num_nodes):
         drafted |= 1 << sources[node]
-    fade_sources(drafted, corrections_at, sums_at, num_sources)
+    _fade(drafted, sums)
     for node in range(1, num_nodes):
         sums[_EXPECTED, sources[node]] += scores[node]
     for index in range(1, num_path_nodes):
