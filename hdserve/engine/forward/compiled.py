@@ -16,12 +16,14 @@ import torch.fx.experimental._config
 
 from hdserve.engine.batch.forward_batch import ForwardBatch
 from hdserve.engine.batch.shapes import Shapes
-from hdserve.engine.forward.direct_graph import DirectGraph
+from hdserve.engine.forward.direct_graph import TOKEN_IDS, DirectGraph, names_of_inputs
+from hdserve.engine.forward.graphs_by_rows import GraphsByRows, Run
 from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.linear.layers import set_native
 from hdserve.engine.linear.multiply_together import MultiplyTogether
 from hdserve.engine.linear.shared import is_plain, linear_layers_of
 from hdserve.engine.native.compiler import find_compiler
+from hdserve.engine.native.declarations import declarations
 from hdserve.engine.native.operators import load_operators
 
 
@@ -48,6 +50,12 @@ _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **_OPTIONS,
         "cpp_wrapper": True,  # saves 1 of 7.2 ms a row over a Python wrapper (docs/adr/0014)
+        # Asserting sizes that the compiler has derived itself took a tenth of a forward of one row.
+        "size_asserts": False,
+        "alignment_asserts": False,
+        # What several loops read is computed once if it takes more operations than this: rows of an
+        # embedding, sines and cosines of positions.
+        "realize_opcount_threshold": 4,
     }
 )
 """Options on a CPU, unless layers repeat.  A GPU has CUDA graphs instead, and a C++ wrapper would
@@ -63,6 +71,16 @@ the order in which the processor's tiles read them (docs/adr/0014)."""
 
 _MAX_PACKED_BYTES = 1 << 31
 """The most bytes of weights that are packed, because packed weights are stored twice."""
+
+_UNSHARED: Final[Mapping[str, Any]] = MappingProxyType({"cpp.threads": 1})
+"""Further options for code that one thread runs, but for our operators."""
+
+_MAX_UNSHARED_NUMBERS = 1 << 14
+"""The most numbers, rows times the inputs of the widest linear layer, with which one thread takes
+less time between the operators than several, which have to be told (docs/adr/0028)."""
+
+_MIN_UNSHARED_ROWS = 8
+"""If it is fewer rows, code for one thread is not worth its making."""
 
 _SEVERAL_ROWS = 2
 """The fewest rows, and rows with logits, of a graph that is made for more than one row."""
@@ -125,6 +143,8 @@ class CompiledForward:
         """Numbers of rows and of logits for which compiled code has found the graph."""
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = set_native(module, is_native=self._operators is not None)
+        widest = max((layer.in_features for layer in linear_layers_of(module)), default=1)
+        self._max_unshared_rows = _MAX_UNSHARED_NUMBERS // widest if self.is_native else 0
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,
@@ -135,14 +155,24 @@ class CompiledForward:
         )
 
     def _make_graph(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        """Have PyTorch's own compiler make ``graph``."""
-        from torch._inductor.compile_fx import compile_fx  # takes two seconds to load
-
-        run = cast("Any", compile_fx)(graph, inputs, config_patches={**self._options})
+        """Have PyTorch's own compiler make ``graph``, where it pays for few rows, too."""
+        run = self._compiled(graph, inputs)
+        names = names_of_inputs(graph)
+        if self._max_unshared_rows >= _MIN_UNSHARED_ROWS and TOKEN_IDS in names:
+            of_few = self._compiled(graph, inputs, **_UNSHARED)
+            run = GraphsByRows(of_few, run, names.index(TOKEN_IDS), self._max_unshared_rows)
         self._num_graphs += 1
         self._direct = DirectGraph.of(graph, inputs, run) if self._num_graphs == 1 else None
         self._known_sizes.clear()
         return run
+
+    def _compiled(self, graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Run:
+        from torch._inductor.compile_fx import compile_fx  # takes two seconds to load
+
+        options |= self._options
+        if self._operators is not None:
+            options["aot_inductor.custom_ops_to_c_shims"] = declarations()
+        return cast("Run", cast("Any", compile_fx)(graph, inputs, config_patches=options))
 
     @contextmanager
     def compiling(self) -> Iterator[None]:

@@ -8,8 +8,10 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+TOKEN_IDS: Final = "L['token_ids']"
+
 _ARGUMENTS: Final[Mapping[str, int]] = {
-    "L['token_ids']": 0,
+    TOKEN_IDS: 0,
     "L['position_ids']": 1,
     "L['logit_rows']": 2,
     "L['token_ids'].size()[0]": 3,
@@ -49,7 +51,7 @@ class DirectGraph:
         Args:
             inputs: for which it was made.
         """
-        names = [_name(node) for node in graph.graph.nodes if node.op == "placeholder"]
+        names = names_of_inputs(graph)
         others = [each for name, each in zip(names, inputs, strict=True) if name not in _ARGUMENTS]
         are_tensors = all(
             isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor) for each in others
@@ -71,7 +73,11 @@ class DirectGraph:
         return logits
 
 
+def names_of_inputs(graph: torch.fx.GraphModule) -> list[str]:
+    """What PyTorch says that each input of ``graph`` is; empty where it does not."""
+    return [_name(node) for node in graph.graph.nodes if node.op == "placeholder"]
+
+
 def _name(node: torch.fx.Node) -> str:
-    """What PyTorch says that an input of a graph is; empty if it does not."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     return str(getattr(source, "name", ""))

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -338,6 +339,86 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
 
 extern "C" void hdserve_set_kernels(const Kernels *found) { kernels = found; }
 extern "C" void hdserve_begin_step(const Step *begun) { step = begun; }
+
+// The operators as the code of a compiled model calls them, not through PyTorch's dispatcher, which
+// looks each up by its name.  Tensors are handles, what is optional is a pointer, and results belong
+// to the caller; operators.py declares the same functions to PyTorch's compiler.
+
+namespace {
+
+using Handle = AtenTensorHandle;
+
+const at::Tensor &given(Handle handle) {
+  return *torch::aot_inductor::tensor_handle_to_tensor_pointer(handle);
+}
+
+std::optional<at::Tensor> given(const Handle *handle) {
+  return handle ? std::optional(given(*handle)) : std::nullopt;
+}
+
+template <typename Number>
+std::optional<Number> given(const Number *number) {
+  return number ? std::optional(*number) : std::nullopt;
+}
+
+// Hand over `result`, in the order of rows that the compiler expects.
+void give(const at::Tensor &result, Handle *to) {
+  *to = torch::aot_inductor::new_tensor_handle(result.contiguous());
+}
+
+}  // namespace
+
+extern "C" AOTITorchError aoti_torch_cpu_skinny_linear(Handle rows, Handle weight, Handle others,
+                                                       const Handle *bias, Handle max_rows,
+                                                       Handle *products) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    give(skinny_linear(given(rows), given(weight), given(others), given(bias), given(max_rows)),
+         products);
+  });
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_prepacked_linear(Handle rows, Handle prepacked,
+                                                          const Handle *bias, int64_t num_outputs,
+                                                          Handle *products) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    give(prepacked_linear(given(rows), given(prepacked), given(bias), num_outputs), products);
+  });
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_two_prepacked_linears(
+    Handle rows, Handle first, Handle second, const Handle *first_bias, const Handle *second_bias,
+    int64_t first_outputs, int64_t second_outputs, Handle *first_products,
+    Handle *second_products) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    const auto [a, b] =
+        two_prepacked_linears(given(rows), given(first), given(second), given(first_bias),
+                              given(second_bias), first_outputs, second_outputs);
+    give(a, first_products), give(b, second_products);
+  });
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_three_prepacked_linears(
+    Handle rows, Handle first, Handle second, Handle third, const Handle *first_bias,
+    const Handle *second_bias, const Handle *third_bias, int64_t first_outputs,
+    int64_t second_outputs, int64_t third_outputs, Handle *first_products, Handle *second_products,
+    Handle *third_products) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    const auto [a, b, c] = three_prepacked_linears(
+        given(rows), given(first), given(second), given(third), given(first_bias),
+        given(second_bias), given(third_bias), first_outputs, second_outputs, third_outputs);
+    give(a, first_products), give(b, second_products), give(c, third_products);
+  });
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_packed_attention(
+    Handle query, Handle key, Handle value, Handle layer, const double *scaling,
+    const int64_t *sliding_window, const double *softcap, const Handle *sinks, Handle *attended) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    give(packed_attention(given(query), given(key), given(value), given(layer), given(scaling),
+                          given(sliding_window), given(softcap), given(sinks)),
+         attended);
+  });
+}
 
 TORCH_LIBRARY_IMPL(hdserve, CPU, library) {
   library.impl("skinny_linear", &skinny_linear);

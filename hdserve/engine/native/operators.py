@@ -146,7 +146,7 @@ class NativeOperators:
             PAIRS_PER_KEY,
             NO_WINDOW,
         )
-        library = ctypes.CDLL(path)
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # the code of models calls it
         library.hdserve_set_kernels.argtypes = (ctypes.POINTER(_Kernels),)
         library.hdserve_begin_step.argtypes = (ctypes.POINTER(_Step),)
         library.hdserve_set_kernels(self._kernels)
