@@ -162,7 +162,10 @@ class CompiledForward:
             of_few = self._compiled(graph, inputs, **_UNSHARED)
             run = GraphsByRows(of_few, run, names.index(TOKEN_IDS), self._max_unshared_rows)
         self._num_graphs += 1
-        self._direct = DirectGraph.of(graph, inputs, run) if self._num_graphs == 1 else None
+        self._direct = None
+        if self._num_graphs == 1:
+            takes_tensors = "cpp_wrapper" in self._options
+            self._direct = DirectGraph.of(graph, inputs, run, takes_tensors=takes_tensors)
         self._known_sizes.clear()
         return run
 

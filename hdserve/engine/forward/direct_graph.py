@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from hdserve.engine.forward.graphs_by_rows import Run
 
 TOKEN_IDS: Final = "L['token_ids']"
 
@@ -29,27 +32,33 @@ class DirectGraph:
         run: takes the inputs of the graph in their order, and gives its outputs.
         inputs: all inputs; those that are arguments are replaced at each call.
         places: of each argument, in the order of :data:`_ARGUMENTS`, among the inputs.
+        takes_tensors: whether numbers are given as tensors: a wrapper in C++ takes nothing else,
+            and makes one of each number in 8 us.
     """
 
     def __init__(
         self,
-        run: Callable[..., Sequence[torch.Tensor]],
+        run: Run,
         inputs: Sequence[Any],
         places: Sequence[int],
+        *,
+        takes_tensors: bool,
     ) -> None:
         self._run = run
         self._inputs = [*inputs]
         self._places = places
+        self._number = cache(torch.tensor) if takes_tensors else int
 
     @classmethod
     def of(
-        cls, graph: torch.fx.GraphModule, inputs: Sequence[Any], run: Callable[..., Any]
+        cls, graph: torch.fx.GraphModule, inputs: Sequence[Any], run: Run, *, takes_tensors: bool
     ) -> DirectGraph | None:
         """``None`` if ``graph``, of which ``run`` was made, was not made for any number of rows and
         of logits, or takes anything else than that and tensors of the model.
 
         Args:
             inputs: for which it was made.
+            takes_tensors: see :class:`DirectGraph`.
         """
         names = names_of_inputs(graph)
         others = [each for name, each in zip(names, inputs, strict=True) if name not in _ARGUMENTS]
@@ -58,14 +67,15 @@ class DirectGraph:
         )
         if not are_tensors or not names or _ARGUMENTS.keys() - {*names}:
             return None
-        return cls(run, inputs, [names.index(name) for name in _ARGUMENTS])
+        places = [names.index(name) for name in _ARGUMENTS]
+        return cls(run, inputs, places, takes_tensors=takes_tensors)
 
     def __call__(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
         """The logits; like the arguments, without a batch dimension."""
-        sizes = token_ids.shape[0], logit_rows.shape[0]
-        inputs = self._inputs.copy()
+        number, inputs = self._number, self._inputs.copy()
+        sizes = number(token_ids.shape[0]), number(logit_rows.shape[0])
         given = (token_ids, position_ids, logit_rows, *sizes)
         for place, each in zip(self._places, given, strict=True):
             inputs[place] = each

@@ -7,9 +7,9 @@
 // that runs the forward.  Outside a step, and where this file does not know the case, operators do
 // as in Python.
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/inductor/aoti_torch/utils.h>
@@ -91,6 +91,10 @@ thread_local const Step *step = nullptr;
 
 int64_t address(const at::Tensor &tensor) { return reinterpret_cast<int64_t>(tensor.data_ptr()); }
 
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+}
+
 // Do `work(first, stop)` for `num_items` items, in this thread and, where it is much, in those of
 // the OpenMP library that PyTorch uses, which do not know the step; see hardware/workers.py.
 template <typename Work>
@@ -149,7 +153,7 @@ at::Tensor skinny_linear(const at::Tensor &rows, const at::Tensor &weight, const
   const at::Tensor inputs = (uses_bf16_dot ? rows : rows.to(at::kFloat)).contiguous();
   auto sizes = rows.sizes().vec();
   sizes.back() = num_outputs;
-  at::Tensor products = at::empty(sizes, inputs.options());
+  at::Tensor products = empty(sizes, inputs.scalar_type());
   const bool is_bfloat16 = weight.scalar_type() == at::kBFloat16;
   const auto multiply = [&](int64_t first, int64_t stop) {
     first *= kernels->outputs_at_once, stop *= kernels->outputs_at_once;
@@ -189,7 +193,7 @@ std::array<at::Tensor, num_layers> multiply_prepacked(
   int64_t num_blocks = 0;
   for (std::size_t i = 0; i < num_layers; ++i) {
     sizes.back() = layers[i].num_outputs;
-    products[i] = at::empty(sizes, inputs.options());
+    products[i] = empty(sizes, inputs.scalar_type());
     num_blocks += layers[i].weights.size(0);
   }
   const auto multiply = [&](int64_t first, int64_t stop) {
@@ -272,6 +276,42 @@ class Scratch {
   int64_t num_columns_ = 0, scratch_floats_ = 0;
 };
 
+// What a step's rows see: `[1, num_rows, num_heads, size]` in float32, zeros in rows that see
+// nothing.  PyTorch takes longer to make and to convert a few numbers than it takes to attend.
+class Attended {
+ public:
+  Attended(int64_t num_rows, int64_t num_heads, int64_t size)
+      : sizes_{1, num_rows, num_heads, size}, number_(num_rows * num_heads * size) {
+    if (is_few())
+      std::fill_n(few_, number_, 0.0f);
+    else
+      many_ = at::zeros(sizes_, at::kFloat);
+  }
+
+  int64_t address() const {
+    return is_few() ? reinterpret_cast<int64_t>(few_) : ::address(many_);
+  }
+
+  at::Tensor as(at::ScalarType dtype) const {
+    if (!is_few()) return many_.to(dtype);
+    const at::Tensor result = empty(sizes_, dtype == at::kBFloat16 ? dtype : at::kFloat);
+    if (dtype == at::kBFloat16)
+      std::copy_n(few_, number_, result.mutable_data_ptr<at::BFloat16>());
+    else
+      std::copy_n(few_, number_, result.mutable_data_ptr<float>());
+    return result.to(dtype);
+  }
+
+ private:
+  bool is_few() const { return number_ <= kFew; }
+
+  static constexpr int64_t kFew = 4096;
+  std::array<int64_t, 4> sizes_;
+  int64_t number_;
+  alignas(64) float few_[kFew];
+  at::Tensor many_;
+};
+
 // Store `rows [1, heads, n, size]` in the cache's `[heads, num_kv_rows, size]`.
 void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t size) {
   const at::Tensor whole = rows.stride(3) == 1 ? rows : rows.contiguous();
@@ -307,8 +347,7 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
                                                          : nullptr;
   const auto dtype = attend_bfloat16 ? at::kBFloat16 : at::kFloat;
   const at::Tensor queries = query.transpose(1, 2).to(dtype).contiguous();
-  at::Tensor attended = at::zeros({1, num_rows, num_heads, value.size(3)},
-                                  queries.options().dtype(at::kFloat));
+  Attended attended(num_rows, num_heads, value.size(3));
   const at::Tensor besides = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
   const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
@@ -322,17 +361,17 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
     const int64_t window = sliding_window.value_or(kernels->no_window);
     const int64_t sinks_at = sinks ? address(besides) : 0;
     if (attend_bfloat16)
-      attend_bfloat16(stored_at, listed_at, address(queries), address(attended), num_heads,
+      attend_bfloat16(stored_at, listed_at, address(queries), attended.address(), num_heads,
                       scores_at, num_columns, scale, cap, window, sinks_at, first, stop);
     else
-      kernels->attend(stored_at, listed_at, address(queries), address(attended), num_heads,
+      kernels->attend(stored_at, listed_at, address(queries), attended.address(), num_heads,
                       scores_at, num_columns, is_bfloat16, scale, cap, window, sinks_at, first,
                       stop);
   };
   const int64_t num_pairs = step->num_visible * num_heads +
                             step->num_shared * num_kv_heads * kernels->pairs_per_key;
   share(attend, step->num_spans * num_kv_heads, num_pairs, kernels->min_pairs_per_thread);
-  return attended.to(value.scalar_type());
+  return attended.as(value.scalar_type());
 }
 
 }  // namespace
