@@ -79,8 +79,10 @@ _MAX_UNSHARED_NUMBERS = 1 << 14
 """The most numbers, rows times the inputs of the widest linear layer, with which one thread takes
 less time between the operators than several, which have to be told (docs/adr/0028)."""
 
-_MIN_UNSHARED_ROWS = 8
-"""If it is fewer rows, code for one thread is not worth its making."""
+_MIN_UNSHARED_ROWS, _MOST_UNSHARED_ROWS = 8, 48
+"""If it is fewer rows, code for one thread is not worth its making.  It never serves more than the
+latter, so that whoever tries whether forwards are exact
+(:func:`~hdserve.engine.loading.exactness.find_exact_shapes`) tries both kinds of code."""
 
 _SEVERAL_ROWS = 2
 """The fewest rows, and rows with logits, of a graph that is made for more than one row."""
@@ -144,7 +146,8 @@ class CompiledForward:
         self._operators = load_operators() if uses_native and is_cpu else None
         self.is_native = set_native(module, is_native=self._operators is not None)
         widest = max((layer.in_features for layer in linear_layers_of(module)), default=1)
-        self._max_unshared_rows = _MAX_UNSHARED_NUMBERS // widest if self.is_native else 0
+        of_few = min(_MOST_UNSHARED_ROWS, _MAX_UNSHARED_NUMBERS // widest)
+        self._max_unshared_rows = of_few if self.is_native else 0
         self._forward: Callable[..., torch.Tensor] = cast("Any", torch.compile)(
             _forward_of(module),
             dynamic=True,

@@ -26,6 +26,7 @@ from hdserve.engine.batch.step_context import running
 from hdserve.engine.build import build_engine
 from hdserve.engine.forward import repeated_layers
 from hdserve.engine.forward.compiled import CompiledForward, can_compile
+from hdserve.engine.forward.graphs_by_rows import GraphsByRows
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.repeated_layers import repeat_layers, should_repeat, unroll_layers
@@ -203,6 +204,54 @@ def test_forwards_of_a_known_size_go_straight_to_the_graph(
     with torch.inference_mode(), running(batch.plan), compiled.compiling():
         through_pytorch(batch.token_ids.int(), batch.position_ids, batch.logit_rows)
     assert compiled._direct is None
+
+
+def make_chain(runner: ModelRunner, num_rows: int) -> Chunk:
+    """A tree of one path after a prompt, always the same but for its length."""
+    segment = runner.cache.rows.allocate(20 + num_rows)
+    assert segment is not None
+    prompt = make_prompt(20)
+    runner.forward([Chunk(segment, 0, prompt, None)])
+    tree = DraftTree(3, num_rows - 1)
+    tree.add_path([4 + node % 50 for node in range(num_rows - 1)], Source.OTHER)
+    return Chunk(segment, len(prompt), [3], tree)
+
+
+@pytest.fixture
+def native_runner(model: torch.nn.Module, compiled: CompiledForward) -> ModelRunner:
+    if not compiled.is_native:
+        pytest.skip("operators run in Python here")
+    _, runner = make_runner(model)
+    runner.compiled, runner.shapes = compiled, Shapes(is_exact=True)
+    return runner
+
+
+def test_few_rows_have_code_of_their_own_and_the_same_bits(native_runner: ModelRunner) -> None:
+    assert native_runner.compiled is not None
+    direct = native_runner.compiled._direct
+    assert direct is not None
+    graphs = direct._run
+    assert isinstance(graphs, GraphsByRows)
+    logits = []
+    for num_rows in (graphs.max_few, graphs.max_few + 1):
+        chain = make_chain(native_runner, num_rows)
+        for _ in range(2):  # by PyTorch and straight to the graph
+            (outputs,) = native_runner.forward([chain])
+            assert outputs is not None
+            assert len(outputs.logits) == num_rows
+            logits.append(outputs.logits[: graphs.max_few])
+    assert all(torch.equal(each, logits[0]) for each in logits)
+
+
+def test_compiled_code_calls_operators_itself(native_runner: ModelRunner) -> None:
+    """Not through PyTorch's dispatcher, which would be noted."""
+    chain = make_chain(native_runner, 5)
+    native_runner.forward([chain])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        native_runner.forward([chain])
+    noted = {event.key for event in profile.key_averages()}
+    assert noted
+    assert not [name for name in noted if name.startswith("hdserve::")]
 
 
 @needs_compiler
