@@ -77,7 +77,7 @@ _UNSHARED: Final[Mapping[str, Any]] = MappingProxyType({"cpp.threads": 1})
 
 _MAX_UNSHARED_NUMBERS = 1 << 14
 """The most numbers, rows times the inputs of the widest linear layer, with which one thread takes
-less time between the operators than several, which have to be told (docs/adr/0028)."""
+less time between our operators than several, which have to be told (docs/adr/0042)."""
 
 _MIN_UNSHARED_ROWS, _MOST_UNSHARED_ROWS = 8, 48
 """If it is fewer rows, code for one thread is not worth its making.  It never serves more than the
@@ -158,7 +158,7 @@ class CompiledForward:
         )
 
     def _make_graph(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        """Have PyTorch's own compiler make ``graph``, where it pays for few rows, too."""
+        """Have PyTorch's own compiler make ``graph``, where that pays once more for few rows."""
         run = self._compiled(graph, inputs)
         names = names_of_inputs(graph)
         if self._max_unshared_rows >= _MIN_UNSHARED_ROWS and TOKEN_IDS in names:

@@ -381,7 +381,7 @@ extern "C" void hdserve_begin_step(const Step *begun) { step = begun; }
 
 // The operators as the code of a compiled model calls them, not through PyTorch's dispatcher, which
 // looks each up by its name.  Tensors are handles, what is optional is a pointer, and results belong
-// to the caller; operators.py declares the same functions to PyTorch's compiler.
+// to the caller.  declarations.py declares the same functions to PyTorch's compiler.
 
 namespace {
 
