@@ -50,9 +50,6 @@ _CPU_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **_OPTIONS,
         "cpp_wrapper": True,  # saves 1 of 7.2 ms a row over a Python wrapper (docs/adr/0014)
-        # Asserting sizes that the compiler has derived itself took a tenth of a forward of one row.
-        "size_asserts": False,
-        "alignment_asserts": False,
         # What several loops read is computed once if it takes more operations than this: rows of an
         # embedding, sines and cosines of positions.
         "realize_opcount_threshold": 4,
@@ -71,6 +68,17 @@ the order in which the processor's tiles read them (docs/adr/0014)."""
 
 _MAX_PACKED_BYTES = 1 << 31
 """The most bytes of weights that are packed, because packed weights are stored twice."""
+
+_NATIVE_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **_CPU_OPTIONS,
+        "aot_inductor.custom_ops_to_c_shims": declarations(),
+        # Of tensors that the compiler or our operators have made; a tenth of a forward of one row.
+        "size_asserts": False,
+        "alignment_asserts": False,
+    }
+)
+"""The same where operators are called without Python."""
 
 _UNSHARED: Final[Mapping[str, Any]] = MappingProxyType({"cpp.threads": 1})
 """Further options for code that one thread runs, but for our operators."""
@@ -108,9 +116,10 @@ class CompiledForward:
     """Runs the stock model compiled by ``torch.compile``: its many small steps become few.
 
     Numbers of rows and of logits are variables of the graph.  On a CPU one row is no special case:
-    the same code, with the same rounding, computes all forwards.  On a GPU, and where operators run
-    in Python, there is one graph for a single row and one for more.  A graph is made at its first
-    use, which takes about a minute, or seconds if the code is in PyTorch's cache on disk.
+    the same graph, with the same rounding, computes all forwards; of small models it is compiled
+    once more for few rows, whose loops are not shared among threads.  On a GPU, and where operators
+    run in Python, there is one graph for a single row and one for more.  A graph is made at its
+    first use, which takes about a minute, or seconds if the code is in PyTorch's cache on disk.
 
     Args:
         module: a causal language model of transformers that attends by
@@ -138,12 +147,14 @@ class CompiledForward:
         self.shapes = Shapes(min_rows=_SEVERAL_ROWS) if is_packed else Shapes()
         is_cpu = next(module.parameters()).device.type == "cpu"
         self._takes_one_row = is_cpu and not is_packed
-        self._options = _CPU_OPTIONS if is_cpu and not is_repeating else _OPTIONS
         self._num_graphs = 0
         self._direct: DirectGraph | None = None
         self._known_sizes: set[tuple[int, int]] = set()
         """Numbers of rows and of logits for which compiled code has found the graph."""
         self._operators = load_operators() if uses_native and is_cpu else None
+        self._options = _OPTIONS
+        if is_cpu and not is_repeating:
+            self._options = _CPU_OPTIONS if self._operators is None else _NATIVE_OPTIONS
         self.is_native = set_native(module, is_native=self._operators is not None)
         widest = max((layer.in_features for layer in linear_layers_of(module)), default=1)
         of_few = min(_MOST_UNSHARED_ROWS, _MAX_UNSHARED_NUMBERS // widest)
@@ -176,8 +187,6 @@ class CompiledForward:
         from torch._inductor.compile_fx import compile_fx  # takes two seconds to load
 
         options |= self._options
-        if self._operators is not None:
-            options["aot_inductor.custom_ops_to_c_shims"] = declarations()
         return cast("Run", cast("Any", compile_fx)(graph, inputs, config_patches=options))
 
     @contextmanager

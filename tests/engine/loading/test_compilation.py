@@ -263,6 +263,18 @@ def test_compiled_code_calls_operators_itself(native_runner: ModelRunner) -> Non
 
 
 @needs_compiler
+def test_what_is_compiled_can_be_kept() -> None:
+    """In PyTorch's cache, under a key made of the graph and of all options."""
+    loaded, _ = make_runner(make_model(num_hidden_layers=1))
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compile_model(loaded)
+    found = counters["inductor"]
+    assert found["fxgraph_cache_hit"] or found["fxgraph_cache_miss"]
+    assert not found["fxgraph_cache_bypass"]
+
+
+@needs_compiler
 def test_a_model_that_is_no_longer_used_is_not_kept() -> None:
     """PyTorch keeps what it has made, for the code of the model."""
     loaded, runner = make_runner(make_model(num_hidden_layers=1))
