@@ -15,7 +15,8 @@ from hdserve.drafting.source_worth import SourceWorth
 from hdserve.drafting.step_cost import StepCost
 from hdserve.tree import Acceptance, DraftTree
 
-_AFFORDABLE_READING = 0.06
+_AFFORDABLE_READING = 0.025
+"""The largest share of a forward that finding its likeliest tokens may take."""
 
 _NUM_COMPARED_FORWARDS = 32
 _MOST_SHARE = 2.0
@@ -111,8 +112,8 @@ class DraftBudget:
     def affords_reading(self) -> bool:
         """Whether drafters may read the forwards they learn from.
 
-        As drafts, the likeliest tokens of a tree are worth 3 to 12 % of the tokens; where finding
-        them took 0.05 of the forward they paid, where it took 0.07 they did not (docs/adr/0015).
+        As drafts, the likeliest tokens of a tree are worth up to 12 % of the tokens.  Finding and
+        learning them takes as long in a short forward as in a long one (docs/adr/0015).
         """
         return self._cost.reading_share <= _AFFORDABLE_READING
 

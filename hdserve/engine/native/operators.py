@@ -53,10 +53,10 @@ _MIN_WEIGHTS_PER_THREAD: Final = 1 << 15
 hdserve-tiny in bfloat16, and 2.37 ms with Python's number; in float32 3.1 and 4.3 ms (Zen
 4)."""
 
-_MIN_PAIRS_PER_THREAD: Final = 4_096
-"""A quarter of the Python operators' number, as sharing work takes a quarter of the time here.  For
-4 x 17 queries after 300 keys two threads took 27 us and one took 42; for 4 x 4 queries 14 and
-20 (AMX)."""
+_MIN_PAIRS_PER_THREAD: Final = 512
+"""A thirty-second of the Python operators' number.  For 4 x 17 queries after 300 keys two threads
+took 27 us and one took 42; for 4 x 4 queries 14 and 20 (AMX).  In a forward little work is worth
+sharing, too (docs/adr/0042)."""
 
 _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
