@@ -15,7 +15,7 @@ from hdserve.noise import position_key
 from tests.engine.gpus import HAS_GPU, NEEDS_GPU
 
 if HAS_GPU:
-    from hdserve.engine.gpu_kernels.choices import find_tokens
+    from hdserve.engine.gpu_kernels.choices import find_and_draw
     from hdserve.engine.gpu_kernels.move import RowMover
     from hdserve.engine.gpu_kernels.multiply import RowProducts, can_multiply
     from hdserve.engine.gpu_kernels.store import store_rows
@@ -108,7 +108,7 @@ def test_rows_are_stored(key_size: int, value_size: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("num_columns", [61, 2048, 32000, 151936])
 def test_the_largest_are_found(num_columns: int) -> None:
     rows = random(33, num_columns)
-    found = find_tokens(rows, 8, no_races(33))
+    found = find_and_draw(rows, 8, no_races(33))
     values, columns = found[0, :, :8], found[1, :, :8].view(torch.int32).long()
     assert torch.equal(values, rows.float().topk(8).values)
     assert torch.equal(rows.float().gather(1, columns), values)
@@ -120,7 +120,7 @@ def test_what_is_no_number_is_not_found() -> None:
     rows = torch.full((3, 5000), -torch.inf, device="cuda")
     rows[0, 3000], rows[0, 7] = 1.0, torch.nan
     rows[2, 4999], rows[2, 17] = torch.inf, torch.inf
-    found = find_tokens(rows, 4, no_races(3))
+    found = find_and_draw(rows, 4, no_races(3))
     assert found[0].tolist() == [
         [1.0] + [-torch.inf] * 3 + [0.0],
         [-torch.inf] * 4 + [0.0],
@@ -169,7 +169,7 @@ def test_the_first_token_is_drawn(temperature: float, num_columns: int, dtype: t
     race = Race(keys, inverse_temperature(params))
     races = races_on(torch.device("cuda"), 50, [(slice(50), race)])
     races[1, 7:9] = 0
-    some = find_tokens(rows, 8, races)[1, :, 8].view(torch.int32).tolist()
+    some = find_and_draw(rows, 8, races)[1, :, 8].view(torch.int32).tolist()
     assert some == [*found[:7], NO_TOKEN, NO_TOKEN, *found[9:]]
 
 

@@ -17,7 +17,7 @@ _COLUMNS: Final = 2048
 """The columns that one program of the first kernel reads."""
 
 
-def find_tokens(rows: torch.Tensor, k: int, races: torch.Tensor) -> torch.Tensor:
+def find_and_draw(rows: torch.Tensor, k: int, races: torch.Tensor) -> torch.Tensor:
     """The ``k`` largest entries of every row of ``rows [num_rows, num_columns]``, with columns, and
     the column that arrives first in the row's race, see :mod:`hdserve.noise`.
 

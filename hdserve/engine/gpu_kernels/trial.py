@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hdserve.engine.gpu_kernels.attend import GpuTreeAttention
-from hdserve.engine.gpu_kernels.choices import find_tokens
+from hdserve.engine.gpu_kernels.choices import find_and_draw
 from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
@@ -46,7 +46,7 @@ def _runs(device: torch.device, dtype: torch.dtype) -> bool:
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf]], device=device, dtype=dtype)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     races = torch.stack((zero, torch.ones_like(zero, dtype=torch.float64).view(torch.int64)))
-    columns = find_tokens(logits, 1, races)[1].view(torch.int32)
+    columns = find_and_draw(logits, 1, races)[1].view(torch.int32)
     own_keys, own_values = torch.zeros((2, 1, 1, 2, 16), device=device, dtype=dtype)
     row = torch.ones((1, 1, 1, 16), device=device, dtype=dtype)
     store_rows(zero, row, row, own_keys[None], own_values[None])

@@ -42,9 +42,9 @@ class GpuChoices:
     """
 
     def __init__(self) -> None:
-        from hdserve.engine.gpu_kernels.choices import find_tokens
+        from hdserve.engine.gpu_kernels.choices import find_and_draw
 
-        self._find_tokens = find_tokens
+        self._find_and_draw = find_and_draw
         self._landings: dict[int, _Landing] = {}
         """The receiving memory, by the number of rows."""
 
@@ -56,7 +56,7 @@ class GpuChoices:
             races: see :mod:`hdserve.engine.batch.races`.
         """
         num_rows, vocab_size = logits.shape
-        found = self._find_tokens(logits, min(NUM_TOP, vocab_size), races)
+        found = self._find_and_draw(logits, min(NUM_TOP, vocab_size), races)
         if num_rows not in self._landings:
             memory = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             values, columns = memory.numpy()

@@ -46,11 +46,11 @@ def choose(logits: torch.Tensor, params: SamplingParams, keys: Sequence[int]) ->
     if can_be_read(logits, torch.float32):
         return torch.tensor(_drawn(logits, params, keys))
     if not params.has_filters and gpu_kernels.are_available(logits.device):
-        from hdserve.engine.gpu_kernels.choices import find_tokens
+        from hdserve.engine.gpu_kernels.choices import find_and_draw
 
         race = Race(keys, inverse_temperature(params))
         races = races_on(logits.device, len(logits), [(slice(len(logits)), race)])
-        return find_tokens(logits, 1, races)[1, :, 1].view(torch.int32).long()
+        return find_and_draw(logits, 1, races)[1, :, 1].view(torch.int32).long()
     keys_of_rows = torch.tensor(keys, dtype=torch.int64, device=logits.device)
     weights = filtered_probabilities(logits, params)
     tokens = (weights / _exponentials(keys_of_rows, logits.shape[-1])).argmax(dim=-1)
