@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors import model_database
+from actors.model_database_actor import ExportPart
 from hdserve.databases.messages import Publish
 from hdserve.databases.snapshot import DatabaseKey
 from tests.chaos import drafter, processes
@@ -26,6 +28,29 @@ START_TIMEOUT_S = 900.0
 NUM_NAMESPACES = 400
 
 Config = dict[str, Any]
+
+
+class NoDatabase(ray.exceptions.RayError):
+    """There is no actor of the model database now."""
+
+
+def exported(
+    export: Callable[[str, int], ExportPart], namespace: str, fingerprint: str
+) -> list[list[int]]:
+    """The token ids of all that a model database has of ``namespace``.
+
+    Args:
+        export: as :meth:`~actors.model_database_actor.ModelDatabaseActor.export`.
+        fingerprint: of the tokenizer.
+    """
+    found: list[list[int]] = []
+    part = ExportPart(b"", 0, is_last=False, epoch="")
+    while not part.is_last:
+        part = export(namespace, part.cursor)
+        received = Publish.decode(part.message, fingerprint, model=None)
+        for segment in received.outputs.values():
+            found += [output.tolist() for output in segment.outputs()]
+    return found
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, pause_s: float = 0.05) -> bool:
@@ -205,7 +230,10 @@ class System:
         Raises:
             RayError: it does not answer now.
         """
-        actor = model_database.get(self.key())
+        try:
+            actor = model_database.get(self.key())
+        except ValueError as error:
+            raise NoDatabase from error
         return ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
 
     def outputs(self, namespace: str) -> list[list[int]]:
@@ -214,18 +242,11 @@ class System:
         Raises:
             RayError: its actor does not answer now.
         """
-        found: list[list[int]] = []
-        cursor, is_last = 0, False
-        while not is_last:
-            message, cursor, is_last = self.call_database("export", namespace, cursor)
-            received = Publish.decode(message, self.key().fingerprint, model=None)
-            for segment in received.outputs.values():
-                found += [output.tolist() for output in segment.outputs()]
-        return found
+        return exported(partial(self.call_database, "export"), namespace, self.key().fingerprint)
 
     def database_info(self) -> dict[str, Any] | None:
         """What the model database says of itself, if it answers."""
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        with contextlib.suppress(ray.exceptions.RayError):
             info: dict[str, Any] = self.call_database("info")
             return info
         return None

@@ -149,7 +149,7 @@ def _count_outputs(record: Record, trial: Trial, at_s: float) -> None:
         nonlocal missing
         try:
             missing = trial.missing_outputs(missing)
-        except (ray.exceptions.RayError, ValueError):
+        except ray.exceptions.RayError:
             return False
         return not missing
 
