@@ -107,11 +107,24 @@ def attend_by_plan(
 
 
 def attend_numbered(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: torch.Tensor, *terms: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: torch.Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    read_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend as :func:`attend_by_plan` does, in the layer whose number is in ``layer``, int64
-    ``[]`` on the CPU: what the operator does in Python."""
-    return attend_by_plan(query, key, value, int(layer), *terms)
+    """Attend as :func:`attend_by_plan` does: what the operator does in Python.
+
+    Args:
+        layer: its number, int64 ``[]`` on the CPU.
+        read_rows: int64, the rows of the result that are read; in others it may hold anything.
+            ``None`` if all are.
+    """
+    return attend_by_plan(query, key, value, int(layer), scaling, sliding_window, softcap, sinks)
 
 
 def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any) -> Any:
@@ -122,7 +135,7 @@ def _like_attended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor,
 define_operator(
     "packed_attention",
     "(Tensor query, Tensor key, Tensor value, Tensor layer, float? scaling, int? sliding_window, "
-    "float? softcap, Tensor? sinks) -> Tensor",
+    "float? softcap, Tensor? sinks, Tensor? read_rows=None) -> Tensor",
     attend_numbered,
     _like_attended,
 )

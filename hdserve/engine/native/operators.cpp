@@ -80,7 +80,6 @@ struct Step {
   int64_t item_bytes;
   int64_t uses_amx;
   int64_t scratch_floats;
-  int64_t num_spans;
   int64_t most_visible;
   int64_t num_visible;
   int64_t num_shared;
@@ -312,6 +311,49 @@ class Attended {
   at::Tensor many_;
 };
 
+// The lists of a step, without the rows that nothing reads.
+class Listed {
+ public:
+  explicit Listed(const std::optional<at::Tensor> &read_rows) : listed_(step->listed) {
+    if (read_rows) narrow(*read_rows);
+  }
+
+  int64_t address() const { return reinterpret_cast<int64_t>(listed_); }
+  int64_t num_spans() const { return listed_[1]; }
+
+ private:
+  using Span = std::array<int64_t, 3>;  // first row, number of rows, first row in the cache
+
+  // One span for each run of rows that are read.
+  void narrow(const at::Tensor &read_rows) {
+    const int64_t *first = read_rows.const_data_ptr<int64_t>();
+    std::vector<int64_t> rows(first, first + read_rows.numel());
+    std::sort(rows.begin(), rows.end());
+    auto row = rows.cbegin();
+    const auto *span = reinterpret_cast<const Span *>(listed_[0]);
+    for (const Span *end = span + num_spans(); span != end; ++span) {
+      const auto [start, number, first_key] = *span;
+      row = std::lower_bound(row, rows.cend(), start);
+      for (; row != rows.cend() && *row < start + number; ++row) {
+        const bool is_next = !spans_.empty() && spans_.back()[2] == first_key &&
+                             *row <= spans_.back()[0] + spans_.back()[1];
+        if (!is_next)
+          spans_.push_back({*row, 1, first_key});
+        else
+          spans_.back()[1] = *row - spans_.back()[0] + 1;
+      }
+    }
+    std::copy_n(listed_, narrowed_.size(), narrowed_.begin());
+    narrowed_[0] = reinterpret_cast<int64_t>(spans_.data());
+    narrowed_[1] = static_cast<int64_t>(spans_.size());
+    listed_ = narrowed_.data();
+  }
+
+  const int64_t *listed_;  // addresses of spans, rows and tails, each with its length
+  std::vector<Span> spans_;
+  std::array<int64_t, 6> narrowed_{};
+};
+
 // Store `rows [1, heads, n, size]` in the cache's `[heads, num_kv_rows, size]`.
 void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t size) {
   const at::Tensor whole = rows.stride(3) == 1 ? rows : rows.contiguous();
@@ -329,11 +371,13 @@ void write(const at::Tensor &rows, int64_t stored, int64_t num_kv_rows, int64_t 
 at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                             const at::Tensor &layer, std::optional<double> scaling,
                             std::optional<int64_t> sliding_window, std::optional<double> softcap,
-                            const std::optional<at::Tensor> &sinks) {
+                            const std::optional<at::Tensor> &sinks,
+                            const std::optional<at::Tensor> &read_rows) {
   if (!step || !step->listed) {
     static const auto found =
         in_python<decltype(packed_attention)>("hdserve::packed_attention_in_python");
-    return found.call(query, key, value, layer, scaling, sliding_window, softcap, sinks);
+    return found.call(query, key, value, layer, scaling, sliding_window, softcap, sinks,
+                      read_rows);
   }
   const int64_t *stored = step->layers[*layer.const_data_ptr<int64_t>()];
   write(key, stored[0], stored[3], stored[4]);
@@ -351,26 +395,25 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   const at::Tensor besides = sinks ? sinks->to(at::kFloat).contiguous() : at::Tensor();
   const double scale = scaling.value_or(std::pow(static_cast<double>(query.size(3)), -0.5));
   const int64_t wanted = step->most_visible + num_rows + kernels->spare_columns;
-  const auto attend = [&, listed = step->listed,
-                       scratch_floats = step->scratch_floats](int64_t first, int64_t stop) {
+  const Listed listed(read_rows);
+  const auto attend = [&, scratch_floats = step->scratch_floats](int64_t first, int64_t stop) {
     thread_local Scratch scratch;
     const auto [scores_at, num_columns] = scratch.take(wanted, scratch_floats);
     const auto stored_at = reinterpret_cast<int64_t>(stored);
-    const auto listed_at = reinterpret_cast<int64_t>(listed);
     const double cap = softcap.value_or(0.0);
     const int64_t window = sliding_window.value_or(kernels->no_window);
     const int64_t sinks_at = sinks ? address(besides) : 0;
     if (attend_bfloat16)
-      attend_bfloat16(stored_at, listed_at, address(queries), attended.address(), num_heads,
+      attend_bfloat16(stored_at, listed.address(), address(queries), attended.address(), num_heads,
                       scores_at, num_columns, scale, cap, window, sinks_at, first, stop);
     else
-      kernels->attend(stored_at, listed_at, address(queries), attended.address(), num_heads,
+      kernels->attend(stored_at, listed.address(), address(queries), attended.address(), num_heads,
                       scores_at, num_columns, is_bfloat16, scale, cap, window, sinks_at, first,
                       stop);
   };
   const int64_t num_pairs = step->num_visible * num_heads +
                             step->num_shared * num_kv_heads * kernels->pairs_per_key;
-  share(attend, step->num_spans * num_kv_heads, num_pairs, kernels->min_pairs_per_thread);
+  share(attend, listed.num_spans() * num_kv_heads, num_pairs, kernels->min_pairs_per_thread);
   return attended.as(value.scalar_type());
 }
 
@@ -451,10 +494,11 @@ extern "C" AOTITorchError aoti_torch_cpu_three_prepacked_linears(
 
 extern "C" AOTITorchError aoti_torch_cpu_packed_attention(
     Handle query, Handle key, Handle value, Handle layer, const double *scaling,
-    const int64_t *sliding_window, const double *softcap, const Handle *sinks, Handle *attended) {
+    const int64_t *sliding_window, const double *softcap, const Handle *sinks,
+    const Handle *read_rows, Handle *attended) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
     give(packed_attention(given(query), given(key), given(value), given(layer), given(scaling),
-                          given(sliding_window), given(softcap), given(sinks)),
+                          given(sliding_window), given(softcap), given(sinks), given(read_rows)),
          attended);
   });
 }

@@ -251,6 +251,28 @@ def test_attention(
     assert all(map(torch.equal, *kept))
 
 
+@DTYPES
+@pytest.mark.parametrize("num_tokens", [1, 4])
+@torch.inference_mode()
+def test_attention_leaves_out_rows_that_are_not_read(
+    operators: NativeOperators, dtype: torch.dtype, num_tokens: int
+) -> None:
+    """Those that are have the same bits; rows are read in any order, and more than once."""
+    chunks = make_chunks(5, num_tokens, seed=5)
+    num_rows = sum(chunk.num_rows for chunk in chunks)
+    cache = make_cache(dtype, len(chunks))
+    arguments = (*make_states(dtype, num_rows), LAYER, None, 9, None, None)
+    every_other = [*range(num_rows - 1, -1, -2), 0, 0]
+    with natively(operators, make_plan(cache, chunks)):
+        wanted = torch.ops.hdserve.packed_attention(*arguments)
+        for read in (every_other, [num_rows - 1], [0], [*range(num_rows)]):
+            found = torch.ops.hdserve.packed_attention(*arguments, torch.tensor(read))
+            unread = sorted({*range(num_rows)} - {*read})
+            assert torch.equal(found[:, read], wanted[:, read])
+            assert wanted[:, read].any()
+            assert not found[:, unread].any()
+
+
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float64, KEY_SIZE), (torch.float32, KEY_SIZE + 8)]
 )
