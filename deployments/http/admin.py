@@ -207,16 +207,16 @@ async def _open(
 
 async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
     """Return the database of a model; a replica is only started if nothing else tells which
-    database it is.
+    database it is, and models have one.
 
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
     """
-    database = None
-    if gateway.model(model).min_num_replicas == 0:
+    database, may_sleep = None, gateway.model(model).min_num_replicas == 0
+    if may_sleep:
         with suppress(EngineStopped):  # no replica has described it yet
             database = await _open(gateway, model, starts_replica=False)
-    if database is None:
+    if database is None and (gateway.config.model_database.is_enabled or not may_sleep):
         database = await _open(gateway, model)
     if database is None:
         raise ModelNotFound(f"{model[:100]!r} has no model database", "model")

@@ -68,11 +68,12 @@ def ask(
         return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
 
 
-def sleeping_client(**options: Any) -> TestClient:
+def sleeping_client(*, has_databases: bool = True, **options: Any) -> TestClient:
     """The administrator of a gateway with a model that has been described, and has no replica."""
     model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
-    gateway = Gateway(ServeConfig(models=(model,)), {}, access)
+    databases = ModelDatabaseConfig(is_enabled=has_databases)
+    gateway = Gateway(ServeConfig(models=(model,), model_database=databases), {}, access)
     gateway._infos.learn(INFO)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     return TestClient(build_api(gateway), headers=headers, **options)
@@ -93,6 +94,21 @@ def test_a_sleeping_model_is_left_asleep(monkeypatch: pytest.MonkeyPatch) -> Non
         assert flushed == {"model": "m", "flushed": "a", "num_outputs": 1}
         assert client.post(f"{path}/import", content=archive).status_code == 200
     assert "a" in actor.info()["namespaces"]
+
+
+def test_a_sleeping_model_is_left_asleep_without_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that an earlier configuration has left running is shown."""
+    actor = ModelDatabaseActor(KEY, ModelDatabaseConfig())
+    found = dict[Any, Any]()
+    monkeypatch.setattr(model_database, "get_all", lambda *_: found)
+    monkeypatch.setattr(model_database, "get_former", lambda *_: [])
+    path = "/v1/speculation/databases/m"
+    with sleeping_client(has_databases=False) as client:
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert "no model database" in answer.json()["error"]["message"]
+        found[WHOLE] = Handle(actor)
+        assert client.get(path).json()["namespaces"] == {}
 
 
 @pytest.mark.parametrize("lookup", ["get_all", "get_former"])
