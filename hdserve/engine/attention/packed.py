@@ -121,8 +121,8 @@ def attend_numbered(
 
     Args:
         layer: its number, int64 ``[]`` on the CPU.
-        read_rows: int64, the rows of the result that are read; in others it may hold anything.
-            ``None`` if all are.
+        read_rows: int64, the rows of the result that are read, from 0 on; in others it may hold
+            anything.  ``None`` if all are.
     """
     return attend_by_plan(query, key, value, int(layer), scaling, sliding_window, softcap, sinks)
 

@@ -17,7 +17,6 @@ import torch.fx.experimental._config
 from hdserve.engine.batch.forward_batch import ForwardBatch
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.forward.direct_graph import TOKEN_IDS, DirectGraph, names_of_inputs
-from hdserve.engine.forward.graph_passes import GraphPasses
 from hdserve.engine.forward.graphs_by_rows import GraphsByRows, Run
 from hdserve.engine.forward.unread_rows import OmitUnreadRows
 from hdserve.engine.hardware.devices import has_amx_bf16
@@ -198,7 +197,7 @@ class CompiledForward:
         Layer numbers are compiled in as constants; else each would be turned into a tensor in every
         forward: 0.1 of the 0.7 ms that one row of hdserve-mini takes.
         """
-        chosen = {"post_grad_custom_pre_pass": GraphPasses(OmitUnreadRows(), MultiplyTogether())}
+        chosen = {"post_grad_custom_pre_pass": (OmitUnreadRows(), MultiplyTogether())}
         of_code = torch._inductor.config.patch(chosen | _PACKING if self.is_packed else chosen)
         sizes = cast("Any", torch.fx.experimental._config)
         of_sizes = sizes.patch(backed_size_oblivious=self._takes_one_row)

@@ -23,6 +23,7 @@ _PRODUCTS: Final = (_ours.prepacked_linear.default, _ours.skinny_linear.default)
 """What is worth the change; they multiply each row of their first argument alike."""
 
 _VIEWS: Final = (_aten.reshape.default, _aten.view.default)
+_SPLITS: Final = (_aten.split.Tensor, _aten.split_with_sizes.default)
 _CONVERSION: Final = torch.ops.prims.convert_element_type.default
 _ATTENTION: Final = _ours.packed_attention.default
 _ROWS: Final = 1
@@ -47,8 +48,8 @@ class OmitUnreadRows(CustomGraphPass):
         residual ---------- + -- MLP -- rows        residual -- rows ---------- + -- MLP
         attention -- linear /                       attention -- rows -- linear /
 
-    What then follows the selection computes each row by itself.  Attention is told which of its
-    rows are read.
+    What then follows the selection computes each row by itself.  Attention that nothing else reads
+    is told which of its rows are read.
     """
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -62,13 +63,17 @@ class OmitUnreadRows(CustomGraphPass):
 
 
 def _selections(graph: torch.fx.Graph) -> list[_Selection]:
+    """Those of rows of an input of the graph, which is there before all that might be moved."""
     found = []
     for node in graph.find_nodes(op="call_function", target=_aten.index.Tensor):
         states, indices = node.args
         shape = states.meta["val"].shape
         is_of_rows = len(shape) > _ROWS + 1 and isinstance(shape[_ROWS], torch.SymInt)
         if is_of_rows and len(indices) == _ROWS + 1 and indices[0] is None:
-            found.append(_Selection(node, states, indices[1], shape[_ROWS]))
+            rows = indices[1]
+            is_list = rows.meta["val"].dim() == 1 and rows.meta["val"].dtype is torch.int64
+            if rows.op == "placeholder" and is_list:
+                found.append(_Selection(node, states, rows, shape[_ROWS]))
     return found
 
 
@@ -81,37 +86,37 @@ def _only_selected(graph: torch.fx.Graph, selection: _Selection) -> _Nodes:
         if node.users and readers.issuperset(node.users) and _is_by_row(node, selection.num_rows):
             found.append(node)
             readers.add(node)
-    return found[::-1]
+    # A part of several tensors, of which others are read besides, is itself selected.
+    return [node for node in reversed(found) if not _is_part(node) or node.args[0] in readers]
+
+
+def _is_part(node: torch.fx.Node) -> bool:
+    return node.target is operator.getitem
 
 
 def _is_by_row(node: torch.fx.Node, num_rows: torch.SymInt) -> bool:
     """Whether each row of the result is computed of the same row of what the node takes."""
     if node.op != "call_function" or not _has_rows(node, num_rows):
         return False
-    taken = node.all_input_nodes
+    shape, taken = _shape_of(node), node.all_input_nodes
     of_rows = [each for each in taken if _has_rows(each, num_rows)]
-    if any(_mentions(each, num_rows) for each in {*taken} - {*of_rows}) and not _is_view(node):
-        return False
-    shape = _shape_of(node)
-    if _is_view(node):
+    if node.target in _VIEWS:
         return of_rows == [node.args[0]] and all(isinstance(n, int) for n in shape[_ROWS + 1 :])
+    if any(_mentions(each, num_rows) for each in {*taken} - {*of_rows}):
+        return False
     if node.target in _PRODUCTS:
         return of_rows == [node.args[0]]
-    if node.target is operator.getitem:
-        return True
+    last = (-1, len(shape) - 1)
+    if node.target in _SPLITS:
+        return len(node.args) > 2 and node.args[2] in last
     if node.target is _aten.mean.dim:
-        return node.args[1:] == ([-1], True)
+        return node.args[1:] in [([each], True) for each in last]
     if node.target is _aten.var_mean.correction:
-        is_of_last = node.args[1] in ([-1], [len(shape) - 1])
+        is_of_last = node.args[1] in [[each] for each in last]
         return is_of_last and node.kwargs.get("keepdim") is True
-    is_pointwise = (
-        torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target is _CONVERSION
-    )
-    return is_pointwise and all(each.meta["val"].dim() == len(shape) for each in of_rows)
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    return node.target in _VIEWS
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    is_each = is_pointwise or node.target is _CONVERSION or _is_part(node)
+    return is_each and all(len(_shape_of(each)) == len(shape) for each in of_rows)
 
 
 def _has_rows(node: torch.fx.Node, num_rows: torch.SymInt) -> bool:
@@ -121,7 +126,8 @@ def _has_rows(node: torch.fx.Node, num_rows: torch.SymInt) -> bool:
 
 
 def _mentions(node: torch.fx.Node, num_rows: torch.SymInt) -> bool:
-    """Whether what the node gives is the number of rows or has a size that depends on it."""
+    """Whether what the node gives is the number of rows or has a size that depends on it; or on a
+    number whose name begins as its name, which is on the safe side."""
     return str(num_rows) in str(_shape_of(node) or node.meta["val"])
 
 
@@ -133,31 +139,34 @@ def _shape_of(node: torch.fx.Node) -> tuple[Any, ...]:
 
 def _move(graph: torch.fx.Graph, selection: _Selection, nodes: _Nodes) -> None:
     """Select the rows of what ``nodes`` take from others."""
-    selected = dict[torch.fx.Node, torch.fx.Node]()
+    moved, selected = {*nodes}, dict[torch.fx.Node, torch.fx.Node]()
     for node in nodes:
         for taken in node.all_input_nodes:
-            if taken not in nodes and _has_rows(taken, selection.num_rows):
+            if taken not in moved and _has_rows(taken, selection.num_rows):
                 if taken not in selected:
                     with graph.inserting_before(node):
                         selected[taken] = _select(graph, taken, selection.rows)
                 node.replace_input_with(taken, selected[taken])
-        if _is_view(node):
-            node.args = (node.args[0], [1, -1, *node.meta["val"].shape[_ROWS + 1 :]])
+        if node.target in _VIEWS:
+            node.target = _aten.reshape.default
+            node.args = (node.args[0], [1, -1, *_shape_of(node)[_ROWS + 1 :]])
         _infer(node)
     selection.node.replace_all_uses_with(selection.states)
     graph.erase_node(selection.node)
+    for taken, its_rows in selected.items():
+        if taken.target is _ATTENTION and {*taken.users} == {its_rows}:
+            taken.kwargs = {**taken.kwargs, "read_rows": selection.rows}
+            _infer(taken)
 
 
 def _select(graph: torch.fx.Graph, node: torch.fx.Node, rows: torch.fx.Node) -> torch.fx.Node:
     selected = graph.call_function(_aten.index.Tensor, (node, [None, rows]))
     _infer(selected)
-    if node.target is _ATTENTION:
-        node.kwargs = {**node.kwargs, "read_rows": rows}
     return selected
 
 
 def _infer(node: torch.fx.Node) -> None:
-    """Note what the node gives, as fake as what it takes."""
+    """Note what the node takes and gives, as fake as what it takes."""
 
     def value(taken: torch.fx.Node) -> Any:
         return taken.meta["val"]
@@ -168,3 +177,5 @@ def _infer(node: torch.fx.Node) -> None:
     assert fake_mode is not None, "graphs are compiled with fake tensors"
     with fake_mode:
         node.meta["val"] = cast("Callable[..., Any]", node.target)(*args, **options)
+    if "eager_input_vals" in node.meta:  # by whose strides the compiler lays out what it takes
+        node.meta["eager_input_vals"] = (args, options)

@@ -315,8 +315,9 @@ class Attended {
 class Listed {
  public:
   explicit Listed(const std::optional<at::Tensor> &read_rows) : listed_(step->listed) {
-    if (read_rows) narrow(*read_rows);
+    if (read_rows) narrow(read_rows->contiguous());
   }
+  Listed(const Listed &) = delete;  // may point to itself
 
   int64_t address() const { return reinterpret_cast<int64_t>(listed_); }
   int64_t num_spans() const { return listed_[1]; }

@@ -20,6 +20,8 @@ from hdserve.errors import UnsupportedModel
 from tests.engine.linear.test_skinny import step
 from tests.models import ARCHITECTURES, make_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
 SIZE = 16
 ATTENTION = torch.ops.hdserve.packed_attention.default
 PRODUCT = torch.ops.hdserve.skinny_linear.default
@@ -64,6 +66,30 @@ def shared_out(
     return (found - found.mean(1, keepdim=True))[:, rows]
 
 
+def halved(
+    states: torch.Tensor, weight: torch.Tensor, limit: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """By a gate of the same product, as in Phi-3."""
+    gate, up = linear(states, weight, limit).chunk(2, -1)
+    return linear(F.silu(gate) * up, weight[:, : SIZE // 2], limit)[:, rows]
+
+
+def halved_otherwise(
+    states: torch.Tensor, weight: torch.Tensor, limit: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Into parts that are not by row."""
+    first, second = linear(states, weight, limit).expand(2, -1, -1).split(1)
+    return linear(first + second, weight, limit)[:, rows]
+
+
+def half_read(
+    states: torch.Tensor, weight: torch.Tensor, limit: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Of two parts the other is read besides."""
+    first, second = linear(states, weight, limit).chunk(2, -1)
+    return linear(F.silu(first), weight[:, : SIZE // 2], limit)[:, rows] + second.mean()
+
+
 def flattened(
     states: torch.Tensor, weight: torch.Tensor, limit: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
@@ -78,6 +104,10 @@ def scaled(
     return (linear(states, weight, limit) * states[0].mean(1, keepdim=True))[:, rows]
 
 
+STATES = torch.randn(1, 7, SIZE), torch.randn(SIZE, SIZE), torch.tensor(32)
+ROWS = torch.tensor([5, 2, 2, 6])
+
+
 class Calls(torch.nn.Module):
     """A function as a module, which PyTorch exports."""
 
@@ -89,30 +119,52 @@ class Calls(torch.nn.Module):
         return self._function(*arguments)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-@pytest.mark.parametrize(
-    ("function", "num_moved"),
-    [(layer, 3), (read_besides, 0), (mixed, 0), (shared_out, 0), (flattened, 0), (scaled, 0)],
-)
-@torch.inference_mode()
-def test_only_what_nothing_else_reads_is_selected_first(function: Function, num_moved: int) -> None:
-    states, weight, limit = torch.randn(1, 7, SIZE), torch.randn(SIZE, SIZE), torch.tensor(32)
-    rows = torch.tensor([5, 2, 2, 6])
+def passed(function: Function) -> torch.fx.Graph:
+    """The graph of a function after the pass; numbers of states and of rows are variables."""
     sizes = ({1: torch.export.Dim("n")}, None, None, {0: torch.export.Dim("m")})
-    exported = torch.export.export(
-        Calls(function), (states, weight, limit, rows), dynamic_shapes=(sizes,)
-    )
+    exported = torch.export.export(Calls(function), (*STATES, ROWS), dynamic_shapes=(sizes,))
     graph = exported.run_decompositions().graph_module.graph
     OmitUnreadRows()(graph)
     graph.lint()
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("function", "num_moved"),
+    [
+        *((layer, 3), (read_besides, 0), (mixed, 0), (shared_out, 0), (flattened, 0), (scaled, 0)),
+        *((halved, 2), (halved_otherwise, 1), (half_read, 1)),
+    ],
+)
+@torch.inference_mode()
+def test_only_what_nothing_else_reads_is_selected_first(function: Function, num_moved: int) -> None:
+    graph = passed(function)
     number = [*graph.find_nodes(op="placeholder")][-1].meta["val"].shape[0]
     products = graph.find_nodes(op="call_function", target=PRODUCT)
     moved = [node for node in products if number in node.meta["val"].shape]
     assert len(moved) == num_moved
+    states, weight, limit = STATES
     with step():
-        for some in (rows, rows[:1], torch.arange(7)):
+        for some in (ROWS, ROWS[:1], torch.arange(7)):
             (found,) = torch.fx.GraphModule({}, graph)(states, weight, limit, some)
             torch.testing.assert_close(found, function(states, weight, limit, some))
+
+
+@pytest.mark.parametrize("is_read_besides", [False, True])
+def test_attention_is_told_what_is_read_if_nothing_else_reads_it(is_read_besides: bool) -> None:
+    def attend(
+        states: torch.Tensor, weight: torch.Tensor, limit: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        heads = states.unsqueeze(1)
+        found = torch.ops.hdserve.packed_attention(
+            heads, heads, heads, limit, None, None, None, None
+        )
+        read = linear(found.flatten(2), weight, limit)[:, rows]
+        return read + found.mean() if is_read_besides else read
+
+    graph = passed(attend)
+    (attention,) = graph.find_nodes(op="call_function", target=ATTENTION)
+    assert ("read_rows" in attention.kwargs) != is_read_besides
 
 
 FIRST = ["llama", "gpt_neox"]
