@@ -253,15 +253,18 @@ def test_attention(
 
 @DTYPES
 @pytest.mark.parametrize("num_tokens", [1, 4])
+@pytest.mark.parametrize(
+    "sizes", [(KEY_SIZE, VALUE_SIZE), (BF16_DOT_KEY_SIZE, VALUE_SIZE), AMX_SIZES]
+)
 @torch.inference_mode()
 def test_attention_leaves_out_rows_that_are_not_read(
-    operators: NativeOperators, dtype: torch.dtype, num_tokens: int
+    operators: NativeOperators, dtype: torch.dtype, num_tokens: int, sizes: tuple[int, int]
 ) -> None:
     """Those that are have the same bits; rows are read in any order, and more than once."""
     chunks = make_chunks(5, num_tokens, seed=5)
     num_rows = sum(chunk.num_rows for chunk in chunks)
-    cache = make_cache(dtype, len(chunks))
-    arguments = (*make_states(dtype, num_rows), LAYER, None, 9, None, None)
+    cache = make_cache(dtype, len(chunks), *sizes)
+    arguments = (*make_states(dtype, num_rows, *sizes), LAYER, None, 9, None, None)
     every_other = [*range(num_rows - 1, -1, -2), 0, 0]
     with natively(operators, make_plan(cache, chunks)):
         wanted = torch.ops.hdserve.packed_attention(*arguments)
