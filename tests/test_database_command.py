@@ -16,8 +16,10 @@ from hdserve import LLM
 from hdserve.cli.commands import app
 from hdserve.databases.output_files import database_directory, databases_root
 from hdserve.databases.output_store import OutputStore
+from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import ConfigError, DatabaseError, PromptTooLong
+from tests.databases.stored import Database
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
 
@@ -124,6 +126,28 @@ def test_a_prompt_that_is_too_long_is_named_before_any_is_answered(
         run("build", str(root), "--prompts", str(prompts), *options, "--batch-size", "1")
     (found,) = run("info", str(root))
     assert found["namespaces"] == {}
+
+
+def test_a_build_ends_where_a_server_would_forget(tmp_path: Path, prompts: Path) -> None:
+    """The oldest answers would be lost to the newest; those that were kept before stay."""
+    root, config = tmp_path / "databases", tmp_path / "config.yaml"
+    limits = {"max_bytes": 2**16}
+    models = [{"name": "m", "model": "hdserve-mini"}]
+    config.write_text(json.dumps({"models": models, "model_database": limits}))
+    options = ("--prompts", str(prompts), "--max-tokens", "4", "--batch-size", "1")
+    build = ("build", str(root), *options, "--config", str(config))
+    run(*build, "--limit", "1")
+    (found,) = run("info", str(root))
+    key = DatabaseKey("m", found["tokenizer_fingerprint"])
+    database = Database(database_directory(root, key), key)
+    room = 2**16 - 2 * database.log.num_bytes  # then one more answer fits
+    database.append("default", 1, length=(room - BYTES_PER_OUTPUT) // BYTES_PER_TOKEN)
+    assert database.sync()
+    database.store.close()
+    with pytest.raises(DatabaseError, match=r"default would have 65,.*max_bytes` is 65,536"):
+        run(*build)
+    (found,) = run("info", str(root))
+    assert found["namespaces"]["default"]["num_outputs"] == 3
 
 
 def test_a_build_ends_where_nothing_more_can_be_written(

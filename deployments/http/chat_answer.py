@@ -46,7 +46,7 @@ async def answer_chat(
             parser = await arrival.gateway.tool_parser(
                 body.model, arrival.deadline, has_tools=chat.may_call_tools
             )
-            generation = await arrival.work(chat.to_generation, arrival.own_id, parser)
+            generation = await arrival.generation(chat.to_generation, arrival.own_id, parser)
         return Prepared(make_builder(body, arrival.own_id, chat.answer_parser(parser)), generation)
 
     def fail(error: HdserveError) -> list[Event]:

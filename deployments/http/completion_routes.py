@@ -46,7 +46,7 @@ def add_completion_routes(api: FastAPI, gateway: Gateway) -> None:
         body = await arrival.read(CompletionBody)
 
         async def prepare() -> Prepared:
-            generation = await arrival.work(body.to_generation, arrival.own_id)
+            generation = await arrival.generation(body.to_generation, arrival.own_id)
             form = CompletionFormat(
                 await _echoes(arrival, body) if body.echo else (),
                 num_logprobs=body.logprobs,

@@ -48,7 +48,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         body = await arrival.read(CountTokensBody)
         with params_named(body.param_names):
             chat = await arrival.work(body.to_chat)
-            generation = await arrival.work(chat.to_generation, arrival.own_id)
+            generation = await arrival.generation(chat.to_generation, arrival.own_id)
         ignored = await arrival.ignored_header(body)
         response.headers.update(ignored | anthropic_headers(request.scope))
         asking = gateway.tokenize_chat(body.model, await arrival.sized(generation))

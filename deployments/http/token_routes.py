@@ -53,7 +53,7 @@ async def _tokenize(gateway: Gateway, arrival: Arrival) -> Response:
     if body.prompt is not None:
         tokens = await gateway.tokenize(body.model, body.prompt, body.add_special_tokens)
     else:
-        chat = await arrival.sized(await arrival.work(body.to_generation))
+        chat = await arrival.sized(await arrival.generation(body.to_generation))
         tokens = await gateway.tokenize_chat(body.model, chat)
     info = await gateway.describe(body.model)
     found: dict[str, Any] = {

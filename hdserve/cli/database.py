@@ -16,9 +16,8 @@ from rich.table import Table
 from hdserve.cli.database_build import build
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
+from hdserve.cli.model_option import database_config
 from hdserve.cli.progress import shown_bars
-from hdserve.config import ModelDatabaseConfig
-from hdserve.config.deployed import read_deployed_config
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.output_files import left_by_other_versions
@@ -110,7 +109,7 @@ def import_(
     key = DatabaseKey(found.model if model is None else model, found.fingerprint)
     if model is not None:
         stored.check_tokenizer(root, key)
-    limits = read_deployed_config(config).config.model_database if config else ModelDatabaseConfig()
+    limits = database_config(config)
     with _progress(key) as on_progress:
         num = archives.import_archive(
             archive,

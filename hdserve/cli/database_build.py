@@ -17,6 +17,7 @@ from hdserve.cli.model_option import (
     Model,
     ServerConfig,
     chosen_model,
+    database_config,
     load_llm,
     tokenizer_of,
     with_options,
@@ -26,6 +27,7 @@ from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.config import ModelConfig
 from hdserve.core import DEFAULT_NAMESPACE
+from hdserve.databases.kept import check_kept
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -75,7 +77,8 @@ def build(options: BuildOptions) -> None:
     """Answer prompts and keep the answers in a model database that is not in use.
 
     A new model then drafts from its first request on as one that has served such requests does.
-    An interrupted build goes on where it was when the same command is run again.
+    An interrupted build goes on where it was when the same command is run again.  It ends with an
+    error when a server would forget the oldest answers for the next ones.
     """
     output = JsonOutput(options.json_path)
     check_unsharded(options.root)
@@ -110,9 +113,11 @@ def _add_answers(
         The number of answers added.
 
     Raises:
-        DatabaseError: the answers cannot be written.
+        DatabaseError: an answer cannot be written, or a server would forget the oldest for it;
+            those before it are kept.
         InvalidRequest: a row cannot be answered; names it, before any is answered.
     """
+    limits = database_config(options.config)
     log = OutputLog(UNBOUNDED, UNBOUNDED, first_version=store.first_version)
     store.restore(log)
     missing = _missing(log, options.namespace, origin, len(rows))
@@ -128,8 +133,11 @@ def _add_answers(
             params = llm.sampling(**chosen)
             answers = llm.generate([rows[index].messages for index in batch], params)
             found = zip(batch, (answer.token_ids for answer in answers), strict=True)
-            num_kept += sum(bool(answer.token_ids) for answer in answers)
-            for appended in log.append(options.namespace, _segment(origin, found)):
+            segment = _segment(origin, found)
+            new_bytes = {options.namespace: segment.num_bytes}
+            check_kept(log, new_bytes, limits.max_bytes, limits.max_total_bytes)
+            num_kept += len(segment)
+            for appended in log.append(options.namespace, segment):
                 store.append(options.namespace, appended)
             if store.num_failures:
                 break  # further answers could not be kept either

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdserve.config import ModelConfig, checked
+from hdserve.config import ModelConfig, ModelDatabaseConfig, checked
 from hdserve.config.deployed import read_deployed_config
 from hdserve.engine.hardware.cpu_count import default_num_threads
 from hdserve.errors import ConfigError
@@ -56,6 +56,15 @@ def chosen_model(model: str | None, config: Path | None) -> ModelConfig:
             return _as_served(each, len(models))
     known = ", ".join(each.name for each in models)
     raise ConfigError(f"{config} has no model {model!r}: there are {known}")
+
+
+def database_config(config: Path | None) -> ModelDatabaseConfig:
+    """Return the limits of a server's model database: those of ``config``, or the default ones.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
+    return read_deployed_config(config).config.model_database if config else ModelDatabaseConfig()
 
 
 def with_options(config: ModelConfig, **sections: Mapping[str, Any]) -> ModelConfig:

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
+from hdserve.databases.kept import check_kept
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
@@ -245,18 +246,7 @@ def _check_limits(
             new[namespace] += log.peek(namespace).num_bytes_imported(segment)
     if not log.has_room(new, max_total_bytes):
         raise DatabaseError(_TOO_MANY_NAMESPACES)
-    for namespace, num_new in new.items():
-        num_bytes = log.peek(namespace).num_bytes
-        _check_size(f"namespace {namespace}", num_bytes, num_new, "max_bytes", max_bytes)
-    _check_size("all namespaces", log.num_bytes, new.total(), "max_total_bytes", max_total_bytes)
-
-
-def _check_size(whose: str, num_bytes: int, num_new: int, name: str, most: int) -> None:
-    if num_new and num_bytes + num_new > most:
-        raise DatabaseError(
-            f"{whose} would have {num_bytes + num_new:,} bytes, and a server would forget the "
-            f"oldest: `model_database.{name}` is {most:,}; --config says whose that is"
-        )
+    check_kept(log, new, max_bytes, max_total_bytes)
 
 
 def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:

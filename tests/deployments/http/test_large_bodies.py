@@ -17,21 +17,20 @@ from deployments.http.completion_routes import add_completion_routes
 from deployments.http.messages_route import add_messages_routes
 from deployments.http.responses_route import add_responses_route
 from deployments.http.token_routes import add_token_routes
-from deployments.off_loop import OffLoop
+from deployments.off_loop import MAX_INLINE_SIZE, OffLoop
 from deployments.openai import request_body
 from deployments.openai.protocol import ChatBody, CompletionBody, TokenizeBody
 from deployments.openai.request_body import OfferedBody
 from hdserve.access import Identity
 
-MESSAGES = [{"role": "user", "content": "a" * 2**16}]
-REQUESTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/completions": {"prompt": "a" * 2**16},
-    "/v1/responses": {"input": "a" * 2**16},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
-    "/v1/messages/count_tokens": {"messages": MESSAGES},
-    "/tokenize": {"messages": MESSAGES},
-}
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+)
 
 
 class Enough(Exception):
@@ -46,7 +45,17 @@ async def nothing(*_arguments: Any) -> frozenset[str]:
     return frozenset()
 
 
-async def ask(path: str) -> None:
+def body_of(path: str, text: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    fields: dict[str, Any] = {
+        "/v1/completions": {"prompt": text},
+        "/v1/responses": {"input": text},
+        "/v1/messages": {"messages": messages, "max_tokens": 1},
+    }.get(path, {"messages": messages})
+    return {"model": "m", **fields}
+
+
+async def ask(path: str, num_bytes: int = 2**16) -> None:
     api = FastAPI()
     gateway: Any = SimpleNamespace(
         off_loop=OffLoop(),
@@ -64,10 +73,10 @@ async def ask(path: str) -> None:
 
     transport = httpx.ASGITransport(signed_in)
     async with httpx.AsyncClient(transport=transport, base_url="http://hdserve") as client:
-        await client.post(path, json={"model": "m", **REQUESTS[path]})
+        await client.post(path, json=body_of(path, "a" * num_bytes))
 
 
-@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("path", PATHS)
 def test_large_bodies_are_read_in_threads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its values to what the model is asked for."""
     threads = []
@@ -90,7 +99,27 @@ def test_large_bodies_are_read_in_threads(path: str, monkeypatch: pytest.MonkeyP
     assert threading.get_ident() not in threads
 
 
-@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("path", PATHS)
+def test_what_may_have_grammars_is_made_in_threads(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of 1,000 tools in 64 KiB would hold up all other answers for a third of a second."""
+    threads = []
+
+    def to_generation(*_arguments: Any) -> None:
+        threads.append(threading.get_ident())
+        raise Enough
+
+    for kind in (ChatBody, CompletionBody, TokenizeBody):
+        monkeypatch.setattr(kind, "to_generation", to_generation)
+    for num_bytes in (MAX_INLINE_SIZE - 500, MAX_INLINE_SIZE):
+        with pytest.raises(Enough):
+            asyncio.run(ask(path, num_bytes))
+    short, long = threads
+    assert short == threading.get_ident() != long
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_large_bodies_are_looked_through_in_threads(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
