@@ -274,6 +274,38 @@ def test_requests_without_drafts_are_no_business_of_drafters() -> None:
     assert (drafter.num_started, drafter.told) == (0, [])
 
 
+class Counting(DraftBudget):
+    """Counts the steps from which it learns whether drafts pay."""
+
+    num_steps = 0
+
+    def begin_step(self, num_sequences: int) -> bool:
+        self.num_steps += 1
+        return super().begin_step(num_sequences)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "max_tokens"),
+    [
+        (SpeculationParams(is_enabled=False), 8),
+        (SpeculationParams(max_draft_tokens=0), 8),
+        (SpeculationParams(), 1),
+    ],
+)
+def test_requests_without_drafts_do_not_tell_whether_drafts_pay(
+    speculation: SpeculationParams, max_tokens: int
+) -> None:
+    """Otherwise those after them would have none for hundreds of steps."""
+    engine = make([OracleDrafter({"b": make_prompt(40)})])
+    budget = engine._drafts.budget = Counting(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
+    prompt = make_prompt(9)
+    run(engine, [make_sequence("a", prompt, speculation, **GREEDY, max_tokens=max_tokens)])
+    assert budget.num_steps == 0
+    beside = make_sequence("c", prompt, speculation, **GREEDY, max_tokens=max_tokens)
+    run(engine, [make_sequence("b", prompt, **GREEDY, max_tokens=8), beside])
+    assert budget.num_steps > 0
+
+
 def check_forward(
     model: torch.nn.Module, before: list[int], tree: DraftTree, forward: Forward
 ) -> None:

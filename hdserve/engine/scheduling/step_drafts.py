@@ -73,6 +73,9 @@ class StepDrafts:
             return self._trees(scheduled, is_drafting=True)
         choosing = [work for work in scheduled if work.is_choosing]
         number = len(choosing)
+        if not any(map(self._may_draft, choosing)):
+            budget.leave_out_step()
+            return self._trees(scheduled, is_drafting=False)
         if budget.skip_step(number):
             return self._trees(scheduled, is_drafting=False)
         is_drafting = budget.begin_step(number)
@@ -114,15 +117,24 @@ class StepDrafts:
         """An empty tree with the capacity it may use."""
         seq = work.slot.seq
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
-        is_drafting = is_drafting and max_depth > 0 and work.may_draft
-        is_drafting = is_drafting and (self._may_follow_prompts or work.is_decoding)
-        capacity = self._capacity(seq) if is_drafting else 0
+        capacity = self._capacity(seq) if is_drafting and self._may_draft(work) else 0
         return DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
 
+    def _may_draft(self, work: Scheduled) -> bool:
+        """Whether drafts of a sequence can be wanted, and verified, in this step."""
+        seq = work.slot.seq
+        speculation = seq.speculation
+        return (
+            speculation.is_enabled
+            and speculation.max_draft_tokens != 0
+            and min(self._max_depth, seq.num_remaining_tokens - 1) > 0
+            and work.may_draft
+            and (self._may_follow_prompts or work.is_decoding)
+        )
+
     def _capacity(self, seq: core.Sequence) -> int:
-        """The most drafts that ``seq`` may have now."""
-        wanted = seq.speculation.max_draft_tokens
-        capacity = self.max_draft_tokens if seq.speculation.is_enabled else 0
+        """The most drafts that ``seq``, which may draft, may have now."""
+        wanted, capacity = seq.speculation.max_draft_tokens, self.max_draft_tokens
         if wanted is not None:
             capacity = min(capacity, index(wanted))
         return capacity if capacity and self._may_know(seq) else 0
