@@ -295,6 +295,7 @@ class LLM:
 
     def _step(self) -> None:
         with self._in_use() as engine:
+            self._host.use_own_num_threads()
             engine.run()
         self._deliver()
 
@@ -326,8 +327,8 @@ class LLM:
             params=params or self._host.params({}),
             speculation=speculation or SpeculationParams(),
         )
-        if seq.params.grammar is not None:
-            self._host.grammars.check(seq.params.grammar)  # takes seconds, in which others continue
+        if seq.params.grammar is not None:  # compiling takes seconds, in which others continue
+            seq.grammar_state = self._host.grammars.state(seq.params.grammar)
         with self._lock:
             self._engine.check(seq)
         return seq

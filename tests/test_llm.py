@@ -17,12 +17,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+import hdserve.engine.structured_output.grammar as grammar_module
 import hdserve.llm as llm_module
 from hdserve import LLM, SamplingParams, SpeculationParams
 from hdserve.core import Source, StepOutput
-from hdserve.engine.structured_output.grammar import Grammars
+from hdserve.engine.structured_output.grammar import Grammars, GrammarState
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong, Unsupported
 from hdserve.grammar import choice
 from hdserve.tree import DraftTree
@@ -421,20 +423,46 @@ def test_others_go_on_while_a_grammar_is_compiled(
 ) -> None:
     """Its compiling takes up to seconds."""
     answers: list[Any] = []
-    compiled = Grammars.check
+    state_of = Grammars.state
 
-    def check(self: Grammars, grammar: str) -> None:
+    def state(self: Grammars, grammar: str) -> GrammarState:
         if not self.is_known(grammar):
             other = threading.Thread(
                 target=lambda: answers.extend(llm.generate([[5, 6]])), daemon=True
             )
             other.start()
             other.join(timeout=60)
-        compiled(self, grammar)
+        return state_of(self, grammar)
 
-    monkeypatch.setattr(Grammars, "check", check)
+    monkeypatch.setattr(Grammars, "state", state)
     llm.generate([[7]], SamplingParams(grammar=choice(["one of a kind"]), max_tokens=4))
     assert len(answers) == 1
+
+
+def test_each_of_many_grammars_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are more than are kept, for which other calls would wait."""
+    compiled: list[str] = []
+    compile_one = Grammars._compile
+    monkeypatch.setattr(grammar_module, "_MAX_KEPT", 1)
+    monkeypatch.setattr(
+        Grammars, "_compile", lambda self, text: compiled.append(text) or compile_one(self, text)
+    )
+    grammars = [choice([f"the {number}th"]) for number in range(3)]
+    params = [SamplingParams(grammar=each, max_tokens=16) for each in grammars]
+    answers = llm.generate([[7]] * 3, params)
+    assert [answer.text for answer in answers] == ["the 0th", "the 1th", "the 2th"]
+    assert compiled == grammars
+
+
+def test_each_model_has_its_own_number_of_threads(llm: LLM) -> None:
+    """Whichever was loaded last."""
+    own = torch.get_num_threads()
+    other = LLM("hdserve-mini", engine={**OPTIONS["engine"], "num_threads": own + 1})
+    numbers = []
+    for each in (llm, other, llm):
+        each.generate([[5]], SamplingParams(max_tokens=1))
+        numbers.append(torch.get_num_threads())
+    assert numbers == [own, own + 1, own]
 
 
 def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:

@@ -216,9 +216,10 @@ class SequenceDecoder:
         for number, token_id in enumerate(token_ids):
             own.append(token_id)
             may_stop = len(own) >= min_length
-            is_ending = may_stop and token_id in self.ending_token_ids
-            texts.append(self._push(token_id, is_ending=is_ending, may_stop=may_stop))
             grammar_end = self._grammar_ends[number] if self.grammar else None
+            is_over = grammar_end is FinishReason.STOP and token_id not in self.stop_token_ids
+            is_ending = (may_stop or is_over) and token_id in self.ending_token_ids
+            texts.append(self._push(token_id, is_ending=is_ending, may_stop=may_stop))
             seq.finish_reason = grammar_end or self._finish_reason(is_ending=is_ending)
             if seq.finish_reason is not None:
                 texts[-1] += self._finish_text()

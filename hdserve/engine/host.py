@@ -81,7 +81,7 @@ class ModelHost:
         threads = config.engine.num_threads or num_threads
         self.num_threads = threads or min(torch.get_num_threads(), available_cpus())
         """Threads of the CPU kernels."""
-        torch.set_num_threads(self.num_threads)
+        self.use_own_num_threads()
         self.config = config
         self.tokenizer = _load_tokenizer(config)
         self.model = _ending_with(model or load_model(config), self.tokenizer.eos_token_id)
@@ -111,6 +111,12 @@ class ModelHost:
         """What this model generated before."""
         return self.databases[self.config.name]
 
+    def use_own_num_threads(self) -> None:
+        """Let PyTorch use this model's number of threads, in this thread, where another model may
+        have used its own."""
+        if torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+
     def make_engine(self, *, is_drafting: bool = True) -> Engine:
         """A new engine around the model and its databases; call it in the engine's thread.
 
@@ -120,7 +126,7 @@ class ModelHost:
         Args:
             is_drafting: ``False`` makes an engine that never drafts.
         """
-        torch.set_num_threads(self.num_threads)  # each thread has its own setting
+        self.use_own_num_threads()
         own, *others = self.databases.values()
         resources = DraftResources(
             vocab_size=self.model.vocab_size,

@@ -531,6 +531,10 @@ def test_a_grammar_wins_over_the_minimum(temperature: float) -> None:
         )
         assert set(texts) <= {"yes", "no"}
         assert {seq.finish_reason for seq in sequences} == {FinishReason.STOP}
+    for text in ("", "yes"):
+        sequences, texts = answers((), grammar.choice([text]), skip_special_tokens=False, **options)
+        assert set(texts) == {text}
+        assert {seq.finish_reason for seq in sequences} == {FinishReason.STOP}
 
 
 def test_what_the_model_breaks_is_no_fault_of_the_grammar() -> None:
