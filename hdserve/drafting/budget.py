@@ -122,11 +122,6 @@ class DraftBudget:
         self._cost = cost
         self._experiences.clear()
 
-    def leave_out_step(self) -> None:
-        """Learn nothing from a step in which no sequence may have drafts: it cannot tell whether
-        they pay."""
-        self._last = None
-
     def skip_step(self, num_sequences: int) -> bool:
         """Skip a step if nothing has to be done in it, nor learned from it.
 

@@ -73,11 +73,8 @@ class StepDrafts:
             return self._trees(scheduled, is_drafting=True)
         choosing = [work for work in scheduled if work.is_choosing]
         number = len(choosing)
-        if not any(map(self._may_draft, choosing)):
-            budget.leave_out_step()
-            return self._trees(scheduled, is_drafting=False)
-        if budget.skip_step(number):
-            return self._trees(scheduled, is_drafting=False)
+        if budget.skip_step(number) or not any(map(self._may_draft, choosing)):
+            return self._trees(scheduled, is_drafting=False)  # it tells nothing of drafts
         is_drafting = budget.begin_step(number)
         if not (is_drafting or budget.wants_times(number)):
             return self._trees(scheduled, is_drafting=False)
