@@ -24,6 +24,7 @@ from hdserve.databases.statistics_info import (
     TABLE_NAME,
 )
 from hdserve.errors import DatabaseError
+from tests.closed import closed, open_directory
 from tests.databases.byte_tokens import Bytes
 
 
@@ -346,6 +347,20 @@ def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
     assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
     with pytest.raises(DatabaseError, match="no such file"):
         corpus_files([tmp_path / "*.csv"])
+
+
+def test_a_closed_directory_is_not_left_out() -> None:
+    """The rest would pass for the whole corpus; and it is there."""
+    with open_directory() as corpora:
+        inside = corpora / "b"
+        inside.mkdir()
+        (corpora / "one.txt").touch()
+        (inside / "two.txt").touch()
+        for given, place in ((corpora, inside), (inside, inside), (corpora, corpora)):
+            told = f"^{place}: cannot be read: Permission denied"
+            with closed(place), pytest.raises(DatabaseError, match=told):
+                corpus_files([given])
+        assert corpus_files([corpora]) == [inside / "two.txt", corpora / "one.txt"]
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl", "txt.gz", "jsonl.gz"])
