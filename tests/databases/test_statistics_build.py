@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -202,6 +204,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     latin.write_bytes("\xe9".encode("latin-1"))
     with pytest.raises(DatabaseError, match="cannot be read"):
         list(read_segments(latin))
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """At once, by its name, as an unfinished build reads its inputs again."""
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    reading, writing = os.pipe()
+    with contextlib.closing(os.fdopen(writing, "w")):
+        for path in (pipe, Path(f"/dev/fd/{reading}"), Path("/dev/null")):
+            with pytest.raises(DatabaseError, match=f"{path}: is no file: pipes and devices"):
+                _run(tmp_path / "s", path)
+    os.close(reading)
 
 
 def test_long_text_is_cut_at_line_ends(tmp_path: Path) -> None:
