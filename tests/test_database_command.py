@@ -20,7 +20,7 @@ from hdserve.databases.output_files import database_directory, databases_root
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
-from hdserve.errors import ConfigError, DatabaseError, HdserveError, PromptTooLong
+from hdserve.errors import ConfigError, DatabaseError, HdserveError, InvalidRequest, PromptTooLong
 from tests.databases.stored import Database
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
@@ -120,6 +120,26 @@ def test_a_namespace_that_no_key_has(tmp_path: Path, prompts: Path) -> None:
     for namespace in ("", "two words", "../team", "a" * 65):
         with pytest.raises(ConfigError, match=r"--namespace .* 1 to 64 letters"):
             run("build", str(tmp_path), "--prompts", str(prompts), "--namespace", namespace)
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+@pytest.mark.parametrize("name", ["", "a#b", "a%b", "é"])
+def test_a_name_that_no_model_is_served_under(tmp_path: Path, prompts: Path, name: str) -> None:
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    with pytest.raises(ConfigError, match=r"^--name: .*(empty|is expected)$"):
+        run("build", str(tmp_path), "--prompts", str(prompts), "--name", name)
+    with pytest.raises(ConfigError, match=r"^--model: .*(empty|is expected)$"):
+        run("import", str(archive), str(tmp_path), "--model", name)
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+def test_a_temperature_that_no_model_takes(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before a model is loaded, and before there is a database."""
+    monkeypatch.setattr(LLM, "__init__", None)
+    with pytest.raises(InvalidRequest, match="temperature"):
+        run("build", str(tmp_path), "--prompts", str(prompts), "--temperature", "200")
     assert list(tmp_path.iterdir()) == [prompts]
 
 

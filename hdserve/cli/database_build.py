@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -16,6 +16,7 @@ from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.model_option import (
     Model,
     ServerConfig,
+    check_served_name,
     chosen_model,
     database_config,
     load_llm,
@@ -26,7 +27,7 @@ from hdserve.cli.options import Limit, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.config import ModelConfig
-from hdserve.core import DEFAULT_NAMESPACE, FinishReason
+from hdserve.core import DEFAULT_NAMESPACE, FinishReason, SamplingParams
 from hdserve.databases.kept import check_kept
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
@@ -47,7 +48,8 @@ class BuildOptions:
     """What is answered, how, and which database the answers are added to.
 
     Raises:
-        ConfigError: no key could have this namespace.
+        ConfigError: no key could have this namespace, or no model this name.
+        InvalidRequest: a value is out of range.
     """
 
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
@@ -72,6 +74,13 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if not NAMESPACE.fullmatch(self.namespace):
             raise ConfigError(f"--namespace {self.namespace[:64]!r}: {NAMESPACE_RULE}")
+        check_served_name("--name", self.name)
+        SamplingParams(**self.sampling)  # checked before a model is loaded
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The chosen options, as fields of :class:`~hdserve.core.SamplingParams`."""
+        return {"max_tokens": self.max_tokens, "temperature": self.temperature}
 
 
 @dataclass(slots=True)
@@ -159,13 +168,12 @@ def _add_answers(
     if not missing:
         return _Answered()
     llm = load_llm(with_options(model, engine={"max_num_sequences": options.batch_size}))
-    chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    check_rows(llm, (row.messages for row in rows), llm.sampling(**chosen))
+    check_rows(llm, (row.messages for row in rows), llm.sampling(**options.sampling))
     answered = _Answered()
     with progress("answering", len(rows), len(rows) - len(missing)) as bar:
         for begin in range(0, len(missing), options.batch_size):
             batch = missing[begin : begin + options.batch_size]
-            params = llm.sampling(**chosen)
+            params = llm.sampling(**options.sampling)
             answers = llm.generate([rows[index].messages for index in batch], params)
             segment = _segment(origin, zip(batch, answers, strict=True))
             new_bytes = {options.namespace: segment.num_bytes}
