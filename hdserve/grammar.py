@@ -13,6 +13,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from hdserve.errors import InvalidRequest
 from hdserve.schema_closing import closed
 from hdserve.schema_discriminators import told_apart
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
@@ -78,8 +79,15 @@ def json_object() -> str:
 
 
 def regex(pattern: str) -> str:
-    """Return a grammar of texts that ``pattern``, in Rust syntax, matches as a whole."""
-    return LLMatcher.grammar_from_regex(pattern)
+    """Return a grammar of texts that ``pattern``, in Rust syntax, matches as a whole.
+
+    Raises:
+        InvalidRequest: it has half of a surrogate pair, which is not text.
+    """
+    try:
+        return LLMatcher.grammar_from_regex(pattern)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("a pattern has half of a surrogate pair, which is not text") from error
 
 
 def choice(options: Iterable[str]) -> str:

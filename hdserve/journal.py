@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,16 @@ def _held(path: Path) -> FileIO:
 def digest(value: Any) -> str:
     """Return a short digest of a JSON value, for the settings."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def digest_of_list(values: Iterable[Any]) -> str:
+    """Return what :func:`digest` does of a list of ``values``; the text of one at a time is in
+    memory."""
+    found = hashlib.sha256(b"[")
+    for index, value in enumerate(values):
+        found.update(f"{', ' if index else ''}{json.dumps(value)}".encode())
+    found.update(b"]")
+    return found.hexdigest()[:16]
 
 
 def file_digest(path: Path | None) -> str | None:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hdserve.errors import ConfigError
-from hdserve.journal import digest
+from hdserve.journal import digest_of_list
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -66,24 +67,27 @@ def read_prompts(path: Path, limit: int | None = None) -> list[PromptRow]:
     try:
         opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
         with opener(path, "rt", encoding="utf-8-sig") as file:
-            lines = file.read().split("\n")
+            rows = list(islice(_rows(file, path), limit))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the prompts {path}: {reason}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the prompts {path}: not UTF-8 text") from error
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
-    if not numbered:
+    if not rows:
         raise ConfigError(f"{path}: it contains no prompts")
-    return [
-        _row(line, index, f"{path}, line {number}") for index, (number, line) in enumerate(numbered)
-    ]
+    return rows
 
 
 def rows_digest(rows: Sequence[PromptRow]) -> str:
     """Return a short digest of the rows of a file, for the settings of a job: a pipe cannot be read
     again for a digest of the file."""
-    return digest([dict(row.fields) for row in rows])
+    return digest_of_list(dict(row.fields) for row in rows)
+
+
+def _rows(lines: Iterable[str], path: Path) -> Iterator[PromptRow]:
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    for index, (number, line) in enumerate(numbered):
+        yield _row(line, index, f"{path}, line {number}")
 
 
 def _row(line: str, index: int, where: str) -> PromptRow:

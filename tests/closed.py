@@ -6,8 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 _NOBODY = 65534
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """A new directory that everybody may look into, unlike ``tmp_path``: with one in it closed, the
+    others are not."""
+    with TemporaryDirectory() as name:
+        path = Path(name).resolve()
+        path.chmod(0o755)
+        yield path
 
 
 @contextmanager

@@ -277,6 +277,23 @@ def test_gateways_that_are_full_before_the_replicas(
     assert ("; 81 each, and some more, are expected" in told.stderr) == is_told
 
 
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "is_told"),
+    [("cuda", 0, True), ("cuda", 0.5, False), ("auto", 0, False), ("cpu", 0, False)],
+)
+def test_a_gpu_that_no_replica_has(
+    tmp_path: Path, device: str, num_gpus: float, is_told: bool
+) -> None:
+    """Commands without Ray take the one that is there, so it is only a warning."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % f", num_gpus: {num_gpus}, engine: {{device: {device}}}")
+    told = check(path)
+    assert told.exit_code == 0
+    start = "warning: line 1, models.0.engine.device: a replica sees no GPU with num_gpus: 0"
+    assert told.stderr.startswith(start if is_told else "")
+    assert bool(told.stderr) == is_told
+
+
 def test_json_names_models_and_problems(tmp_path: Path) -> None:
     """With the status of the text."""
     right, wrong = tmp_path / "right.yaml", tmp_path / "wrong.yaml"

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from typer.testing import CliRunner
 
 from hdserve import LLM
 from hdserve.cli.commands import app
+from hdserve.core import FinishReason
 from hdserve.databases.output_files import database_directory, databases_root
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
-from hdserve.errors import ConfigError, DatabaseError, PromptTooLong
+from hdserve.errors import ConfigError, DatabaseError, HdserveError, InvalidRequest, PromptTooLong
 from tests.databases.stored import Database
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
@@ -43,7 +45,12 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, prompts: Path) -> None:
     options = ("--prompts", str(prompts), "--model", "hdserve-mini", "--max-tokens", "12")
     build = ("build", str(root), *options, "--name", "mini", "--namespace", "team")
     assert run(*build, "--limit", "1")["num_answered_now"] == 1
-    assert run(*build) == {"model": "mini", "num_prompts": 3, "num_answered_now": 2}
+    assert run(*build) == {
+        "model": "mini",
+        "num_prompts": 3,
+        "num_answered_now": 2,
+        "num_failed": 0,
+    }
     assert run(*build)["num_answered_now"] == 0
     (found,) = run("info", str(root))
     assert found["model"] == "mini"
@@ -116,6 +123,26 @@ def test_a_namespace_that_no_key_has(tmp_path: Path, prompts: Path) -> None:
     assert list(tmp_path.iterdir()) == [prompts]
 
 
+@pytest.mark.parametrize("name", ["", "a#b", "a%b", "é"])
+def test_a_name_that_no_model_is_served_under(tmp_path: Path, prompts: Path, name: str) -> None:
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    with pytest.raises(ConfigError, match=r"^--name: .*(empty|is expected)$"):
+        run("build", str(tmp_path), "--prompts", str(prompts), "--name", name)
+    with pytest.raises(ConfigError, match=r"^--model: .*(empty|is expected)$"):
+        run("import", str(archive), str(tmp_path), "--model", name)
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+def test_a_temperature_that_no_model_takes(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before a model is loaded, and before there is a database."""
+    monkeypatch.setattr(LLM, "__init__", None)
+    with pytest.raises(InvalidRequest, match="temperature"):
+        run("build", str(tmp_path), "--prompts", str(prompts), "--temperature", "200")
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
 def test_a_prompt_that_is_too_long_is_named_before_any_is_answered(
     tmp_path: Path, prompts: Path
 ) -> None:
@@ -170,6 +197,33 @@ def test_a_build_ends_where_nothing_more_can_be_written(
     directory.unlink()
     aside.rename(directory)
     assert run(*build, *options)["num_answered_now"] == 2
+
+
+def test_an_answer_that_failed_is_not_kept(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are; the reason is told, and the same command answers that prompt again."""
+    generate, failing = LLM.generate, ["could not be decoded", "of another reason"]
+
+    def failed(llm: LLM, *arguments: Any) -> Any:
+        first, *others = generate(llm, *arguments)
+        error = HdserveError(failing.pop(0))
+        return [replace(first, finish_reason=FinishReason.ERROR, error=error), *others]
+
+    root = tmp_path / "databases"
+    build = ["build", str(root), "--prompts", str(prompts), "--model", "hdserve-mini"]
+    build += ["--max-tokens", "4", "--batch-size", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(LLM, "generate", failed)
+        result = CliRunner().invoke(app, ["database", *build, "--json"], catch_exceptions=False)
+    told = "hdserve: 2 answers failed and were not kept: could not be decoded; the same command"
+    assert told in result.stderr
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["num_answered_now"], found["num_failed"]) == (1, 2)
+    assert run("info", str(root))[0]["namespaces"]["default"]["num_outputs"] == 1
+    assert run(*build)["num_answered_now"] == 2
+    assert run("info", str(root))[0]["namespaces"]["default"]["num_outputs"] == 3
 
 
 def test_databases_of_shards_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hdserve.errors import ConfigError
-from hdserve.journal import Journal, file_digest
+from hdserve.journal import Journal, digest, digest_of_list, file_digest
 
 SETTINGS = {"model": "a", "sizes": (1, 4)}
 
@@ -161,3 +161,8 @@ def test_digests_follow_contents(tmp_path: Path) -> None:
     assert file_digest(None) is None
     with pytest.raises(ConfigError, match="cannot read"):
         file_digest(tmp_path / "none")
+
+
+@pytest.mark.parametrize("values", [[], [{"a": "é", "b": [1, 2]}], [{"a": 1}, "b", None, 1.5]])
+def test_a_list_has_the_same_digest_piece_by_piece(values: list[Any]) -> None:
+    assert digest_of_list(iter(values)) == digest(values)

@@ -19,6 +19,7 @@ from hdserve.cli.json_option import JsonCommand, JsonOutput, with_path
 from hdserve.cli.progress import progress
 from hdserve.errors import ConfigError, InvalidRequest
 from tests.bench.stand_in import StandIn
+from tests.closed import closed
 
 MODEL = "hdserve-mini"
 SMALL = ("--model", MODEL, "--max-tokens", "8")
@@ -175,6 +176,15 @@ def test_a_path_that_cannot_be_written_is_refused(
     for name in ("statistics info", "bench replay"):
         with pytest.raises(ConfigError, match="--json"):
             run(*name.split(), *COMMANDS[name], "--json", path)
+
+
+def test_a_path_in_a_closed_directory_is_refused(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    for path in (inside / "out.json", inside / "deeper" / "out.json"):
+        with closed(inside), pytest.raises(ConfigError) as caught:
+            JsonOutput(path)
+        assert caught.value.message == f"--json {path}: cannot be written: Permission denied"
 
 
 def test_beside_a_pipe_nothing_is_kept(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,24 @@ def test_the_digest_of_rows_follows_what_is_in_them(tmp_path: Path) -> None:
     assert rows_digest(rows) == rows_digest(read_prompts(other))
     for changed in (ASKING[:2], ASKING[::-1], [{**ASKING[0], "id": 1}, *ASKING[1:]]):
         assert rows_digest(read_prompts(write(path, *changed))) != rows_digest(rows)
+
+
+def test_rows_are_in_memory_once(tmp_path: Path) -> None:
+    """The text of their file is not, neither when it is read nor for its digest."""
+    path = write(tmp_path / "prompts.jsonl", *({"prompt": f"{n}" * 5000} for n in range(400)))
+    rows = read_prompts(path)
+    assert len(rows) == 400
+    for action in (lambda: read_prompts(path, 1), lambda: read_prompts(path), digest_of(rows)):
+        tracemalloc.start()
+        found = action()
+        kept, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert found
+        assert peak - kept < path.stat().st_size / 10
+
+
+def digest_of(rows: list[PromptRow]) -> Any:
+    return lambda: rows_digest(rows)
 
 
 def test_an_assistant_that_calls_needs_no_content(tmp_path: Path) -> None:

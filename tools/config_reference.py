@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -130,6 +130,8 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
         return " or ".join(map(_type, arguments))
+    if origin is Annotated:
+        return _type(arguments[0])
     if origin in (tuple, list):
         return f"list of {_type(arguments[0])}"
     if origin is dict:

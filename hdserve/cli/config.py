@@ -30,9 +30,10 @@ def check_config(
 
     Mistakes are named with their lines, unknown keys with the nearest known one, and the exit
     status is 2.  What several keys say together is named by model, once each of them is right.
-    A missing file of the administrator's key, files of keys that everybody can read, and gateways
-    that are full before the replicas are warnings.  With --json they are `problems` and
-    `warnings`.  `hdserve doctor --config FILE` says what of it this machine can serve.
+    A missing file of the administrator's key, files of keys that everybody can read, gateways that
+    are full before the replicas, and a GPU that no replica has are warnings.  With --json they are
+    `problems` and `warnings`.  `hdserve doctor --config FILE` says what of it this machine can
+    serve.
     """
     output = JsonOutput(json_path)
     try:

@@ -19,6 +19,10 @@ from hdserve.importing import import_fault
 from hdserve.models import bundled_models, context_length, is_path
 
 _LESS = "without it there is less to draft"
+_NO_GPU = (
+    "a replica sees no GPU with num_gpus: 0, unless a Serve config file reserves one in its "
+    "ray_actor_options; num_gpus: 1, or a part of one, is expected"
+)
 
 
 def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
@@ -91,6 +95,8 @@ def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
             yield f"{place_of(('models', index, 'statistics'), line_of)}: {reason}"
         for reason in _vain_drafts(config, model):
             yield f"{place_of(('models', index, 'draft_from'), line_of)}: {reason}"
+        if model.engine.device == "cuda" and not model.num_gpus:
+            yield f"{place_of(('models', index, 'engine', 'device'), line_of)}: {_NO_GPU}"
 
 
 def warn_of_relative_paths(config: ServeConfig, line_of: LineOf = nowhere) -> None:

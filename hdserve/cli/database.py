@@ -16,7 +16,7 @@ from rich.table import Table
 from hdserve.cli.database_build import build
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
-from hdserve.cli.model_option import database_config
+from hdserve.cli.model_option import check_served_name, database_config
 from hdserve.cli.progress import shown_bars
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
@@ -105,6 +105,7 @@ def import_(
     would be more than a server keeps is refused.
     """
     output = JsonOutput(json_path)
+    check_served_name("--model", model)
     found = archives.read_archive_key(archive)
     key = DatabaseKey(found.model if model is None else model, found.fingerprint)
     if model is not None:

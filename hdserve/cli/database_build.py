@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
-from hdserve.cli.interruption import interruptible
+from hdserve.cli.interruption import GO_ON, interruptible
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.model_option import (
     Model,
     ServerConfig,
+    check_served_name,
     chosen_model,
     database_config,
     load_llm,
@@ -26,7 +27,7 @@ from hdserve.cli.options import Limit, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.config import ModelConfig
-from hdserve.core import DEFAULT_NAMESPACE
+from hdserve.core import DEFAULT_NAMESPACE, FinishReason, SamplingParams
 from hdserve.databases.kept import check_kept
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import OutputLog
@@ -38,13 +39,17 @@ from hdserve.errors import ConfigError, DatabaseError
 from hdserve.journal import digest
 from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
+if TYPE_CHECKING:
+    from hdserve.completion import Completion
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions:
     """What is answered, how, and which database the answers are added to.
 
     Raises:
-        ConfigError: no key could have this namespace.
+        ConfigError: no key could have this namespace, or no model this name.
+        InvalidRequest: a value is out of range.
     """
 
     root: Annotated[Path, typer.Argument(help="The `snapshot_dir` of the configuration.")]
@@ -69,6 +74,33 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if not NAMESPACE.fullmatch(self.namespace):
             raise ConfigError(f"--namespace {self.namespace[:64]!r}: {NAMESPACE_RULE}")
+        check_served_name("--name", self.name)
+        SamplingParams(**self.sampling)  # checked before a model is loaded
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The chosen options, as fields of :class:`~hdserve.core.SamplingParams`."""
+        return {"max_tokens": self.max_tokens, "temperature": self.temperature}
+
+
+@dataclass(slots=True)
+class _Answered:
+    """What came of the prompts that had no answer yet.
+
+    Attributes:
+        failure: why the first of those that failed did.
+    """
+
+    num_kept: int = 0
+    num_failed: int = 0
+    failure: str = ""
+
+    def count(self, num_kept: int, answers: Sequence[Completion]) -> None:
+        """Add the answers to a batch, of which ``num_kept`` are kept."""
+        self.num_kept += num_kept
+        failures = [str(answer.error) for answer in answers if _has_failed(answer)]
+        self.num_failed += len(failures)
+        self.failure = self.failure or next(iter(failures), "")
 
 
 @takes(BuildOptions)
@@ -77,8 +109,9 @@ def build(options: BuildOptions) -> None:
     """Answer prompts and keep the answers in a model database that is not in use.
 
     A new model then drafts from its first request on as one that has served such requests does.
-    An interrupted build goes on where it was when the same command is run again.  It ends with an
-    error when a server would forget the oldest answers for the next ones.
+    An interrupted build goes on where it was when the same command is run again.  Where an answer
+    failed it exits with 1, after all others, and keeps none: the same command answers that prompt
+    again.  It ends with an error when a server would forget the oldest answers for the next ones.
     """
     output = JsonOutput(options.json_path)
     check_unsharded(options.root)
@@ -89,12 +122,26 @@ def build(options: BuildOptions) -> None:
     store = OutputStore(database_directory(options.root, key), key, lock_timeout_s=1.0)
     store.check_writable()
     try:
-        num_now = _add_answers(options, model, _origin(options, model, all_rows), rows, store)
+        origin = _origin(options, model, all_rows)
+        answered = _add_answers(options, model, origin, rows, store)
     finally:
         store.close()
     if output.has_text:
-        typer.echo(f"{key.model}: {len(rows):,} prompts, {num_now:,} of them answered now")
-    output.write({"model": key.model, "num_prompts": len(rows), "num_answered_now": num_now})
+        typer.echo(
+            f"{key.model}: {len(rows):,} prompts, {answered.num_kept:,} of them answered now"
+        )
+    output.write(
+        {
+            "model": key.model,
+            "num_prompts": len(rows),
+            "num_answered_now": answered.num_kept,
+            "num_failed": answered.num_failed,
+        }
+    )
+    if answered.num_failed:
+        told = f"{answered.num_failed:,} answers failed and were not kept: {answered.failure}"
+        typer.echo(f"hdserve: {told}; {GO_ON}", err=True)
+        raise typer.Exit(1)
 
 
 def _add_answers(
@@ -103,14 +150,11 @@ def _add_answers(
     origin: str,
     rows: Sequence[PromptRow],
     store: OutputStore,
-) -> int:
+) -> _Answered:
     """Answer the rows that ``store`` has no answer for yet.
 
     Args:
         origin: the name of the build in ``store``.
-
-    Returns:
-        The number of answers added.
 
     Raises:
         DatabaseError: an answer cannot be written, or a server would forget the oldest for it;
@@ -122,21 +166,19 @@ def _add_answers(
     store.restore(log)
     missing = _missing(log, options.namespace, origin, len(rows))
     if not missing:
-        return 0
+        return _Answered()
     llm = load_llm(with_options(model, engine={"max_num_sequences": options.batch_size}))
-    chosen = {"max_tokens": options.max_tokens, "temperature": options.temperature}
-    check_rows(llm, (row.messages for row in rows), llm.sampling(**chosen))
-    num_kept = 0
+    check_rows(llm, (row.messages for row in rows), llm.sampling(**options.sampling))
+    answered = _Answered()
     with progress("answering", len(rows), len(rows) - len(missing)) as bar:
         for begin in range(0, len(missing), options.batch_size):
             batch = missing[begin : begin + options.batch_size]
-            params = llm.sampling(**chosen)
+            params = llm.sampling(**options.sampling)
             answers = llm.generate([rows[index].messages for index in batch], params)
-            found = zip(batch, (answer.token_ids for answer in answers), strict=True)
-            segment = _segment(origin, found)
+            segment = _segment(origin, zip(batch, answers, strict=True))
             new_bytes = {options.namespace: segment.num_bytes}
             check_kept(log, new_bytes, limits.max_bytes, limits.max_total_bytes)
-            num_kept += len(segment)
+            answered.count(len(segment), answers)
             for appended in log.append(options.namespace, segment):
                 store.append(options.namespace, appended)
             if store.num_failures:
@@ -144,7 +186,7 @@ def _add_answers(
             bar.advance(len(batch))
     if not store.sync(log) or store.num_failures:
         raise DatabaseError(f"{store.directory} cannot be written; the log says why")
-    return num_kept
+    return answered
 
 
 def _origin(options: BuildOptions, model: ModelConfig, all_rows: Sequence[PromptRow]) -> str:
@@ -160,11 +202,15 @@ def _missing(log: OutputLog, namespace: str, origin: str, num_rows: int) -> list
     return [index for index in range(num_rows) if index not in done]
 
 
-def _segment(origin: str, outputs: Iterable[tuple[int, Sequence[int]]]) -> Segment:
+def _segment(origin: str, answers: Iterable[tuple[int, Completion]]) -> Segment:
     return concatenate(
         [
-            Segment.from_outputs(origin, index, [np.array(token_ids, np.uint32)])
-            for index, token_ids in outputs
-            if token_ids
+            Segment.from_outputs(origin, index, [np.array(answer.token_ids, np.uint32)])
+            for index, answer in answers
+            if answer.token_ids and not _has_failed(answer)
         ]
     )
+
+
+def _has_failed(answer: Completion) -> bool:
+    return answer.finish_reason == FinishReason.ERROR

@@ -22,7 +22,7 @@ from hdserve.cli.whole_file import write_whole
 from hdserve.config import ModelConfig
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
-from hdserve.journal import Journal, digest
+from hdserve.journal import Journal, digest_of_list
 from hdserve.prompts import PromptRow, read_prompts
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _settings(
     """The settings that the answers depend on."""
     return {
         "model": model.model_dump(mode="json", exclude_unset=True),
-        "input": digest(rows),
+        "input": digest_of_list(rows),
         "complete": options.completes,
         "batch_size": options.batch_size,
         "drafts": options.drafts,

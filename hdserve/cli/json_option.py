@@ -73,9 +73,7 @@ class JsonOutput:
     def __init__(self, path: Path | None) -> None:
         self.has_text = path != STDOUT
         self.file = path if self.has_text else None
-        if self.file is not None and (self.file.is_dir() or not self.file.parent.is_dir()):
-            raise ConfigError(f"{OPTION} {self.file}: is a directory, or in one that is missing")
-        is_lasting = self.file is not None and (self.file.is_file() or not self.file.exists())
+        is_lasting = self.file is not None and _is_lasting(self.file)
         self.lasting_file = self.file if is_lasting else None
 
     def write(self, value: Any) -> None:
@@ -85,3 +83,17 @@ class JsonOutput:
             write_whole(self.file, text + "\n")
         elif not self.has_text:
             typer.echo(text)
+
+
+def _is_lasting(path: Path) -> bool:
+    """Whether ``path`` is a file, or will be one.
+
+    Raises:
+        ConfigError: it cannot be a file.
+    """
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(f"{OPTION} {path}: is a directory, or in one that is missing")
+        return path.is_file() or not path.exists()
+    except OSError as error:
+        raise ConfigError(f"{OPTION} {path}: cannot be written: {error.strerror}") from error

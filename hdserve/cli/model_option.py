@@ -10,6 +10,7 @@ import typer
 
 from hdserve.config import ModelConfig, ModelDatabaseConfig, checked
 from hdserve.config.deployed import read_deployed_config
+from hdserve.config.model_name import name_fault
 from hdserve.engine.hardware.cpu_count import default_num_threads
 from hdserve.errors import ConfigError
 
@@ -56,6 +57,16 @@ def chosen_model(model: str | None, config: Path | None) -> ModelConfig:
             return _as_served(each, len(models))
     known = ", ".join(each.name for each in models)
     raise ConfigError(f"{config} has no model {model!r}: there are {known}")
+
+
+def check_served_name(option: str, name: str | None) -> None:
+    """
+    Raises:
+        ConfigError: no model can be served under ``name``, the value of ``option``, so nobody would
+            draft from a database of that name.
+    """
+    if name is not None and (reason := name_fault(name)):
+        raise ConfigError(f"{option}: {reason}")
 
 
 def database_config(config: Path | None) -> ModelDatabaseConfig:

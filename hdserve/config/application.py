@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hdserve.config.mistakes import Location, Mistakes
 from hdserve.config.model import ModelConfig
+from hdserve.config.model_name import name_fault
 from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel
 
@@ -214,13 +215,8 @@ class ServeConfig(StrictModel):
     def _unserved_names(self) -> Iterator[tuple[Location, str]]:
         """Yield names that Ray Serve does not accept."""
         for number, model in enumerate(self.models):
-            is_plain = model.name.isascii() and model.name.isprintable()
-            if not is_plain or set("#%").intersection(model.name):
-                yield (
-                    ("models", number, "name"),
-                    f"Ray Serve takes no model called {model.name!r}: ASCII without '#' and '%' is "
-                    "expected; `aliases` may be anything",
-                )
+            if reason := name_fault(model.name):
+                yield ("models", number, "name"), f"{reason}; `aliases` may be anything"
 
     def _wrong_sources(self) -> Iterator[tuple[Location, str]]:
         """Yield entries of ``draft_from`` that are duplicates, or not another model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -232,7 +232,7 @@ class ModelConfig(StrictModel):
     model: str = Field(min_length=1)
     """A bundled model's name, a local directory or a Hugging Face id."""
 
-    revision: str | None = None
+    revision: str | None = Field(default=None, min_length=1)
     """The branch, tag or commit of a Hugging Face id."""
 
     trust_remote_code: bool = False
@@ -241,12 +241,12 @@ class ModelConfig(StrictModel):
     load_format: Literal["safetensors", "auto"] = "safetensors"
     """``auto`` also loads weights that are pickled, which can run code."""
 
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Further names a request may use."""
 
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()
-    statistics: str | None = "bundled"
+    statistics: str | None = Field(default="bundled", min_length=1)
     """The directory of a statistics database; ``bundled`` takes what ships for this tokenizer, if
     there is one."""
 

@@ -64,6 +64,7 @@ def export_database(
     """
     lock = FileLock(f"{archive}.lock")
     try:
+        _make_lock_file(Path(lock.lock_file))
         with lock.acquire(timeout=0):
             try:
                 return _export(root, key, archive, on_progress)
@@ -73,6 +74,16 @@ def export_database(
         raise DatabaseError(f"{archive} is being written by another export") from error
     except OSError as error:
         raise DatabaseError(f"{archive} cannot be written: {error}") from error
+
+
+def _make_lock_file(path: Path) -> None:
+    """Make it, unless it exists; a lock would make directories, and take one where no file can be
+    made for locked.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
 
 
 def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> int:

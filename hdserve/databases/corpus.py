@@ -11,6 +11,7 @@ import codecs
 import glob
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
         try:
             found = _files_of(name)
         except OSError as error:
-            raise DatabaseError(f"{name}: cannot be read: {error}") from error
+            place = error.filename or name
+            raise DatabaseError(f"{place}: cannot be read: {error.strerror}") from error
         if not found:
             raise DatabaseError(f"{name}: no such file, and no pattern or directory of corpora")
         files |= dict.fromkeys(found)
@@ -75,10 +77,23 @@ def _files_of(name: str | Path) -> list[Path]:
     """
     path = Path(name)
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and _is_corpus(file))
+        return sorted(file for file in _files_below(path) if _is_corpus(file) and file.is_file())
     if path.exists():
         return [path]
     return [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """
+    Raises:
+        OSError: it, or a directory in it, cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(directory, onerror=refuse):
+        yield from (Path(place, name) for name in names)
 
 
 def _is_corpus(path: Path) -> bool:

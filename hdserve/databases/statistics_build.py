@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -62,7 +63,8 @@ class StatisticsBuild(StatisticsJob[BuildProgress]):
         num_excluded: segments left out, by source.
 
     Raises:
-        DatabaseError: a file is missing or empty, or as for :class:`StatisticsJob`.
+        DatabaseError: a file is missing or empty, or is a pipe or a device, or as for
+            :class:`StatisticsJob`.
     """
 
     kind, counted = "build", "num_segments"
@@ -88,10 +90,7 @@ class StatisticsBuild(StatisticsJob[BuildProgress]):
         self._on_progress = on_progress
         self.num_excluded: Counter[str] = Counter()
         builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
-        try:
-            files = tuple((str(path), *_size_and_checksum(path)) for path in paths)
-        except OSError as error:
-            raise DatabaseError(f"cannot be read: {error}") from error
+        files = tuple((str(path), *_size_and_checksum(path)) for path in paths)
         begun = BuildProgress(
             files=files,
             turn_end=tuple(turn_end),
@@ -140,9 +139,18 @@ class StatisticsBuild(StatisticsJob[BuildProgress]):
 
 
 def _size_and_checksum(path: Path) -> tuple[int, int]:
-    num_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        return num_bytes, ends_crc32(file.fileno(), num_bytes)
+    """
+    Raises:
+        DatabaseError: it cannot be read, or not again when the build is resumed.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise DatabaseError(f"{path}: is no file: pipes and devices cannot be read twice")
+        with path.open("rb") as file:
+            return status.st_size, ends_crc32(file.fileno(), status.st_size)
+    except OSError as error:
+        raise DatabaseError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _batches(segments: Iterable[CorpusSegment]) -> Iterator[list[CorpusSegment]]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from hdserve.databases import snapshot
-from hdserve.databases.output_files import database_directory, left_by_other_versions
+from hdserve.databases.output_files import (
+    database_directory,
+    databases_root,
+    left_by_other_versions,
+)
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
@@ -50,10 +55,7 @@ def find_databases(root: Path) -> list[DatabaseKey]:
         DatabaseError: ``root`` cannot be read, or holds no database; the message names those of
             other versions and the directories of shards.
     """
-    try:
-        files = _generations(root)
-    except OSError as error:
-        raise DatabaseError(f"{root} cannot be read: {error}") from error
+    files = _generations(root)
     if not files:
         if not os.path.isdir(root):
             raise DatabaseError(f"there is no directory {root.absolute()}")
@@ -66,7 +68,8 @@ def find_databases(root: Path) -> list[DatabaseKey]:
 def check_tokenizer(root: Path, key: DatabaseKey) -> None:
     """
     Raises:
-        DatabaseError: the databases of this model below ``root`` are of another tokenizer.
+        DatabaseError: the databases of this model below ``root`` are of another tokenizer, or
+            ``root`` cannot be read.
     """
     keys = []
     for path in _generations(root):
@@ -83,8 +86,15 @@ def check_tokenizer(root: Path, key: DatabaseKey) -> None:
 
 
 def shard_directories(root: Path) -> list[Path]:
-    """The directories of shards below ``root``: each is the root of one actor's databases."""
-    return sorted(root.glob("shard-*-of-*"))
+    """The directories of shards below ``root``: each is the root of one actor's databases.
+
+    Raises:
+        DatabaseError: ``root`` cannot be read.
+    """
+    try:
+        return [path for path in _entries(root) if fnmatchcase(path.name, "shard-*-of-*")]
+    except OSError as error:
+        raise DatabaseError(f"{root} cannot be read: {error}") from error
 
 
 def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
@@ -94,10 +104,7 @@ def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
         DatabaseError: ``root`` cannot be read.
     """
     try:
-        os.listdir(root)  # raises what a search for names would ignore
         return [path for path in shard_directories(root) if database_directory(path, key).is_dir()]
-    except FileNotFoundError:
-        return []
     except OSError as error:
         raise DatabaseError(f"{root} cannot be read: {error}") from error
 
@@ -217,5 +224,38 @@ def open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
 
 
 def _generations(root: Path) -> list[Path]:
-    """The file that identifies each database of this version below ``root``."""
-    return sorted(root.glob(f"v{snapshot.FORMAT_VERSION}/*/generation"))
+    """The file that identifies each database of this version below ``root``, also where its
+    directory is closed.
+
+    Raises:
+        DatabaseError: ``root`` cannot be read.
+    """
+    try:
+        found = [path / "generation" for path in _entries(databases_root(root))]
+    except OSError as error:
+        raise DatabaseError(f"{root} cannot be read: {error}") from error
+    return [path for path in found if _may_exist(path)]
+
+
+def _entries(directory: Path) -> list[Path]:
+    """What is in ``directory``, if there is one; unlike a search for names, which passes over a
+    closed directory.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return [directory / name for name in sorted(os.listdir(directory))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether ``path`` exists, or nobody may look."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

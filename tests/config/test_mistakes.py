@@ -70,6 +70,9 @@ def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
     [
         ("num_replicas: many", "num_replicas: a whole number is expected, not 'many'"),
         ("num_replicas: 1.5", "num_replicas: a whole number is expected, not 1.5"),
+        ("revision: ''", "revision: must not be empty"),
+        ("statistics: ''", "statistics: must not be empty"),
+        ("aliases: [b, '']", "aliases.1: must not be empty"),
         ("num_replicas: 0", "num_replicas: at least 1 is expected, not 0"),
         ("num_cpus: [1]", "num_cpus: a number is expected, not a list"),
         ("num_cpus: .inf", "num_cpus: a finite number is expected, not inf"),

@@ -516,6 +516,16 @@ def test_archives_of_every_version_can_be_taken(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize("place", ["none/deeper", "/proc"])
+def test_no_directory_is_made_for_an_archive(tmp_path: Path, place: str) -> None:
+    """It would be that of a mistyped path; and one that takes no files is not one in use."""
+    fill(tmp_path / "root").close()
+    archive = tmp_path / place / "a.hdb"
+    with pytest.raises(DatabaseError, match=rf"^{archive} cannot be written: .*No such file"):
+        archives.export_database(tmp_path / "root", KEY, archive)
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+
+
 def test_what_lies_in_a_closed_directory_is_an_error_that_names_it(tmp_path):
     inside = tmp_path / "closed"
     fill(tmp_path / "open").close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from hdserve.databases.statistics_info import (
     TABLE_NAME,
 )
 from hdserve.errors import DatabaseError
+from tests.closed import closed, open_directory
 from tests.databases.byte_tokens import Bytes
 
 
@@ -203,6 +206,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         list(read_segments(latin))
 
 
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """At once, by its name, as an unfinished build reads its inputs again."""
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    reading, writing = os.pipe()
+    with contextlib.closing(os.fdopen(writing, "w")):
+        for path in (pipe, Path(f"/dev/fd/{reading}"), Path("/dev/null")):
+            with pytest.raises(DatabaseError, match=f"{path}: is no file: pipes and devices"):
+                _run(tmp_path / "s", path)
+    os.close(reading)
+
+
 def test_long_text_is_cut_at_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text("0123456789\n" * 20_000)
@@ -346,6 +361,20 @@ def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
     assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
     with pytest.raises(DatabaseError, match="no such file"):
         corpus_files([tmp_path / "*.csv"])
+
+
+def test_a_closed_directory_is_not_left_out() -> None:
+    """The rest would pass for the whole corpus; and it is there."""
+    with open_directory() as corpora:
+        inside = corpora / "b"
+        inside.mkdir()
+        (corpora / "one.txt").touch()
+        (inside / "two.txt").touch()
+        for given, place in ((corpora, inside), (inside, inside), (corpora, corpora)):
+            told = f"^{place}: cannot be read: Permission denied"
+            with closed(place), pytest.raises(DatabaseError, match=told):
+                corpus_files([given])
+        assert corpus_files([corpora]) == [inside / "two.txt", corpora / "one.txt"]
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl", "txt.gz", "jsonl.gz"])

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 from hdserve.cli.commands import app
 from hdserve.databases import archive as archives
 from hdserve.databases import stored
-from hdserve.databases.output_files import database_directory
+from hdserve.databases.output_files import database_directory, databases_root
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError
+from tests.closed import closed, open_directory
 from tests.databases.test_archive import KEY, fill
 
 
@@ -106,3 +107,23 @@ def test_databases_of_another_version_are_named_with_what_to_do(tmp_path: Path) 
     shown = CliRunner().invoke(app, ["database", "info", str(tmp_path)], catch_exceptions=False)
     assert "/v2/a-model-" in shown.stdout
     assert "use the hdserve that wrote it" in shown.stdout
+
+
+def test_a_closed_directory_is_not_one_without_databases() -> None:
+    """Neither one of a database, nor one of all, nor one above."""
+    with open_directory() as root:
+        (root / "inner").mkdir()
+        fill(root).close()
+        directory = database_directory(root, KEY)
+        with closed(directory):
+            with pytest.raises(DatabaseError, match=rf"^{directory}/generation .* Permission den"):
+                stored.find_databases(root)
+            stored.check_tokenizer(root, KEY)
+        assert stored.find_databases(root) == [KEY]
+        with closed(databases_root(root)), pytest.raises(DatabaseError, match="cannot be read"):
+            stored.find_databases(root)
+        for call in (stored.find_databases, stored.shard_directories, stored.check_unsharded):
+            for place in (root, root / "inner"):
+                told = f"^{place} cannot be read"
+                with closed(root), pytest.raises(DatabaseError, match=told):
+                    call(place)

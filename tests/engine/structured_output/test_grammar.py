@@ -177,6 +177,12 @@ def test_wrong_grammars_say_what_is_wrong(text: str, named: str) -> None:
     assert not engine.has_work
 
 
+def test_half_of_a_surrogate_pair_is_in_no_pattern() -> None:
+    """As in other grammars, which are refused when they are compiled."""
+    with pytest.raises(InvalidRequest, match="a pattern has half of a surrogate pair"):
+        grammar.regex("a\ud800")
+
+
 def test_a_choice_of_nothing_is_no_grammar() -> None:
     """What it allows would be an empty answer."""
     with pytest.raises(ValueError, match="needs an option"):
