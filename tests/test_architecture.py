@@ -6,9 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("hdserve", "actors", "deployments")
@@ -89,7 +88,12 @@ def _modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def _imports(path: Path) -> Iterator[str]:
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    return tuple(_read_imports(path))
+
+
+def _read_imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -115,36 +119,57 @@ def _part(name: str) -> str | None:
 MODULES = dict(_modules())
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_to_lower_layers(module: str) -> None:
-    """No module imports from a layer above its own, and none of ``hdserve`` has just that of
-    the whole."""
-    own = _layer(module)
-    assert own is not None, f"{module} has no layer"
+def _without_a_layer(module: str) -> bool:
+    """Whether a module has none, or one of ``hdserve`` just that of the whole."""
     *parts, root = _prefixes(module)
-    assert not parts or root != "hdserve" or LAYERS.keys() & parts, f"{module} has no layer"
-    for imported in _imports(MODULES[module]):
-        layer = _layer(imported)
-        assert layer is None or layer <= own, f"{module} imports {imported}"
+    return _layer(module) is None or (
+        bool(parts) and root == "hdserve" and not LAYERS.keys() & parts
+    )
 
 
-@pytest.mark.parametrize("module", [*filter(_part, MODULES)])
-def test_imports_within_the_engine_point_to_earlier_parts(module: str) -> None:
+def test_every_module_has_a_layer() -> None:
+    assert [module for module in MODULES if _without_a_layer(module)] == []
+
+
+def test_imports_point_to_lower_layers() -> None:
+    """No module imports from a layer above its own."""
+    found = []
+    for module, path in MODULES.items():
+        own = _layer(module)
+        for imported in _imports(path):
+            layer = _layer(imported)
+            if own is not None and layer is not None and layer > own:
+                found.append(f"{module} imports {imported}")
+    assert found == []
+
+
+def test_every_module_of_the_engine_has_a_place() -> None:
+    assert [module for module in MODULES if _part(module) not in {None, *ENGINE}] == []
+
+
+def test_imports_within_the_engine_point_to_earlier_parts() -> None:
     """Those within functions and for annotations, too."""
-    part = _part(module)
-    assert part in ENGINE, f"{module} has no place"
-    imported = {_part(name) for name in _imports(MODULES[module])} - {None}
-    later = imported - {*ENGINE[: ENGINE.index(part) + 1]}
-    assert not later, f"{module} imports {later}"
+    found = []
+    for module, path in MODULES.items():
+        part = _part(module)
+        if part not in ENGINE:
+            continue
+        allowed = {None, *ENGINE[: ENGINE.index(part) + 1]}
+        found += [
+            f"{module} imports {name}" for name in _imports(path) if _part(name) not in allowed
+        ]
+    assert found == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_heavy_libraries_stay_at_home(module: str) -> None:
+def test_heavy_libraries_stay_at_home() -> None:
     """Ray, torch, transformers and FastAPI are imported in their homes alone."""
-    for imported in _imports(MODULES[module]):
-        homes = HOMES.get(imported.split(".")[0])
-        is_home = homes is None or any(prefix in homes for prefix in _prefixes(module))
-        assert is_home, f"{module} imports {imported}"
+    found = []
+    for module, path in MODULES.items():
+        for imported in _imports(path):
+            homes = HOMES.get(imported.split(".")[0])
+            if homes is not None and not any(prefix in homes for prefix in _prefixes(module)):
+                found.append(f"{module} imports {imported}")
+    assert found == []
 
 
 WITHOUT_TORCH = (
@@ -170,6 +195,10 @@ def test_processes_without_a_model_do_without_torch() -> None:
 
 def test_packages_do_not_import_tests() -> None:
     """What is installed does not need what is not."""
-    for module, path in MODULES.items():
-        for imported in _imports(path):
-            assert imported.split(".")[0] not in {"tests", "tools", "benchmarks"}, module
+    found = [
+        f"{module} imports {imported}"
+        for module, path in MODULES.items()
+        for imported in _imports(path)
+        if imported.split(".")[0] in {"tests", "tools", "benchmarks"}
+    ]
+    assert found == []

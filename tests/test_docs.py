@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -49,23 +56,66 @@ from tools.metrics_reference import metrics_reference
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
+LINKED = [*sorted(ROOT.glob("*.md")), *DOCS]
 
 
 def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def links() -> list[tuple[Path, str]]:
-    return [
-        (path, target)
-        for path in DOCS
-        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", read(path))
-    ]
+def parsed(path: Path) -> list[Token]:
+    return MarkdownIt().parse(read(path))
 
 
-@pytest.mark.parametrize(("path", "target"), links())
-def test_links_lead_somewhere(path: Path, target: str) -> None:
-    assert (path.parent / target).exists(), f"{path.name}: {target}"
+def links(path: Path) -> Iterator[str]:
+    """To where those of a page lead, but those into the web."""
+    for token in parsed(path):
+        for part in token.children or ():
+            target = str(part.attrs.get("href", part.attrs.get("src", "")))
+            if target and not urlsplit(target).scheme:
+                yield target
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """Those that GitHub gives the headings of a page."""
+    found, counts = set[str](), Counter[str]()
+    for before, token in pairwise(parsed(path)):
+        if before.type == "heading_open":
+            parts = token.children or ()
+            title = "".join(part.content for part in parts if part.type in {"text", "code_inline"})
+            name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            found.add(f"{name}-{counts[name]}" if counts[name] else name)
+            counts[name] += 1
+    return frozenset(found)
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    """To a file or directory, and if it is a page, to a heading of it."""
+    name, _, anchor = target.partition("#")
+    place = path.parent / name if name else path
+    return place.exists() and (not anchor or place.suffix != ".md" or anchor in anchors(place))
+
+
+def test_links_lead_somewhere() -> None:
+    found = [(path, target) for path in LINKED for target in links(path)]
+    assert len(found) > 400
+    assert [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path, target in found
+        if not leads_somewhere(path, target)
+    ] == []
+
+
+def test_anchors_are_those_of_github(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = ["# What `a_b` is, *now*: 1.5 & C++ - Ü", "## Keys", "Keys\n----", "```\n# No\n```"]
+    page.write_text("\n\n".join(text), encoding="utf-8")
+    assert anchors(page) == {"what-a_b-is-now-15--c---ü", "keys", "keys-1"}
+    assert leads_somewhere(page, "#keys-1")
+    assert leads_somewhere(page, "page.md#keys")
+    assert not leads_somewhere(page, "#keys-2")
+    assert not leads_somewhere(page, "pages.md")
 
 
 def test_the_readme_names_every_guide() -> None:

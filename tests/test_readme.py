@@ -59,8 +59,3 @@ def test_the_draft_source_drafts() -> None:
     run(make_engine([drafter], model=model), [seq])
     assert seq.token_ids == wanted
     assert seq.counts.num_accepted_tokens > 10
-
-
-@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
-def test_links_lead_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()

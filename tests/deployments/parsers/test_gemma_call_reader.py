@@ -86,13 +86,13 @@ CALLS: list[tuple[str, str, list[tuple[str, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("text", "plain", "calls"), CALLS)
-def test_calls_are_read(text: str, plain: str, calls: list[tuple[str, str]], size: int) -> None:
+def test_calls_are_read(text: str, plain: str, calls: list[tuple[str, str]]) -> None:
     """Also as JSON, or with what has no place there, which is given as it is."""
-    found_plain, found = read(text, size)
-    assert found_plain == plain
-    assert [(item.name, item.arguments) for item in found] == calls
+    for size in SIZES:
+        found_plain, found = read(text, size)
+        assert found_plain == plain, size
+        assert [(item.name, item.arguments) for item in found] == calls, size
 
 
 def test_texts_are_streamed_as_they_come() -> None:

@@ -89,23 +89,18 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("family", "call_of"), FAMILIES)
 @pytest.mark.parametrize(("name", "written", "value"), VALUES)
 def test_values_are_of_the_type_of_their_parameter(
-    name: str,
-    written: str,
-    value: Any,
-    family: type[ToolParser],
-    call_of: Callable[..., str],
-    size: int,
+    name: str, written: str, value: Any, family: type[ToolParser], call_of: Callable[..., str]
 ) -> None:
     """Where they can be; else they are the text they are."""
-    plain, (found,) = read(f"Well. {call_of((name, written))}", size, family)
-    assert (plain, found.name) == ("Well.", "book")
-    arguments = json.loads(found.arguments)
-    assert arguments == {name: value}
-    assert type(arguments[name]) is type(value)
+    for size in SIZES:
+        plain, (found,) = read(f"Well. {call_of((name, written))}", size, family)
+        assert (plain, found.name) == ("Well.", "book"), size
+        arguments = json.loads(found.arguments)
+        assert arguments == {name: value}, size
+        assert type(arguments[name]) is type(value), size
 
 
 CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -174,15 +169,13 @@ CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("text", "plain", "calls"), CALLS)
-def test_calls_are_read(
-    text: str, plain: str, calls: list[tuple[str, dict[str, Any]]], size: int
-) -> None:
+def test_calls_are_read(text: str, plain: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     """Also where a mark is missing, or they are JSON, which a call that is required is."""
-    found_plain, found = read(text, size)
-    assert found_plain == plain
-    assert [(item.name, json.loads(item.arguments)) for item in found] == calls
+    for size in SIZES:
+        found_plain, found = read(text, size)
+        assert found_plain == plain, size
+        assert [(item.name, json.loads(item.arguments)) for item in found] == calls, size
 
 
 GLM_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -198,15 +191,15 @@ GLM_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("text", "plain", "calls"), GLM_CALLS)
 def test_calls_of_glm_are_read(
-    text: str, plain: str, calls: list[tuple[str, dict[str, Any]]], size: int
+    text: str, plain: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     """With line breaks between their elements and without."""
-    found_plain, found = read(text, size, GlmToolParser)
-    assert found_plain == plain
-    assert [(item.name, json.loads(item.arguments)) for item in found] == calls
+    for size in SIZES:
+        found_plain, found = read(text, size, GlmToolParser)
+        assert found_plain == plain, size
+        assert [(item.name, json.loads(item.arguments)) for item in found] == calls, size
 
 
 PIECES = [

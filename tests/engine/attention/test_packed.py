@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -81,23 +82,36 @@ KINDS = [  # dtype, key size, value size, tolerance, whether the kernel can read
 ]
 
 
-@pytest.mark.parametrize(("num_kv_heads", "scaling", "window", "softcap"), OPTIONS)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
-@pytest.mark.parametrize("shapes", [Shapes(), Shapes((32,), is_exact=True)])
+SINKS_AND_SHAPES = list(product((False, True), (Shapes(), Shapes((32,), is_exact=True))))
+
+
+def make_cases() -> Iterator[tuple[Any, ...]]:
+    """All options with all kinds; the four combinations of sinks and shapes in turn, shifted so
+    that each kind has all four with each of the four of window and softcap."""
+    for (number, options), (shift, kind) in product(enumerate(OPTIONS), enumerate(KINDS)):
+        turn = number + number // 4 + shift
+        yield *options, kind, *SINKS_AND_SHAPES[turn % 4]
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "scaling", "window", "softcap", "kind", "has_sinks", "shapes"),
+    list(make_cases()),
+    ids=str,
+)
 def test_packed_attention_is_attention(
     num_kv_heads: int,
     scaling: float | None,
     window: int | None,
     softcap: float | None,
     kind: tuple[torch.dtype, int, int, float, bool],
+    has_sinks: bool,
     shapes: Shapes,
-    sinks: torch.Tensor | None,
 ) -> None:
     """Each row attends to what is cached of its own sequence, to its ancestors and to itself, with
     grouped heads, windows, bounded scores and sinks as the model wants them; padding changes
     nothing."""
     dtype, key_size, value_size, tolerance, is_readable = kind
+    sinks = SINKS if has_sinks else None
     generator = torch.Generator().manual_seed(0)
     cache = KVCache(KVShape.of_equal_layers(2, num_kv_heads, key_size, value_size), 160, dtype, CPU)
     cached_keys = random(generator, dtype, 160, num_kv_heads, key_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -189,12 +190,24 @@ def test_products_of_bfloat16_are_right_and_rows_are_their_own(
     assert (product_of(few)[-1] == found[row]).all()
 
 
+ROW_COUNTS = [*range(MAX_ROWS, MAX_NARROW_ROWS + 3), 257, 300, 520]
+"""Of which each has tiles of its own, until there are panels."""
+
+BOUNDARIES = {MAX_ROWS + 1, MAX_NARROW_ROWS, MAX_NARROW_ROWS + 1, 257}
+INPUT_COUNTS = [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416, 2 * MANY_INPUTS_PER_BLOCK + 32]
+
+
+def block_cases() -> Iterator[tuple[int, int, int]]:
+    """Rows and streams in full, at the boundaries with all numbers of inputs, else in turn."""
+    for number, num_rows in enumerate(ROW_COUNTS):
+        for num_streams in (1, 2):
+            turn = INPUT_COUNTS[(number + num_streams) % len(INPUT_COUNTS)]
+            for num_inputs in INPUT_COUNTS if num_rows in BOUNDARIES else [turn]:
+                yield num_rows, num_inputs, num_streams
+
+
 @needs_prepacked
-@pytest.mark.parametrize("num_streams", [1, 2])
-@pytest.mark.parametrize(
-    "num_inputs", [INPUTS_PER_BLOCK, 2 * INPUTS_PER_BLOCK, 416, 2 * MANY_INPUTS_PER_BLOCK + 32]
-)
-@pytest.mark.parametrize("num_rows", [*range(MAX_ROWS, MAX_NARROW_ROWS + 3), 257, 300, 520])
+@pytest.mark.parametrize(("num_rows", "num_inputs", "num_streams"), list(block_cases()))
 def test_prepacked_weights_in_blocks_have_the_bits_of_whole_ones(
     num_rows: int, num_inputs: int, num_streams: int
 ) -> None:

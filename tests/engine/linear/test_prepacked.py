@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+
 import pytest
 import torch
 
@@ -30,12 +33,23 @@ def make_layer(
     return layer.to(dtype).requires_grad_(False)
 
 
+SIZES = [(1, 1, 512), (1, 7, 512), (2, 3, 512), (40, 512), (1, 0, 512)]
+OUTPUTS = [64, 80, 128, 1_040]
+
+
+def make_cases() -> Iterator[tuple[tuple[int, ...], int, bool, int, torch.dtype]]:
+    """Sizes, streams and dtypes in full, and in turn either every other number of outputs or those
+    between: of two, one layer has a bias, in turn this or that."""
+    for at, number, which in product(range(len(SIZES)), range(2), range(len(DTYPES))):
+        for place in range(2):
+            num_outputs = OUTPUTS[2 * place + (at + number + which) % 2]
+            yield SIZES[at], num_outputs, (at + place) % 2 == 1, number + 1, DTYPES[which]
+
+
 @pytest.mark.usefixtures("num_threads")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_streams", [1, 2])
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("num_outputs", [64, 80, 128, 1_040])
-@pytest.mark.parametrize("size", [(1, 1, 512), (1, 7, 512), (2, 3, 512), (40, 512), (1, 0, 512)])
+@pytest.mark.parametrize(
+    ("size", "num_outputs", "has_bias", "num_streams", "dtype"), list(make_cases()), ids=str
+)
 @torch.inference_mode()
 def test_it_is_the_layer(
     size: tuple[int, ...], num_outputs: int, has_bias: bool, num_streams: int, dtype: torch.dtype

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -45,7 +46,8 @@ NUM_LAYERS = 2
 LAYER = torch.tensor(0)
 
 needs_bf16_dot = pytest.mark.skipif(not HAS_AVX512_BF16, reason="the processor has no AVX-512 BF16")
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+FLOATS = [torch.float32, torch.bfloat16]
+DTYPES = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -207,41 +209,50 @@ def make_states(
     )
 
 
-@DTYPES
-@pytest.mark.usefixtures("num_threads")
+SIZES = [(KEY_SIZE, VALUE_SIZE), (BF16_DOT_KEY_SIZE, VALUE_SIZE), AMX_SIZES]
+NUM_SEQUENCES_AND_TOKENS = [(1, 1), (1, 4), (7, 2), (3, 60)]
+ATTENTION_OPTIONS = [  # scaling, window, softcap, has_sinks
+    (None, None, None, False),
+    (0.11, 7, None, True),
+    (0.2, 40, 30.0, False),
+    (1, 40, 30, False),
+]
+
+
+def attention_cases() -> Iterator[tuple[Any, ...]]:
+    """Dtypes, sizes, batches and threads in full; the options in turn, shifted so that each cache
+    has all four with each number of threads, and each size has them with each batch."""
+    for which, at, number, threads in product(range(2), range(3), range(4), (1, 2)):
+        options = ATTENTION_OPTIONS[(which + at + number + 2 * threads) % 4]
+        yield FLOATS[which], SIZES[at], NUM_SEQUENCES_AND_TOKENS[number], threads, options
+
+
 @pytest.mark.parametrize(
-    ("num_sequences", "num_tokens"), [(1, 1), (1, 4), (7, 2), (3, 60)], ids=str
-)
-@pytest.mark.parametrize(
-    ("scaling", "window", "softcap", "has_sinks"),
-    [(None, None, None, False), (0.11, 7, None, True), (0.2, 40, 30.0, False), (1, 40, 30, False)],
-)
-@pytest.mark.parametrize(
-    ("key_size", "value_size"),
-    [(KEY_SIZE, VALUE_SIZE), (BF16_DOT_KEY_SIZE, VALUE_SIZE), AMX_SIZES],
+    ("dtype", "sizes", "sequences", "num_threads", "options"),
+    list(attention_cases()),
+    indirect=["num_threads"],
+    ids=str,
 )
 @torch.inference_mode()
 def test_attention(
     operators: NativeOperators,
     dtype: torch.dtype,
-    key_size: int,
-    value_size: int,
-    num_sequences: int,
-    num_tokens: int,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    has_sinks: bool,
+    sizes: tuple[int, int],
+    sequences: tuple[int, int],
+    num_threads: int,
+    options: tuple[float | None, int | None, float | None, bool],
 ) -> None:
     """What is attended to, and what is in the cache then; sequences of many rows are left to
     Python, but where the processor has AMX and the sizes fit it."""
+    num_sequences, num_tokens = sequences
+    scaling, window, softcap, has_sinks = options
     chunks = make_chunks(num_sequences, num_tokens, seed=num_sequences)
     num_rows = sum(chunk.num_rows for chunk in chunks)
-    states = make_states(dtype, num_rows, key_size, value_size)
+    states = make_states(dtype, num_rows, *sizes)
     sinks = torch.linspace(-2, 3, NUM_HEADS).to(dtype) if has_sinks else None
     kept: list[Any] = []
     for attend in (attend_numbered, torch.ops.hdserve.packed_attention):
-        cache = make_cache(dtype, num_sequences, key_size, value_size)
+        cache = make_cache(dtype, num_sequences, *sizes)
         with natively(operators, make_plan(cache, chunks)):
             found = [
                 attend(*states, torch.tensor(layer), scaling, window, softcap, sinks)
@@ -253,9 +264,7 @@ def test_attention(
 
 @DTYPES
 @pytest.mark.parametrize("num_tokens", [1, 4])
-@pytest.mark.parametrize(
-    "sizes", [(KEY_SIZE, VALUE_SIZE), (BF16_DOT_KEY_SIZE, VALUE_SIZE), AMX_SIZES]
-)
+@pytest.mark.parametrize("sizes", SIZES)
 @torch.inference_mode()
 def test_attention_leaves_out_rows_that_are_not_read(
     operators: NativeOperators, dtype: torch.dtype, num_tokens: int, sizes: tuple[int, int]
