@@ -82,6 +82,7 @@ class DatabaseFiles:
             self._remove_temporary_files(directory)
             if not self._restore_namespace(directory, log) or any(directory.glob("*.refused*")):
                 self.incomplete.add(directory.name)
+        log.end_restore()
         if self.is_writable:
             self._sync_logs()
 

@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from hdserve.databases.partition import Appended, Partition
-from hdserve.databases.seen_outputs import OriginLimit
+from hdserve.databases.seen_outputs import (
+    BYTES_PER_ORIGIN,
+    MAX_KEPT_ORIGINS,
+    MAX_TOTAL_ORIGINS,
+    OriginLimit,
+)
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError
 
@@ -82,7 +88,8 @@ class OutputLog:
     Args:
         max_bytes: most bytes of one namespace; the oldest outputs are dropped first.
         max_total_bytes: most bytes of all together; the largest namespace gives way first, so a
-            busy tenant does not push out a quiet one.
+            busy tenant does not push out a quiet one.  The origins of all outputs that are kept
+            may take about as much again.
         first_version: the first version number of new outputs, at least 1: a cursor of 1 means
             from the beginning, and 0 the same for a reader that has nothing to forget.
         merge_calibration: merges the calibration of two replicas; without it the last one written
@@ -109,6 +116,7 @@ class OutputLog:
         self._merge_calibration = merge_calibration
         self._partitions: dict[str, Partition] = {}
         self._origin_limit = OriginLimit()
+        self._max_origins = max(max_total_bytes // BYTES_PER_ORIGIN, MAX_TOTAL_ORIGINS)
         self._max_partitions = MIN_CLEARED_PARTITIONS
         self._calibrations: dict[str, int] = {}
         self._calibration_version = first_version
@@ -156,12 +164,18 @@ class OutputLog:
         return appended
 
     def restore(self, namespace: str, first_version: int, segment: Segment) -> None:
-        """Put a chunk back as it was; only before the first append to ``namespace``."""
+        """Put a chunk back as it was; only before the first append to ``namespace``.  Call
+        ``end_restore`` after all chunks."""
         partition = self.partition(namespace)
         self.num_bytes -= partition.num_bytes
         partition.restore(first_version, segment)
         self.num_bytes += partition.num_bytes
         self._evict(namespace)
+
+    def end_restore(self) -> None:
+        """Forget names that are too many, now that it is known which outputs are kept."""
+        for partition in self._partitions.values():
+            partition.trim_names()
 
     def changes_since(
         self,
@@ -290,18 +304,28 @@ class OutputLog:
 
     def _evict(self, namespace: str) -> None:
         partition = self._partitions[namespace]
-        while partition.num_bytes > self._max_bytes:
+        while self._is_too_large(partition):
             self._evict_oldest(partition)
-        if self.num_bytes <= self._max_total_bytes:
-            return
-        limit = self._max_total_bytes - self._max_total_bytes // SPARE_SHARE
-        largest = [(-each.num_bytes, name) for name, each in self._partitions.items()]
-        heapify(largest)
-        while self.num_bytes > limit:
-            _, name = heappop(largest)
+        if self.num_bytes > self._max_total_bytes:
+            limit = _spared(self._max_total_bytes)
+            self._evict_from(lambda each: -each.num_bytes, lambda: self.num_bytes > limit)
+        if self._origin_limit.num_kept > self._max_origins:
+            most = _spared(self._max_origins)
+            self._evict_from(_bytes_per_origin, lambda: self._origin_limit.num_kept > most)
+
+    def _is_too_large(self, partition: Partition) -> bool:
+        has_too_many = partition.num_kept_origins > MAX_KEPT_ORIGINS
+        return partition.num_bytes > self._max_bytes or has_too_many
+
+    def _evict_from(self, key: Callable[[Partition], float], is_over: Callable[[], bool]) -> None:
+        """While ``is_over``, drop the oldest chunk of the partition with the lowest ``key``."""
+        lowest = [(key(each), name) for name, each in self._partitions.items()]
+        heapify(lowest)
+        while is_over():
+            _, name = heappop(lowest)
             partition = self._partitions[name]
             self._evict_oldest(partition)
-            heappush(largest, (-partition.num_bytes, name))
+            heappush(lowest, (key(partition), name))
 
     def _evict_oldest(self, partition: Partition) -> None:
         self.num_bytes -= partition.num_bytes
@@ -321,6 +345,16 @@ class OutputLog:
                 partition.forget_names()
                 del self._partitions[name]
         self._max_partitions = max(MIN_CLEARED_PARTITIONS, 2 * len(self._partitions))
+
+
+def _spared(limit: int) -> int:
+    return limit - limit // SPARE_SHARE
+
+
+def _bytes_per_origin(partition: Partition) -> float:
+    """Where it is lowest, forgetting an origin costs the least text."""
+    num_origins = partition.num_kept_origins
+    return partition.num_bytes / num_origins if num_origins else inf
 
 
 def _merged(merge: MergeCalibration, kept: bytes, new: bytes) -> bytes:

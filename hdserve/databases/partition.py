@@ -14,13 +14,13 @@ reader (cursor 0) gets all that is kept, in replies of bounded size.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hdserve.databases.seen_outputs import OriginLimit, OriginRanges, SeenOutputs
+from hdserve.databases.seen_outputs import KeptOrigins, OriginLimit, OriginRanges, SeenOutputs
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment, concatenate
 
 
@@ -38,7 +38,7 @@ class Partition:
     Args:
         first_version: the first version number of new outputs.
         chunk_bytes: most bytes of one chunk.
-        limit: of the origins whose output names are remembered.
+        limit: of the origins whose output names are remembered though no output is kept.
 
     Attributes:
         chunks: ``(first version, outputs)``, oldest first.
@@ -51,6 +51,7 @@ class Partition:
     __slots__ = (
         "_chunk_bytes",
         "_end_version",
+        "_kept",
         "_limit",
         "_seen",
         "_seen_since_flush",
@@ -75,8 +76,9 @@ class Partition:
         self.num_bytes = 0
         self.num_outputs = 0
         self.flushed_version = 0
-        self._limit = limit
-        self.evicted = SeenOutputs(limit=limit)
+        self._limit = limit = limit or OriginLimit()
+        self._kept = KeptOrigins(limit)
+        self.evicted = self._new_names()
         self.calibration = b""
         self.calibration_version = 0
         self._chunk_bytes = chunk_bytes
@@ -84,8 +86,8 @@ class Partition:
         self.tail_version = first_version
         self._tail_bytes = 0
         self._end_version = 0
-        self._seen = SeenOutputs(limit=limit)
-        self._seen_since_flush = SeenOutputs(limit=limit)
+        self._seen = self._new_names()
+        self._seen_since_flush = self._new_names()
         """Empty if nothing was flushed: then it would be equal to ``_seen``."""
 
     @property
@@ -101,6 +103,7 @@ class Partition:
     def append(self, segment: Segment) -> Iterator[Appended]:
         """Add the outputs of ``segment`` that were not seen before."""
         new = self._add_seen(segment)
+        self.trim_names()
         for part in new.split(self._chunk_bytes):
             if self._tail_bytes + part.num_bytes > self._chunk_bytes:
                 self.seal()
@@ -131,20 +134,39 @@ class Partition:
         """Remember what was evicted before a restart, so that it never returns as new; call it
         after ``flushed_version`` is restored."""
         self.forget_names()
-        self.evicted, self._seen = (SeenOutputs(ranges, self._limit) for _ in range(2))
+        self.evicted, self._seen = (self._new_names(ranges) for _ in range(2))
         if self.flushed_version:
-            self._seen_since_flush = SeenOutputs(ranges, self._limit)
+            self._seen_since_flush = self._new_names(ranges)
 
     def forget_names(self) -> None:
         """Forget the names of all outputs, so that other namespaces may remember more."""
-        for names in (self.evicted, self._seen, self._seen_since_flush):
+        for names in self._names:
             names.clear()
+
+    def trim_names(self) -> None:
+        """Forget origins of which nothing is kept, as far as they are too many."""
+        for names in self._names:
+            names.trim()
+
+    @property
+    def _names(self) -> tuple[SeenOutputs, ...]:
+        return self.evicted, self._seen, self._seen_since_flush
+
+    def _new_names(self, ranges: OriginRanges | None = None) -> SeenOutputs:
+        return SeenOutputs(ranges, self._limit, self._kept)
+
+    def _settle_names(self, origins: Iterable[str]) -> None:
+        """Note which ``origins`` came or went."""
+        for names in self._names:
+            names.settle(origins)
 
     def _add_seen(self, segment: Segment) -> Segment:
         """The outputs of ``segment`` that were not seen before."""
         new = self._seen.add(segment)
         if self.flushed_version:
             self._seen_since_flush.add(new)
+        if came := self._kept.add(new):
+            self._settle_names(came)
         return new
 
     def as_imported(self, segment: Segment) -> Segment:
@@ -176,7 +198,10 @@ class Partition:
         if not self.chunks:
             self.seal()
         _, segment = self.chunks.pop(0)
+        went = self._kept.remove(segment)
         self.evicted.add(segment)
+        self._settle_names(went)
+        self.trim_names()
         self.num_bytes -= segment.num_bytes
         self.num_outputs -= len(segment)
 
@@ -187,8 +212,15 @@ class Partition:
         self.chunks.clear()
         self.evicted.clear()
         self._seen_since_flush.clear()
+        self._settle_names(self._kept.clear())
+        self.trim_names()
         self.num_bytes = self.num_outputs = 0
         self.flushed_version = self.next_version
+
+    @property
+    def num_kept_origins(self) -> int:
+        """How many origins the outputs that are kept have."""
+        return len(self._kept)
 
     @property
     def is_forgettable(self) -> bool:

@@ -1,9 +1,14 @@
-"""Which outputs have been seen: a set of (origin, sequence number), stored as few intervals."""
+"""Which outputs have been seen: a set of (origin, sequence number), stored as few intervals.
+
+As long as a log keeps any output of an origin, it remembers all numbers of it: otherwise the same
+text could be appended twice.  Of origins whose outputs were all dropped, it remembers those that
+were met last.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +20,21 @@ OriginRanges = dict[str, list[tuple[int, int]]]
 """For each origin the half-open intervals of sequence numbers, in ascending order."""
 
 MAX_ORIGINS = 4096
-"""The most origins that one namespace remembers.  Beyond it the origin seen longest ago is
-forgotten: most likely a replica that is gone."""
+"""The most origins that one namespace remembers although it keeps nothing of them.  Beyond it the
+origin seen longest ago is forgotten: most likely a replica that is gone."""
 
 MAX_TOTAL_ORIGINS = 2**14
-"""About the most origins that all namespaces of a log remember; each takes a kilobyte."""
+"""About the most such origins that all namespaces of a log remember."""
 
 MIN_ORIGINS = 64
-"""The origins that a namespace may always remember, however many namespaces there are."""
+"""Such origins that a namespace may always remember, however many namespaces there are."""
+
+MAX_KEPT_ORIGINS = 2**14 - MAX_ORIGINS
+"""The most origins whose outputs one namespace keeps.  With those of which it keeps nothing they
+are as many as a message or a file may name."""
+
+BYTES_PER_ORIGIN = 512
+"""About what a namespace takes to remember an origin."""
 
 MAX_INTERVALS = 1024
 """The most intervals of one origin.  Beyond it the two lowest are joined, and the gap between them
@@ -90,14 +102,16 @@ class SequenceRanges:
 
 
 class OriginLimit:
-    """How many origins the namespaces of a log may remember.
+    """How many origins of which nothing is kept the namespaces of a log may remember.
 
     Attributes:
-        num_known: by all of them together.
+        num_gone: such origins that all of them together remember.
+        num_kept: origins of which something is kept, in all of them together.
     """
 
     def __init__(self) -> None:
-        self.num_known = 0
+        self.num_gone = 0
+        self.num_kept = 0
         self._share = MAX_ORIGINS
 
     def share(self, num_namespaces: int) -> None:
@@ -105,37 +119,94 @@ class OriginLimit:
         share = MAX_TOTAL_ORIGINS // max(num_namespaces, 1)
         self._share = min(MAX_ORIGINS, max(MIN_ORIGINS, share))
 
-    def is_reached(self, num_origins: int) -> bool:
-        """Whether a namespace with ``num_origins`` must forget one to add another: it may exceed
+    def is_exceeded(self, num_gone: int) -> bool:
+        """Whether a namespace that remembers ``num_gone`` of them must forget one: it may exceed
         its share only while others use less of theirs."""
-        is_full = self.num_known >= MAX_TOTAL_ORIGINS
-        return num_origins >= (self._share if is_full else MAX_ORIGINS)
+        is_full = self.num_gone > MAX_TOTAL_ORIGINS
+        return num_gone > (self._share if is_full else MAX_ORIGINS)
+
+
+class KeptOrigins:
+    """The origins of the outputs that a namespace keeps."""
+
+    __slots__ = ("_limit", "_num_outputs")
+
+    def __init__(self, limit: OriginLimit) -> None:
+        self._limit = limit
+        self._num_outputs: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._num_outputs)
+
+    def __contains__(self, origin: object) -> bool:
+        return origin in self._num_outputs
+
+    def add(self, segment: Segment) -> list[str]:
+        """The outputs of ``segment`` are kept from now on; returns the origins that came."""
+        came = []
+        for origin, count in segment.origin_counts():
+            if origin not in self._num_outputs:
+                came.append(origin)
+            self._num_outputs[origin] = self._num_outputs.get(origin, 0) + count
+        self._limit.num_kept += len(came)
+        return came
+
+    def remove(self, segment: Segment) -> list[str]:
+        """The outputs of ``segment``, which were added, are not kept any more; returns the origins
+        that went."""
+        went = []
+        for origin, count in segment.origin_counts():
+            self._num_outputs[origin] -= count
+            if not self._num_outputs[origin]:
+                del self._num_outputs[origin]
+                went.append(origin)
+        self._limit.num_kept -= len(went)
+        return went
+
+    def clear(self) -> list[str]:
+        """Nothing is kept any more; returns the origins that went."""
+        went = list(self._num_outputs)
+        self._num_outputs.clear()
+        self._limit.num_kept -= len(went)
+        return went
 
 
 class SeenOutputs:
-    """A growing set of output names; it makes merging segments a union of sets."""
+    """A growing set of output names; it makes merging segments a union of sets.
 
-    __slots__ = ("_limit", "_origins")
+    Args:
+        limit: of the origins that are not in ``kept``.
+        kept: the origins that ``trim`` must not forget; tell ``settle`` of those that came or went.
+    """
+
+    __slots__ = ("_gone", "_kept", "_limit", "_origins")
 
     def __init__(
         self,
         ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None,
         limit: OriginLimit | None = None,
+        kept: Container[str] = (),
     ) -> None:
         self._limit = limit or OriginLimit()
+        self._kept = kept
         self._origins = {
             origin: SequenceRanges(intervals) for origin, intervals in (ranges or {}).items()
         }
-        self._limit.num_known += len(self._origins)
+        self._gone: dict[str, None] = {}
+        """The origins of which nothing is kept; the one met longest ago comes first."""
+        self.settle(self._origins)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._limit.num_known -= len(self._origins)
+        self._limit.num_gone -= len(self._gone)
+        self._gone.clear()
         self._origins.clear()
 
     def ranges(self) -> OriginRanges:
-        """The sequence numbers that were seen of each origin."""
-        return {origin: ranges.intervals() for origin, ranges in self._origins.items()}
+        """The sequence numbers that were seen of each origin; last those that ``trim`` would forget
+        last."""
+        kept = [origin for origin in self._origins if origin not in self._gone]
+        return {origin: self._origins[origin].intervals() for origin in [*kept, *self._gone]}
 
     def numbers(self, origin: str) -> SequenceRanges:
         """The sequence numbers of the outputs of ``origin`` that were seen."""
@@ -145,21 +216,27 @@ class SeenOutputs:
         """Add the outputs of ``segment`` and return those that were new."""
         is_new = np.zeros(len(segment), np.bool_)
         for origin, number, start, stop in segment.runs():
-            missing = self._ranges_of(origin).add(number, number + stop - start)
-            for low, high in missing:
+            ranges = self._origins.setdefault(origin, SequenceRanges())
+            for low, high in ranges.add(number, number + stop - start):
                 is_new[start + low - number : start + high - number] = True
+        self.settle(segment.origins)
         return segment.select(is_new)
 
-    def _ranges_of(self, origin: str) -> SequenceRanges:
-        ranges = self._origins.pop(origin, None)
-        if ranges is None:
-            while self._limit.is_reached(len(self._origins)):
-                del self._origins[next(iter(self._origins))]
-                self._limit.num_known -= 1
-            ranges = SequenceRanges()
-            self._limit.num_known += 1
-        self._origins[origin] = ranges
-        return ranges
+    def settle(self, origins: Iterable[str]) -> None:
+        """Note whether something of each of ``origins`` is kept now."""
+        num_before = len(self._gone)
+        for origin in origins:
+            self._gone.pop(origin, None)
+            if origin in self._origins and origin not in self._kept:
+                self._gone[origin] = None
+        self._limit.num_gone += len(self._gone) - num_before
+
+    def trim(self) -> None:
+        """Forget origins of which nothing is kept, as far as they are too many."""
+        while self._limit.is_exceeded(len(self._gone)):
+            origin = next(iter(self._gone))
+            del self._gone[origin], self._origins[origin]
+            self._limit.num_gone -= 1
 
 
 def checked_ranges(wire: Any) -> OriginRanges:

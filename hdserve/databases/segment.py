@@ -135,6 +135,12 @@ class Segment:
             for start, stop in zip(starts, [*starts[1:], len(self)], strict=True)
         ]
 
+    def origin_counts(self) -> list[tuple[str, int]]:
+        """Origins of the outputs, and how many each has; one that ``origins`` repeats comes
+        repeatedly."""
+        counts = np.bincount(self.origin_index).tolist()
+        return [(self.origins[index], count) for index, count in enumerate(counts) if count]
+
     def split(self, max_bytes: int) -> list[Segment]:
         """Segments in order, each at most ``max_bytes`` or of a single output."""
         if len(self) <= 1 or self.num_bytes <= max_bytes:

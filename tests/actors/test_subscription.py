@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from actors.output_queue import OutputQueue
 from actors.publisher import Publisher
 from actors.subscription import IDLE_PER_POLL, Subscription
 from hdserve.config import ModelDatabaseConfig
+from hdserve.databases import seen_outputs
 from hdserve.databases.messages import Publish, Standing
+from hdserve.databases.output_files import directory_name
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
@@ -503,3 +506,51 @@ def test_what_was_evicted_does_not_come_back_with_what_was_lost(tmp_path, has_sn
     replica.poll()
     assert replica.subscription.num_refilled_outputs == 1
     assert [number for number in range(41) if replica.count(number)] == [*kept, 40]
+
+
+@pytest.fixture
+def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Replica]:
+    """More replicas than a database remembers of which it keeps nothing, with one output each."""
+    monkeypatch.setattr(seen_outputs, "MAX_TOTAL_ORIGINS", 4)
+    monkeypatch.setattr(seen_outputs, "MIN_ORIGINS", 2)
+    actor = ModelDatabaseActor(
+        KEY, ModelDatabaseConfig(snapshot_dir=tmp_path, snapshot_interval_s=3600)
+    )
+    replicas = [Replica(actor, f"r{number}") for number in range(8)]
+    for replica in replicas:
+        replica.used = ["n", "other"]
+        replica.poll()
+    for number, replica in enumerate(replicas):
+        replica.publish(number)
+    return replicas
+
+
+def poll_twice(replicas: list[Replica]) -> None:
+    for replica in [*replicas, *replicas]:
+        replica.poll()
+
+
+def test_replicas_are_not_forgotten_while_others_publish(crowd):
+    """Otherwise their own outputs, which no cursor has passed, would look lost."""
+    poll_twice(crowd)
+    assert [replica.subscription.num_refilled_outputs for replica in crowd] == [0] * 8
+    assert [crowd[0].count(number) for number in range(8)] == [1] * 8
+    assert all(replica.delivered == ["n"] * 7 for replica in crowd)
+
+
+def test_what_many_replicas_generated_comes_once_though_a_file_was_lost(crowd, tmp_path):
+    crowd[0].queue.put("other", [9])
+    crowd[0].publish(8)
+    poll_twice(crowd)
+    (log,) = tmp_path.rglob(f"{directory_name('other')}/*.log")
+    log.write_bytes(b"junk" * 20)
+    crowd[0].link.actor._store.close()
+    actor = ModelDatabaseActor(KEY, crowd[0].link.actor._config)
+    for replica in crowd:
+        replica.link.actor = actor
+    poll_twice(crowd)
+    assert actor.info()["num_refused_files"] == 1
+    assert [crowd[0].count(number) for number in range(9)] == [1] * 9
+    assert count_token(actor.export("other")[0], 9) == 1
+    assert all(sorted(replica.delivered) == ["n"] * 8 + ["other"] for replica in crowd[1:])
+    assert [replica.subscription.num_refilled_outputs for replica in crowd] == [1] + [0] * 7

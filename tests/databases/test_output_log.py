@@ -2,6 +2,7 @@
 
 import itertools
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hdserve.databases import seen_outputs
+from hdserve.databases import output_log, seen_outputs
+from hdserve.databases.messages import Reply
 from hdserve.databases.output_log import (
     MAX_CALIBRATION_BYTES,
     MIN_CLEARED_PARTITIONS,
@@ -17,6 +19,7 @@ from hdserve.databases.output_log import (
 )
 from hdserve.databases.seen_outputs import (
     MAX_INTERVALS,
+    MAX_KEPT_ORIGINS,
     MAX_ORIGINS,
     SeenOutputs,
     SequenceRanges,
@@ -28,6 +31,7 @@ from hdserve.databases.segment import (
     concatenate,
     split_output,
 )
+from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
 
@@ -378,13 +382,18 @@ def test_the_origin_that_was_met_last_longest_ago_is_forgotten():
         seen.add(segment(f"r{number}", 0, output(1)))
     seen.add(segment("r0", 1, output(2)))
     seen.add(segment("new", 0, output(1)))
+    seen.trim()
     assert set(seen.ranges()) == {"new", *(f"r{number}" for number in range(MAX_ORIGINS))} - {"r1"}
+    restored = SeenOutputs(seen.ranges())
+    restored.add(segment("newer", 0, output(1)))
+    restored.trim()
+    assert set(seen.ranges()) - set(restored.ranges()) == {"r2"}
 
 
-def test_the_origins_of_all_namespaces_together_are_bounded(monkeypatch):
-    """The last ones of each are known, however small the text is that is kept."""
+def test_the_origins_of_what_all_namespaces_evicted_are_bounded(monkeypatch):
+    """The last ones of each are known."""
     monkeypatch.setattr(seen_outputs, "MAX_TOTAL_ORIGINS", 1000)
-    log = OutputLog(2**16, 2**16)
+    log = OutputLog(0, 0)
     for name in "abcdefghij":
         log.append(name, segment("r", 0, output(1)))
     for number in range(300):
@@ -397,13 +406,117 @@ def test_the_origins_of_all_namespaces_together_are_bounded(monkeypatch):
 def test_a_namespace_knows_more_origins_where_others_know_few(monkeypatch):
     """What is sent again then counts once, however many namespaces and replicas there are."""
     monkeypatch.setattr(seen_outputs, "MAX_TOTAL_ORIGINS", 1000)
-    log = OutputLog(2**16, 2**16)
-    for number in range(300):
+    log = OutputLog(0, 0)
+    for number in range(200):
         log.append(str(number), segment("r0", 0, output(1)))
-    for _ in range(2):
-        for number in range(500):
-            log.append("0", segment(f"r{number}", 0, output(1)))
-    assert log.partition("0").num_outputs == 500
+    for is_first in (True, False):
+        for number in range(250):
+            appended = log.append("0", segment(f"r{number}", 0, output(1)))
+            assert bool(appended) == (is_first and number > 0)
+
+
+def few_origins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs may remember few of which nothing is kept."""
+    monkeypatch.setattr(seen_outputs, "MAX_TOTAL_ORIGINS", 100)
+    monkeypatch.setattr(seen_outputs, "MIN_ORIGINS", 4)
+
+
+def test_what_is_kept_is_never_appended_again(monkeypatch):
+    """However many namespaces and origins there are."""
+    few_origins(monkeypatch)
+    log = OutputLog(2**16, 2**20)
+    ids = [(str(name), f"r{number}") for name in range(30) for number in range(50)]
+    for name, origin in ids:
+        assert log.append(name, segment(origin, 0, output(1)))
+    for name, origin in ids:
+        assert log.append(name, segment(origin, 0, output(1))) == []
+        assert log.partition(name).has_seen(origin, 0, 1)
+    partition = log.partition("0")
+    assert len(partition.missing_from(log.partition("1").seen())) == 0
+
+
+def test_what_is_kept_is_not_given_back_to_a_log_that_names_it(monkeypatch):
+    """However many origins it names, and are new to it."""
+    monkeypatch.setattr(seen_outputs, "MAX_ORIGINS", 10)
+    log = OutputLog(2**16, 2**20)
+    for number in range(40):
+        log.append("n", segment(f"r{number}", 0, output(1)))
+    partition = log.partition("n")
+    seen = {origin: numbers for origin, numbers in partition.seen().items() if origin > "r2"}
+    missing = partition.missing_from(seen)
+    assert sorted(missing.origins) == sorted(partition.seen().keys() - seen.keys())
+
+
+def test_origins_of_which_nothing_is_kept_are_forgotten_first(monkeypatch):
+    few_origins(monkeypatch)
+    log = OutputLog(400, 10**6, chunk_bytes=100)
+    for number in range(60):
+        for name in "abcde":
+            log.append(name, segment(f"r{number}", 0, output(1, 2, 3)))
+    for name in "abcde":
+        partition = log.partition(name)
+        kept = {origin for _, part in partition.segments() for origin in part.origins}
+        first = 60 - len(kept)
+        assert kept == {f"r{number}" for number in range(first, 60)}
+        known = {f"r{number}" for number in range(first - 20, 60)}
+        assert partition.seen().keys() == known
+        assert partition.evicted.ranges().keys() == known - kept
+
+
+def test_text_gives_way_where_it_is_least_for_each_origin_when_there_are_too_many(monkeypatch):
+    """The names take memory, too."""
+    monkeypatch.setattr(output_log, "MAX_TOTAL_ORIGINS", 100)
+    log = OutputLog(2**15, 2**15, chunk_bytes=100)
+    for number in range(90):
+        log.append("busy", segment(f"r{number % 10}", number, output(*range(40))))
+    for number in range(200):
+        log.append("many", segment(f"r{number}", 0, output(1, 2)))
+        assert log._origin_limit.num_kept <= 100
+    assert log.partition("busy").num_outputs == 90
+    assert 80 < log.partition("many").num_outputs <= 90
+    assert texts(read_all(log, "many"))[-1] == (1, 2)
+
+
+def test_the_origins_of_a_namespace_fit_into_a_message():
+    log = OutputLog(2**24, 2**24)
+    for number in range(3 * MAX_ORIGINS):
+        log.append("n", segment(f"old{number}", 0, output(*range(10))))
+    for number in range(MAX_KEPT_ORIGINS):
+        log.append("n", segment(f"r{number}", 0, output(*range(10))))
+    seen, kept = log.partition("n").seen(), log.partition("n").num_kept_origins
+    assert MAX_KEPT_ORIGINS - 5000 < kept <= MAX_KEPT_ORIGINS
+    assert len(seen) == kept + MAX_ORIGINS
+    key = DatabaseKey("a-model", "f" * 32)
+    reply = Reply("epoch", 1.0, False, {}, refill={"n": seen})
+    assert Reply.decode(reply.encode(key), key).refill == {"n": seen}
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_origins_are_counted_where_they_are_kept(data):
+    """Also those that a segment from elsewhere names twice, or of which it has nothing."""
+    log = OutputLog(400, 700, chunk_bytes=100)
+    for number in range(data.draw(st.integers(1, 40))):
+        name = data.draw(st.sampled_from("ab"))
+        if data.draw(st.integers(0, 9)) == 0:
+            log.flush(name)
+        origins = tuple(data.draw(st.lists(st.sampled_from("rstu"), min_size=1, max_size=4)))
+        index = data.draw(st.integers(0, len(origins) - 1))
+        made = segment("r", 2 * number, output(1), output(*range(20)))
+        log.append(name, replace(made, origins=origins, origin_index=made.origin_index + index))
+        check_origins(log)
+
+
+def check_origins(log: OutputLog) -> None:
+    num_kept = num_gone = 0
+    for partition in map(log.partition, log.namespaces()):
+        kept = {name for _, part in partition.segments() for name, _ in names(part)}
+        assert partition.num_kept_origins == len(kept)
+        assert kept <= partition.seen().keys()
+        num_kept += len(kept)
+        num_gone += sum(len(each.ranges().keys() - kept) for each in partition._names)
+    assert log._origin_limit.num_kept == num_kept
+    assert log._origin_limit.num_gone == num_gone
 
 
 def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many():
@@ -421,13 +534,7 @@ def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_
     assert len(log.namespaces()) <= MIN_CLEARED_PARTITIONS
     assert {"learned", "flushed"} <= set(log.namespaces())
     assert "n" not in log.namespaces()
-    partitions = [log.partition(name) for name in log.namespaces()]
-    known = [
-        len(names.ranges())
-        for each in partitions
-        for names in (each.evicted, each._seen, each._seen_since_flush)
-    ]
-    assert log._origin_limit.num_known == sum(known)
+    check_origins(log)
     log.append("n", segment("a", 2, output(3)))
     change = log.changes_since({"n": cursor}, max_bytes=1000)["n"]
     assert (texts(change.segment), change.is_flushed) == ([(3,)], False)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hdserve.databases import append_log, output_log, snapshot
+from hdserve.databases import append_log, output_log, seen_outputs, snapshot
 from hdserve.databases.append_log import AppendLog
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -128,6 +128,24 @@ def test_what_was_evicted_after_a_flush_is_not_imported_as_new_after_a_restart(t
         evicted = Segment.from_outputs("r", 1, [np.full(5, 1, np.uint32)])
         assert 1 not in each.numbers("n")
         assert list(partition.append(partition.as_imported(evicted))) == []
+
+
+def test_what_was_evicted_is_known_after_a_restart_however_many_origins_are_kept(
+    tmp_path, monkeypatch
+):
+    """A reader may still have it, and would give it back as new."""
+    monkeypatch.setattr(seen_outputs, "MAX_ORIGINS", 5)
+    database = Database(tmp_path, max_bytes=2_000)
+    for number in range(10):
+        for origin in range(20):
+            made = Segment.from_outputs(f"r{origin}", number, [np.full(1, 1, np.uint32)])
+            for appended in database.log.append("n", made):
+                database.store.append("n", appended)
+    assert database.sync()
+    for each in (database, database.restart()):
+        partition = each.log.partition("n")
+        assert partition.num_outputs < 200
+        assert partition.seen() == {f"r{origin}": [(0, 10)] for origin in range(20)}
 
 
 def test_versions_go_on_above_all_that_were_given(tmp_path):
