@@ -51,6 +51,9 @@ class Sink:
         self.num_outputs += len(outputs)
         self.last_s = time.perf_counter()
 
+    def is_behind(self) -> bool:
+        return False
+
     def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
         pass
 

@@ -143,6 +143,7 @@ class ReplicaMetrics:
         for direction, count in (
             ("published", stats.num_published_outputs),
             ("received", stats.num_received_outputs),
+            ("skipped", self._sharing.num_skipped_outputs),
             ("dropped", stats.num_dropped_outputs),
             ("flushed", stats.num_flushed_outputs),
             ("refilled", stats.num_refilled_outputs),

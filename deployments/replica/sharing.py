@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
 
 from actors.mirror import Mirror, MirrorStats
 from actors.sharded_mirror import ShardedMirror
+from deployments.replica.inflow import Inflow
 from deployments.replica.rate_limiter import RateLimiter
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
@@ -29,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 _CATCH_UP_TIMEOUT_S = 10.0
 _STATES_INTERVAL_S = 10.0
-_TOKENS_AT_ONCE = 2048
-"""How many delivered tokens are added between two steps of the engine: a few milliseconds of
-work."""
 
 
 class ClusterSharing:
@@ -45,15 +38,15 @@ class ClusterSharing:
     def __init__(
         self, host: ModelHost, engine: AsyncEngine, config: ModelDatabaseConfig, replica: str
     ) -> None:
-        self._host = host
         self._engine = engine
+        self._inflow = Inflow(host, engine)
         self._rate_limiter = RateLimiter(_STATES_INTERVAL_S)
         self._mirror = ShardedMirror(
             config.num_shards,
             lambda shard: Mirror(
                 DatabaseKey(host.config.name, host.tokenizer.fingerprint),
                 config,
-                self,
+                self._inflow,
                 shard=shard,
                 draft_from=host.config.draft_from,
                 merge_calibration=merge_drafter_states,
@@ -66,7 +59,7 @@ class ClusterSharing:
         seconds."""
         self.use(DEFAULT_NAMESPACE)
         if not self._mirror.wait_until_current(_CATCH_UP_TIMEOUT_S):
-            logger.warning("the model database did not answer yet; drafting starts without it")
+            logger.warning("the model database has not sent all yet; drafting begins with less")
 
     def use(self, namespace: str) -> None:
         """Follow ``namespace``, for which a request has arrived."""
@@ -92,39 +85,11 @@ class ClusterSharing:
         """Return counts of what was sent to the cluster, and received from it."""
         return self._mirror.stats()
 
+    @property
+    def num_skipped_outputs(self) -> int:
+        """Outputs that were received but not added to a database, for want of time."""
+        return self._inflow.num_skipped_outputs
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Publish what is still queued, for at most ``timeout_s``, and end."""
         self._mirror.close(timeout_s)
-
-    def deliver(self, model: str, namespace: str, outputs: list[npt.NDArray[np.uint32]]) -> None:
-        """Add ``outputs``, which ``model`` generated on other replicas."""
-        for part in _parts(outputs):
-            self._engine.call(partial(self._apply, model, namespace, part))
-
-    def _apply(
-        self, model: str, namespace: str, outputs: list[npt.NDArray[np.uint32]], _: Engine
-    ) -> None:
-        self._host.apply(model, namespace, outputs)
-
-    def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
-        """Adopt what all replicas together have learned about drafting."""
-        if model == self._host.config.name:
-            self._engine.call(lambda engine: engine.drafters.adopt(namespace, calibration))
-
-    def forget(self, model: str, namespace: str) -> None:
-        """Forget the namespace, which an operator flushed."""
-        self._engine.call(lambda engine: self._host.forget(engine, model, namespace))
-
-
-def _parts(outputs: list[npt.NDArray[np.uint32]]) -> Iterator[list[npt.NDArray[np.uint32]]]:
-    """Yield ``outputs`` in order, at most ``_TOKENS_AT_ONCE`` together or a single one."""
-    part: list[npt.NDArray[np.uint32]] = []
-    num_tokens = 0
-    for output in outputs:
-        if part and num_tokens + len(output) > _TOKENS_AT_ONCE:
-            yield part
-            part, num_tokens = [], 0
-        part.append(output)
-        num_tokens += len(output)
-    if part:
-        yield part

@@ -29,8 +29,8 @@ _DISPENSABLE_S = 0.005
 """How long a step may wait for commands that decoding does not need; at least one is run."""
 
 
-class _Dispensable:
-    """A command that decoding does not need: it may wait for later steps, and it may fail."""
+class _Fallible:
+    """A command that may fail; decoding goes on."""
 
     def __init__(self, command: _Command) -> None:
         self._command = command
@@ -40,6 +40,10 @@ class _Dispensable:
             self._command(engine)
         except Exception:
             logger.exception("a command to the engine failed; decoding goes on")
+
+
+class _Dispensable(_Fallible):
+    """A command that decoding does not need: it may wait for later steps, too."""
 
 
 class _Waiter:
@@ -146,6 +150,12 @@ class AsyncEngine:
         commands at once are spread over several steps.
         """
         self._inbox.put(_Dispensable(command))
+
+    def call_soon(self, command: _Command) -> None:
+        """Have ``command`` run in the engine's thread before the next step, however many commands
+        from :meth:`call` are waiting for later ones; an exception is logged, and the engine goes
+        on."""
+        self._inbox.put(_Fallible(command))
 
     async def ask(self, question: Callable[[Engine], T]) -> T:
         """The answer of ``question``, which runs in the engine's thread between two steps.

@@ -20,6 +20,9 @@ class Replica:
     def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
         self.outputs += [(model, namespace, output.tolist()) for output in outputs]
 
+    def is_behind(self) -> bool:
+        return False
+
     def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
         self.calibrations.append((model, namespace, calibration))
 

@@ -1,6 +1,7 @@
 """What a reader keeps and forgets, with an actor that is called directly."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from actors import mirror as mirrors
-from actors import publisher
+from actors import publisher, subscription
 from actors.link import ActorLink, ActorUnreachable
 from actors.mirror import MAX_FOLLOWED_NAMESPACES, Mirror
 from actors.model_database_actor import ModelDatabaseActor
@@ -51,6 +52,7 @@ class Replica:
         self.queue = OutputQueue(10**6)
         self.kept = OutputLog(10**6, 10**6)
         self.used = ["n"]
+        self.has_enough = False
         self.forgotten: list[str] = []
         self.standings: list[Standing] = []
         self.delivered: list[str] = []
@@ -63,6 +65,9 @@ class Replica:
 
     def deliver(self, model: str, namespace: str, outputs: list[np.ndarray]) -> None:
         self.delivered += [namespace] * len(outputs)
+
+    def is_behind(self) -> bool:
+        return self.has_enough
 
     def deliver_calibration(self, model: str, namespace: str, calibration: bytes) -> None:
         raise AssertionError("nobody learned anything")
@@ -83,12 +88,14 @@ class Replica:
         return count_token(self.link.actor.export("n")[0], token_id)
 
 
-def outputs(origin: str, num: int = 3) -> Segment:
-    return Segment.from_outputs(origin, 0, [np.full(5, i, np.uint32) for i in range(num)])
+def outputs(origin: str, num_tokens: int = 5) -> Segment:
+    return Segment.from_outputs(origin, 0, [np.full(num_tokens, i, np.uint32) for i in range(3)])
 
 
-def publish(actor: ModelDatabaseActor, namespace: str, origin: str = "w") -> None:
-    actor.publish(Publish(origin, {namespace: outputs(origin)}).encode(KEY))
+def publish(
+    actor: ModelDatabaseActor, namespace: str, origin: str = "w", num_tokens: int = 5
+) -> None:
+    actor.publish(Publish(origin, {namespace: outputs(origin, num_tokens)}).encode(KEY))
 
 
 @pytest.fixture
@@ -311,6 +318,48 @@ def test_the_actor_is_asked_again_when_something_is_due():
         polling.cancel()
 
     asyncio.run(count_calls())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_what_is_left_waits_for_a_receiver_that_is_behind(actor, monkeypatch):
+    """It stays with the actor, and comes when there is room."""
+    monkeypatch.setattr(subscription, "_MAX_BEHIND_S", math.inf)
+    for origin in "abcd":
+        publish(actor, "n", origin, num_tokens=10_000)
+    replica = Replica(actor)
+    replica.has_enough = True
+
+    async def follow() -> None:
+        polling = asyncio.create_task(replica.subscription.run())
+        await until(lambda: bool(replica.delivered))
+        num_first = len(replica.delivered)
+        await asyncio.sleep(0.1)
+        assert len(replica.delivered) == num_first < 12
+        replica.has_enough = False
+        await until(lambda: len(replica.delivered) == 12)
+        polling.cancel()
+
+    asyncio.run(follow())
+
+
+def test_a_receiver_that_is_behind_is_told_of_flushes(actor):
+    for origin in "abcd":
+        publish(actor, "n", origin, num_tokens=10_000)
+    replica = Replica(actor)
+    replica.has_enough = True
+
+    async def follow() -> None:
+        polling = asyncio.create_task(replica.subscription.run())
+        await until(lambda: bool(replica.delivered))
+        actor.flush("n")
+        await until(lambda: replica.forgotten == ["n"])
+        polling.cancel()
+
+    asyncio.run(follow())
 
 
 def test_a_replica_is_told_of_a_flush_that_comes_before_its_first_news(actor):

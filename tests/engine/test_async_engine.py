@@ -13,6 +13,7 @@ import pytest
 from hdserve import core
 from hdserve.core import MAX_INTEGER, FinishReason, SamplingParams, StepOutput
 from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.engine import Engine
 from hdserve.engine.kernels.draw import draw_token
 from hdserve.errors import (
     HdserveError,
@@ -282,6 +283,30 @@ def test_commands_run_in_the_engines_thread() -> None:
             assert await engine.ask(lambda inner: threading.current_thread().name) == names[0]
             assert names == ["hdserve-engine"]
             assert (await collect(engine, make_sequence("a", make_prompt(5))))[-1].finish_reason
+
+    run_async(test)
+
+
+def test_what_must_be_soon_overtakes_what_may_wait() -> None:
+    """And may fail just the same."""
+
+    async def test() -> None:
+        async with started() as engine:
+            gate = threading.Event()
+            obeyed: list[str] = []
+
+            def take_all_time(_: Engine) -> None:
+                gate.wait(60)
+                time.sleep(0.006)
+
+            engine.call(take_all_time)
+            for _ in range(3):
+                engine.call(lambda _: obeyed.append("late"))
+            engine.call_soon(lambda _: [][0])
+            engine.call_soon(lambda _: obeyed.append("soon"))
+            gate.set()
+            await eventually(lambda: len(obeyed) == 4)
+            assert obeyed == ["soon", "late", "late", "late"]
 
     run_async(test)
 
