@@ -167,6 +167,7 @@ def _add_answers(
     missing = _missing(log, options.namespace, origin, len(rows))
     if not missing:
         return _Answered()
+    check_kept(log, {options.namespace: 1}, limits.max_bytes, limits.max_total_bytes)
     llm = load_llm(with_options(model, engine={"max_num_sequences": options.batch_size}))
     check_rows(llm, (row.messages for row in rows), llm.sampling(**options.sampling))
     answered = _Answered()

@@ -118,6 +118,7 @@ class OutputLog:
         self._origin_limit = OriginLimit()
         self._max_origins = max(max_total_bytes // BYTES_PER_ORIGIN, MAX_TOTAL_ORIGINS)
         self._max_partitions = MIN_CLEARED_PARTITIONS
+        self._is_restoring = False
         self._calibrations: dict[str, int] = {}
         self._calibration_version = first_version
         self.num_bytes = 0
@@ -166,6 +167,7 @@ class OutputLog:
     def restore(self, namespace: str, first_version: int, segment: Segment) -> None:
         """Put a chunk back as it was; only before the first append to ``namespace``.  Call
         ``end_restore`` after all chunks."""
+        self._is_restoring = True
         partition = self.partition(namespace)
         self.num_bytes -= partition.num_bytes
         partition.restore(first_version, segment)
@@ -174,6 +176,7 @@ class OutputLog:
 
     def end_restore(self) -> None:
         """Forget names that are too many, now that it is known which outputs are kept."""
+        self._is_restoring = False
         for partition in self._partitions.values():
             partition.trim_names()
 
@@ -330,6 +333,8 @@ class OutputLog:
     def _evict_oldest(self, partition: Partition) -> None:
         self.num_bytes -= partition.num_bytes
         partition.evict()
+        if not self._is_restoring:
+            partition.trim_names()
         self.num_bytes += partition.num_bytes
 
     def _remove_empty(self) -> None:

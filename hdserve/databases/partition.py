@@ -194,14 +194,13 @@ class Partition:
         self.tail_version = self.next_version
 
     def evict(self) -> None:
-        """Drop the oldest chunk."""
+        """Drop the oldest chunk; call ``trim_names`` when it is known which others are kept."""
         if not self.chunks:
             self.seal()
         _, segment = self.chunks.pop(0)
         went = self._kept.remove(segment)
         self.evicted.add(segment)
         self._settle_names(went)
-        self.trim_names()
         self.num_bytes -= segment.num_bytes
         self.num_outputs -= len(segment)
 

@@ -148,6 +148,26 @@ def test_what_was_evicted_is_known_after_a_restart_however_many_origins_are_kept
         assert partition.seen() == {f"r{origin}": [(0, 10)] for origin in range(20)}
 
 
+def test_what_was_evicted_is_known_where_more_is_evicted_at_a_restart(tmp_path, monkeypatch):
+    """The limit is lower now, and what is kept of the same origins is restored last."""
+    origins = [f"r{number}" for number in range(20)]
+    database = Database(tmp_path, max_bytes=2_000)
+    names = [(origin, 0) for origin in origins]
+    names += [("other", number) for number in range(100)]
+    names += [(origin, 1) for origin in origins]
+    for origin, number in names:
+        made = Segment.from_outputs(origin, number, [np.full(1, 1, np.uint32)])
+        for appended in database.log.append("n", made):
+            database.store.append("n", appended)
+    seen = database.log.partition("n").seen()
+    assert database.sync()
+    database.store.close()
+    monkeypatch.setattr(seen_outputs, "MAX_ORIGINS", 5)
+    lower = Database(tmp_path, max_bytes=900)
+    assert lower.log.num_bytes < 900 < database.log.num_bytes
+    assert lower.log.partition("n").seen() == seen
+
+
 def test_versions_go_on_above_all_that_were_given(tmp_path):
     database = Database(tmp_path)
     database.append("n", *range(40))
