@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,39 +326,42 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+@asynccontextmanager
+async def fallen_behind(replica: Replica) -> AsyncIterator[None]:
+    """It follows an actor that has more for it than one reply holds, and had enough of the
+    first."""
+    for origin in "abcd":
+        publish(replica.link.actor, "n", origin, num_tokens=10_000)
+    replica.has_enough = True
+    polling = asyncio.create_task(replica.subscription.run())
+    await until(lambda: bool(replica.delivered))
+    yield
+    polling.cancel()
+
+
 def test_what_is_left_waits_for_a_receiver_that_is_behind(actor, monkeypatch):
     """It stays with the actor, and comes when there is room."""
     monkeypatch.setattr(subscription, "_MAX_BEHIND_S", math.inf)
-    for origin in "abcd":
-        publish(actor, "n", origin, num_tokens=10_000)
     replica = Replica(actor)
-    replica.has_enough = True
 
     async def follow() -> None:
-        polling = asyncio.create_task(replica.subscription.run())
-        await until(lambda: bool(replica.delivered))
-        num_first = len(replica.delivered)
-        await asyncio.sleep(0.1)
-        assert len(replica.delivered) == num_first < 12
-        replica.has_enough = False
-        await until(lambda: len(replica.delivered) == 12)
-        polling.cancel()
+        async with fallen_behind(replica):
+            num_first = len(replica.delivered)
+            await asyncio.sleep(0.1)
+            assert len(replica.delivered) == num_first < 12
+            replica.has_enough = False
+            await until(lambda: len(replica.delivered) == 12)
 
     asyncio.run(follow())
 
 
 def test_a_receiver_that_is_behind_is_told_of_flushes(actor):
-    for origin in "abcd":
-        publish(actor, "n", origin, num_tokens=10_000)
     replica = Replica(actor)
-    replica.has_enough = True
 
     async def follow() -> None:
-        polling = asyncio.create_task(replica.subscription.run())
-        await until(lambda: bool(replica.delivered))
-        actor.flush("n")
-        await until(lambda: replica.forgotten == ["n"])
-        polling.cancel()
+        async with fallen_behind(replica):
+            actor.flush("n")
+            await until(lambda: replica.forgotten == ["n"])
 
     asyncio.run(follow())
 

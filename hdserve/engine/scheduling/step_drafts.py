@@ -66,7 +66,11 @@ class StepDrafts:
         return budget is None or budget.affords_reading or self.drafters.needs_hidden
 
     def trees(self, scheduled: Sequence[Scheduled]) -> list[DraftTree | None]:
-        """A tree per sequence that is to choose a token; ``None`` inside a prompt."""
+        """A tree per sequence that is to choose a token; ``None`` inside a prompt.
+
+        The budget learns nothing of steps in which no sequence may draft: they would look as if
+        drafts did not pay.
+        """
         self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
         budget = self.budget
         if budget is None:
@@ -74,7 +78,7 @@ class StepDrafts:
         choosing = [work for work in scheduled if work.is_choosing]
         number = len(choosing)
         if budget.skip_step(number) or not any(map(self._may_draft, choosing)):
-            return self._trees(scheduled, is_drafting=False)  # it tells nothing of drafts
+            return self._trees(scheduled, is_drafting=False)
         is_drafting = budget.begin_step(number)
         if not (is_drafting or budget.wants_times(number)):
             return self._trees(scheduled, is_drafting=False)

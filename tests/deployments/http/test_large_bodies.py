@@ -103,7 +103,7 @@ def test_large_bodies_are_read_in_threads(path: str, monkeypatch: pytest.MonkeyP
 def test_what_may_have_grammars_is_made_in_threads(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of 1,000 tools in 64 KiB would hold up all other answers for a third of a second."""
+    """Those of 1,400 tools in 64 KiB would hold up all other answers for a third of a second."""
     threads = []
 
     def to_generation(*_arguments: Any) -> None:
