@@ -90,8 +90,9 @@ class SequenceDecoder:
         return self._is_free and not self.seq.params.is_greedy
 
     def _keys(self, tree: DraftTree) -> list[int]:
-        root = len(self.seq.token_ids)
-        return [position_key(self._noise_key, root + depth) for depth in tree.depths]
+        root, depths = len(self.seq.token_ids), tree.depths
+        of_depth = [position_key(self._noise_key, root + depth) for depth in range(max(depths) + 1)]
+        return [of_depth[depth] for depth in depths]
 
     def decide(self, tree: DraftTree, outputs: NodeOutputs) -> Acceptance:
         """Verify ``tree``: the model's choices at ``outputs``, as far as the tree predicts them.

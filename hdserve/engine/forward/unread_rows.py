@@ -128,12 +128,13 @@ def _has_rows(node: torch.fx.Node, num_rows: torch.SymInt) -> bool:
 def _mentions(node: torch.fx.Node, num_rows: torch.SymInt) -> bool:
     """Whether what the node gives is the number of rows or has a size that depends on it; or on a
     number whose name begins as its name, which is on the safe side."""
-    return str(num_rows) in str(_shape_of(node) or node.meta["val"])
+    return str(num_rows) in str(_shape_of(node) or node.meta.get("val"))
 
 
 def _shape_of(node: torch.fx.Node) -> tuple[Any, ...]:
-    """That of the first tensor if there are several; empty if there is none."""
-    value = node.meta["val"]
+    """That of the first tensor if there are several; empty if there is none, as for the graph of a
+    layer that is compiled for all."""
+    value = node.meta.get("val")
     return tuple(getattr(value[0] if isinstance(value, list | tuple) else value, "shape", ()))
 
 

@@ -16,6 +16,9 @@ from hdserve.noise import FIRST_FACTOR, SECOND_FACTOR, SPACING
 _COLUMNS: Final = 2048
 """The columns that one program of the first kernel reads."""
 
+# Where one buffer begins behind another depends on the number of rows.  A kernel that assumes
+# whether that is a multiple of 16 bytes would be compiled twice, perhaps while a request waits.
+
 
 def find_and_draw(rows: torch.Tensor, k: int, races: torch.Tensor) -> torch.Tensor:
     """The ``k`` largest entries of every row of ``rows [num_rows, num_columns]``, with columns, and
@@ -62,7 +65,7 @@ def find_and_draw(rows: torch.Tensor, k: int, races: torch.Tensor) -> torch.Tens
     return tokens
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["columns"])
 def _of_blocks(
     rows,
     rows_stride,
@@ -119,7 +122,7 @@ def _scrambled(word, FIRST: tl.constexpr, SECOND: tl.constexpr):
     return word ^ (word >> 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["places"])
 def _of_found(
     values,
     columns,

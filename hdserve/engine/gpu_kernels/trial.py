@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log
+
 import numpy as np
 import torch
 
@@ -11,6 +13,7 @@ from hdserve.engine.gpu_kernels.move import RowMover
 from hdserve.engine.gpu_kernels.multiply import RowProducts
 from hdserve.engine.gpu_kernels.store import store_rows
 from hdserve.engine.kernels import splits
+from hdserve.engine.kernels.draw import NO_TOKEN
 from hdserve.engine.kernels.rows import (
     FIRST_COLUMN,
     IS_CHOOSING,
@@ -18,8 +21,13 @@ from hdserve.engine.kernels.rows import (
     NUM_DECIDED,
     NUM_ROWS,
 )
+from hdserve.noise import exponential, noise_word
 
 _SIZE = 256
+_NUM_COLUMNS = 2048 + 61
+"""More than one program of a kernel reads."""
+
+_NUM_TOP = 8
 
 _NUM_KEYS = 640
 _SCALE = 0.125
@@ -33,7 +41,7 @@ def do_all_run(device: torch.device) -> bool:
         Exception: a kernel cannot be compiled or run.
     """
     dtypes = torch.float32, torch.float16, torch.bfloat16
-    found = [_runs(device, dtype) for dtype in dtypes]
+    found = [_runs(device, dtype) and _draws(device, dtype) for dtype in dtypes]
     for dtype in dtypes[1:]:
         found += [_attends(device, dtype, [0, 1, 0], 600), _attends(device, dtype, [], 200)]
     if RowProducts.are_fast_on(device):
@@ -43,16 +51,34 @@ def do_all_run(device: torch.device) -> bool:
 
 def _runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels that support any dtype give correct results."""
-    logits = torch.tensor([[-torch.inf, 1.0, -torch.inf]], device=device, dtype=dtype)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    races = torch.stack((zero, torch.ones_like(zero, dtype=torch.float64).view(torch.int64)))
-    columns = find_and_draw(logits, 1, races)[1].view(torch.int32)
     own_keys, own_values = torch.zeros((2, 1, 1, 2, 16), device=device, dtype=dtype)
     row = torch.ones((1, 1, 1, 16), device=device, dtype=dtype)
     store_rows(zero, row, row, own_keys[None], own_values[None])
     RowMover(device)([own_keys], [(0, 1)])
-    are_stored = bool((own_keys == 1.0).all()) and own_values.sum().item() == 16
-    return are_stored and columns.tolist() == [[1, 1]]
+    return bool((own_keys == 1.0).all()) and own_values.sum().item() == 16
+
+
+def _draws(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the likeliest tokens are found, and those are drawn that arrive first."""
+    keys, inverse_temperatures = [1 << 40 | 5, 7, 1 << 62], [1.0, 0.0, 0.5]
+    numbers = torch.randn((len(keys), _NUM_COLUMNS), device=device).to(dtype)
+    bits = torch.tensor(inverse_temperatures, dtype=torch.float64).view(torch.int64)
+    races = torch.stack((torch.tensor(keys), bits)).to(device)
+    found = find_and_draw(numbers, _NUM_TOP, races)
+    columns = found[1].view(torch.int32).tolist()
+    rows = numbers.double().tolist()
+    for row, key, scale, (*largest, drawn) in zip(
+        rows, keys, inverse_temperatures, columns, strict=True
+    ):
+        order = sorted(range(_NUM_COLUMNS), key=row.__getitem__, reverse=True)
+        arrivals = [
+            scale * each - log(exponential(noise_word(key, i))) for i, each in enumerate(row)
+        ]
+        first = max(range(_NUM_COLUMNS), key=arrivals.__getitem__) if scale else NO_TOKEN
+        if (largest, drawn) != (order[:_NUM_TOP], first):
+            return False
+    return True
 
 
 def _attends(device: torch.device, dtype: torch.dtype, parents: list[int], num_cached: int) -> bool:

@@ -461,10 +461,11 @@ def test_its_cost_is_measured(compilation: Future[CompilationResult]) -> None:
 
 
 @needs_compiler
-def test_the_code_of_one_layer_is_made_for_all() -> None:
+@pytest.mark.parametrize("architecture", ["gemma3", "llama"])
+def test_the_code_of_one_layer_is_made_for_all(architecture: str) -> None:
     """As it is for models of large layers, and on a GPU: each layer writes to its own cache, sees
     its own window, and no number of rows compiles again."""
-    loaded, runner = make_runner(make_model("gemma3"))
+    loaded, runner = make_runner(make_model(architecture))
     runner.compile_with(compile_model(loaded, is_repeating=True))
     layers = loaded.module.model.layers  # type: ignore[union-attr]
     assert all("forward" in vars(layer) for layer in layers)  # type: ignore[union-attr]
