@@ -25,7 +25,8 @@ class LoadPlan:
     Attributes:
         concurrency: most requests at a time.
         num_prompts: how many requests.
-        request_rate: mean arrivals a second; infinite sends as fast as ``concurrency`` allows.
+        request_rate: mean arrivals a second, from which times then count, though a request may wait
+            until fewer than ``concurrency`` run; infinite sends as fast as ``concurrency`` allows.
         burstiness: shape of the Gamma-distributed gaps between arrivals: 1 is a Poisson process,
             less is burstier, more is steadier.
         seed: of the gaps, of the order of the prompts and, plus the number of the request, of the
@@ -112,6 +113,8 @@ async def run_load(
             record = await client.ask(
                 row.name, row.conversation or row.text, seed=plan.seed + number
             )
+            if np.isfinite(plan.request_rate):
+                record.started_s = started_s + at_s
             load.records.append(record)
         progress(record)
 

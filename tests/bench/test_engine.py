@@ -381,9 +381,10 @@ def test_transformers_decode_as_hdserve_does() -> None:
     (answer,) = wanted.answers([prompt], 60)
     assert len(set(answer)) < 60
     seen: list[int] = []
+    contender = GenerateContender("transformers", host, looks_up=False)
+    to_the_end(contender.run(Task("all", [prompt]), Decoding(1, 1)))  # begins with one untimed
     embeddings = module.get_input_embeddings()
     handle = embeddings.register_forward_pre_hook(lambda _, ids: seen.extend(ids[0][0].tolist()))
-    contender = GenerateContender("transformers", host, looks_up=False)
     to_the_end(contender.run(Task("all", [prompt]), Decoding(1, 60)))
     handle.remove()
     assert seen == [*prompt.token_ids, *answer[:-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -18,7 +19,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s
+from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s, run_load
+from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
 from hdserve.bench.spec_decode import read_draft_totals
@@ -340,6 +342,20 @@ def test_arrivals_keep_rate_and_burstiness() -> None:
         assert spread == pytest.approx(burstiness**-0.5, rel=0.05)
     assert arrivals_s(LoadPlan(1, 9, 2.0, seed=1)) == arrivals_s(LoadPlan(1, 9, 2.0, seed=1))
     assert arrivals_s(LoadPlan(1, 9, 2.0, seed=1)) != arrivals_s(LoadPlan(1, 9, 2.0, seed=2))
+
+
+def test_times_count_from_the_arrival(server: StandIn) -> None:
+    """At a rate, what waits until others have ended has begun to wait already."""
+    plan = LoadPlan(1, 5, request_rate=1000.0)
+    rows = [PromptRow(f"good {number}", "all", f"good {number}") for number in range(5)]
+
+    async def load() -> Load:
+        async with OpenAIClient(server.base_url, "chat", {"model": "m"}) as client:
+            stop = asyncio.Event()
+            return await run_load(client, rows, plan, stop=stop, progress=lambda _: None)
+
+    begun = sorted(record.started_s for record in asyncio.run(load()).records)
+    assert np.diff(begun) == pytest.approx(np.diff(arrivals_s(plan)))
 
 
 def test_prompts_come_again_when_they_run_out() -> None:
