@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.environment import commit, is_of_commit
+from hdserve.bench.environment import commit
 from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
@@ -157,6 +157,11 @@ def configured(drafter: str) -> DrafterConfig:
         return DrafterConfig(name=drafter)
     switches = {name: name == drafter for name in (*SINGLE_DATABASES, "recycled")}
     return DrafterConfig(name="hierarchy", options=switches)
+
+
+def is_of_commit(path: Path, wanted: str) -> bool:
+    """Return whether there is a JSON file of figures, measured at this commit."""
+    return path.exists() and json.loads(path.read_text()).get("commit") == wanted
 
 
 def load(out: Path) -> list[dict[str, Any]]:
