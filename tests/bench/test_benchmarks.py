@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import drafting_latency, drafting_results, recycled, sampled, statistics_build
+from benchmarks import drafting_latency, drafting_results, sampled, statistics_build
 from benchmarks.serving_load import report, too_much_growth
 from hdserve.bench.environment import commit
 from hdserve.bench.replay import ReplayMode
@@ -23,7 +23,6 @@ from hdserve.errors import HdserveError
     [
         (statistics_build.main, ("--data", "none")),
         (drafting_latency.main, ("--data", "none")),
-        (recycled.main, ("--prompts", "none")),
         (sampled.main, ("--prompts", "none")),
     ],
     ids=lambda value: getattr(value, "__module__", ""),

@@ -454,10 +454,10 @@ def test_an_error_about_the_effort_names_its_field() -> None:
 @pytest.mark.parametrize(
     ("error", "param"),
     [
-        (PromptTooLong("too long", "messages"), "input"),
+        (PromptTooLong("too long", "messages", 9, 8), "input"),
         (InvalidRequest("wrong", "max_tokens"), "max_output_tokens"),
         (InvalidRequest("wrong", "temperature"), "temperature"),
-        (Overloaded("later", retry_after_s=7), None),
+        (Overloaded("later"), None),
     ],
 )
 def test_errors_of_the_model_server_are_renamed(error: RequestError, param: str | None) -> None:
@@ -465,5 +465,5 @@ def test_errors_of_the_model_server_are_renamed(error: RequestError, param: str 
     with pytest.raises(type(error), match=error.message) as caught, params_named(PARAM_NAMES):
         raise error
     assert caught.value.param == param
-    if isinstance(caught.value, Overloaded):
-        assert caught.value.retry_after_s == 7
+    if isinstance(caught.value, PromptTooLong):
+        assert (caught.value.num_tokens, caught.value.max_num_tokens) == (9, 8)
