@@ -29,12 +29,14 @@ from deployments.openai.responses_input import (
 )
 from deployments.openai.responses_tools import ResponseToolFields
 from deployments.openai.structured import Schema
+from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
@@ -89,6 +91,9 @@ OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Parameters of a chat that other APIs do not have, with the values that change nothing."""
+
+_LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` asks for log probabilities by."""
 
 _NEVER_THERE = frozenset(
     {
@@ -183,7 +188,6 @@ class ResponsesBody(RequestBody, ResponseToolFields):
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        "top_logprobs": (0,),
         **OF_CHATS,
     }
 
@@ -204,6 +208,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     )
     temperature: float | None = None
     top_p: float | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -229,14 +234,14 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     @property
     def unmet(self) -> frozenset[str]:
         """Beside what all requests may ask in vain: what is too long for the context is an error
-        and never cut or made shorter, there is nothing to include, and calls are held to a strict
-        function's parameters only as in a chat."""
+        and never cut or made shorter, what ``include`` asks for beside log probabilities is never
+        there, and calls are held to a strict function's parameters only as in a chat."""
         format_ = self.text.format if self.text is not None else None
         asks_for_form = format_ is not None and format_.type != "text"
         asked = {
             **(self.reasoning.unmet if self.reasoning is not None else {}),
             "context_management": bool(self.context_management),
-            "include": bool(self.include),
+            "include": any(name in _NEVER_THERE for name in self.include or ()),
             "tools.strict": not asks_for_form
             and any(function.strict for function in self.free_functions),
             "truncation": self.truncation == "auto",
@@ -261,6 +266,11 @@ class ResponsesBody(RequestBody, ResponseToolFields):
                     found[f"input.output.{kind}"] = unsupported("content parts", kind, "input")
         return found
 
+    @property
+    def asks_for_logprobs(self) -> bool:
+        """Whether the text of the answer has log probabilities."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
     def to_chat(self) -> ChatBody:
         """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
 
@@ -270,7 +280,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
                 answer.
         """
         for name in self.include or ():
-            if name not in _NEVER_THERE:
+            if name not in {_LOGPROBS, *_NEVER_THERE}:
                 raise Unsupported(f"include: {name[:50]!r} is not supported", "include")
         return _Chat.parse(self._chat())
 
@@ -286,6 +296,8 @@ class ResponsesBody(RequestBody, ResponseToolFields):
             fields["reasoning_effort"] = self.reasoning.effort
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens
+        if self.asks_for_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         if self.speculation is not None:
             fields["speculation"] = self.speculation.model_dump()
         return fields

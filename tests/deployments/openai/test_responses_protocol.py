@@ -60,6 +60,9 @@ def test_a_text_is_a_message_of_the_user() -> None:
         ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
         ({"reasoning": {"context": "all_turns", "mode": "pro", "new": 1}}, {}),
         ({"text": {"format": None}}, {}),
+        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
+        ({"top_logprobs": 20}, {"logprobs": True, "top_logprobs": 20}),
+        ({"top_logprobs": 0}, {}),
         ({"max_tool_calls": 3, "image": {"context_compression": "auto"}}, {}),
     ],
 )
@@ -100,7 +103,8 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"image": {"context_compression": "enabled"}}, "image", Unsupported),
     ({"reasoning_effort": "high"}, "reasoning_effort", Unsupported),
     ({"reasoning": {"summary": ["auto"]}}, "reasoning", InvalidRequest),
-    ({"include": ["message.output_text.logprobs"]}, "include", Unsupported),
+    ({"top_logprobs": 21}, "top_logprobs", InvalidRequest),
+    ({"top_logprobs": True}, "top_logprobs", InvalidRequest),
     ({"include": ["reasoning.encrypted_content", "x" * 1000]}, "include", Unsupported),
     ({"include": "reasoning.encrypted_content"}, "include", InvalidRequest),
     ({"truncation": "sometimes"}, "truncation", InvalidRequest),
@@ -217,7 +221,11 @@ def test_what_agents_ask_for_and_never_get_is_named() -> None:
     )
     assert body.to_chat().ignored == ()
     assert body.to_chat().reasoning_effort == "low"
-    nothing = {"include": [], "context_management": [], "truncation": "disabled"}
+    nothing = {
+        "include": ["message.output_text.logprobs"],
+        "context_management": [],
+        "truncation": "disabled",
+    }
     limit = {"max_tool_calls": 3}  # of what a server runs itself: it is kept
     body = ResponsesBody.parse({"model": "m", "input": "hi", **nothing, **limit})
     assert body.ignored == ()
@@ -258,6 +266,7 @@ def test_an_error_about_the_effort_names_its_field() -> None:
     [
         (PromptTooLong("too long", "messages"), "input"),
         (InvalidRequest("wrong", "max_tokens"), "max_output_tokens"),
+        (InvalidRequest("wrong", "logprobs"), "top_logprobs"),
         (InvalidRequest("wrong", "temperature"), "temperature"),
         (Overloaded("later", retry_after_s=7), None),
     ],
