@@ -140,11 +140,7 @@ def test_log_probabilities(client: openai.OpenAI, fields: dict[str, Any], num_to
         final = stream.get_final_response()
     assert streamed == done == [(token["token"], token["logprob"]) for token in whole]
     assert part == logprobs_of(final) == whole
-
-
-def test_nobody_gets_log_probabilities_unasked(client: openai.OpenAI) -> None:
-    assert logprobs_of(asked(client)[0]) == []
-    assert logprobs_of(asked(client, top_logprobs=0)[0]) == []
+    assert logprobs_of(asked(client, top_logprobs=0)[0]) == []  # nobody asked
 
 
 def test_many_log_probabilities(client: openai.OpenAI) -> None:
