@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from hdserve.engine.structured_output.guide import GrammarGuide
-from hdserve.engine.structured_output.trial import MAX_CPU_S, compiles_in_time, parser_limits
+from hdserve.engine.structured_output.trial import (
+    MAX_CPU_S,
+    MAX_KEPT_BYTES,
+    memory_bytes,
+    parser_limits,
+)
 from hdserve.engine.tokenization.tokenizer import Tokenizer
-from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.errors import InvalidRequest, Overloaded, Unsupported
 from hdserve.grammar import spells, unforced, with_marks
 
 logger = logging.getLogger(__name__)
 
 _MAX_KEPT = 32
+_MAX_HELD_BYTES = 2**30
+"""The most memory of the grammars of all texts that are written, and of those kept.  What the
+lexers learn while texts are written comes on top, 40 MB each at most."""
+
 _MAX_REASON_CHARACTERS = 200
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
@@ -39,20 +50,31 @@ _MAX_RENEWALS = 4
 """How often one text may get a fresh lexer because its own is full."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _Compiled:
     """A compiled grammar, with a matcher at the beginning of a text.
 
     Attributes:
         form: what it was compiled from.
         cpu_s: the processor time that took.
+        matcher_bytes: memory of a matcher.
         guide: a second matcher, with its own lexer, for drafts; ``None`` if compiling took long.
     """
 
     matcher: LLMatcher
     form: str
     cpu_s: float
-    guide: LLMatcher | None
+    matcher_bytes: int
+    guide: LLMatcher | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """All its memory."""
+        num_matchers = 1 if self.guide is None else 2
+        return num_matchers * self.matcher_bytes + sys.getsizeof(self.form)
+
+
+_Found = _Compiled | InvalidRequest
 
 
 class Grammars:
@@ -83,7 +105,11 @@ class Grammars:
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
         self._special_tokens = _special_tokens(tokenizer, self._tokenizer)
         self._limits = parser_limits(step_fuel)
-        self._found: OrderedDict[str, _Compiled | InvalidRequest] = OrderedDict()
+        self._found: OrderedDict[str, _Found] = OrderedDict()
+        self._kept_bytes = 0
+        """Of ``_found``."""
+        self._held = WeakSet[_Compiled]()
+        """All that exist, in ``_found`` or in the states of texts."""
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
@@ -96,6 +122,7 @@ class Grammars:
 
         Raises:
             InvalidRequest: it is wrong, too large, or not supported; the message says which.
+            Overloaded: it is new, and those of the texts that are written take too much memory.
             Unsupported: the bytes of this model's tokens are not known.
         """
         self._compiled(grammar)
@@ -104,7 +131,7 @@ class Grammars:
         """The state before the first token of a text of ``grammar``.
 
         Raises:
-            InvalidRequest, Unsupported: as ``check``.
+            InvalidRequest, Overloaded, Unsupported: as ``check``.
         """
         return GrammarState(self, grammar, self._compiled(grammar), self._vocab_size)
 
@@ -117,57 +144,84 @@ class Grammars:
         """
         found = self._known(grammar)
         if found is None and failed.cpu_s <= _MAX_RENEWAL_S:
-            found = self._keep(grammar, self._compile_form(failed.form, failed.guide))
+            again = self._compile_form(failed.form, failed.matcher_bytes)
+            if isinstance(again, _Compiled):
+                again = replace(again, guide=failed.guide)
+            found = self._keep(grammar, again)
         return None if isinstance(found, InvalidRequest) else found
 
     def give_up(self, grammar: str, failed: _Compiled) -> None:
         """Use ``failed`` for no further text."""
         with self._lock:
             if self._found.get(grammar) is failed:
-                del self._found[grammar]
+                self._drop(grammar)
 
     def _compiled(self, grammar: str) -> _Compiled:
         found = self._known(grammar)
         if found is None:
             with self._compiling:
-                found = self._known(grammar) or self._compile(grammar)
+                found = self._known(grammar) or self._keep(grammar, self._compile(grammar))
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message, found.param)
         return found
 
-    def _known(self, grammar: str) -> _Compiled | InvalidRequest | None:
+    def _known(self, grammar: str) -> _Found | None:
         with self._lock:
             if grammar in self._found:
                 self._found.move_to_end(grammar)
             return self._found.get(grammar)
 
-    def _compile(self, grammar: str) -> _Compiled | InvalidRequest:
+    def _compile(self, grammar: str) -> _Found:
         if self._tokenizer is None:
             raise Unsupported("structured output is not supported for this tokenizer", "grammar")
-        found: _Compiled | InvalidRequest
-        if compiles_in_time(with_marks(grammar, lambda _: None), self._step_fuel):
-            ending = self._tokenizer.eos_tokens
-            form = with_marks(grammar, self._special_token_id, ending)
-            if any(spells(form, text) for text in self._special_tokens):
-                form = unforced(form)
-            found = self._with_guide(self._compile_form(form))
-        else:
-            reason = f"the grammar is too complex: it takes over {MAX_CPU_S} s to compile"
-            found = InvalidRequest(reason, "grammar")
-        return self._keep(grammar, found)
+        self._make_room()
+        num_bytes = memory_bytes(with_marks(grammar, lambda _: None), self._step_fuel)
+        if num_bytes is None:
+            return _too_complex(f"it takes over {MAX_CPU_S} s to compile")
+        if num_bytes > MAX_KEPT_BYTES:
+            return _too_complex(f"it takes over {MAX_KEPT_BYTES >> 20} MB")
+        form = with_marks(grammar, self._special_token_id, self._tokenizer.eos_tokens)
+        if any(spells(form, text) for text in self._special_tokens):
+            form = unforced(form)
+        return self._with_guide(self._compile_form(form, num_bytes))
 
-    def _keep(self, grammar: str, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
+    def _make_room(self) -> None:
+        """Give up what no text uses if a further grammar needs its memory."""
         with self._lock:
+            while self._found and self._held_bytes >= _MAX_HELD_BYTES:
+                self._drop(next(iter(self._found)))
+            if self._held_bytes >= _MAX_HELD_BYTES:
+                raise Overloaded("grammars of running requests take too much memory", "grammar")
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(each.num_bytes for each in self._held)
+
+    def _keep(self, grammar: str, found: _Found) -> _Found:
+        with self._lock:
+            if grammar in self._found:
+                self._drop(grammar)
             self._found[grammar] = found
-            if len(self._found) > _MAX_KEPT:
-                self._found.popitem(last=False)
+            self._kept_bytes += _size(grammar, found)
+            if isinstance(found, _Compiled):
+                self._held.add(found)
+            while len(self._found) > _MAX_KEPT or (
+                self._kept_bytes > MAX_KEPT_BYTES and len(self._found) > 1
+            ):
+                self._drop(next(iter(self._found)))
         return found
 
-    def _compile_form(
-        self, form: str, guide: LLMatcher | None = None
-    ) -> _Compiled | InvalidRequest:
+    def _drop(self, grammar: str) -> None:
+        """Keep it no longer; texts go on with it.  Call with the lock held."""
+        self._kept_bytes -= _size(grammar, self._found.pop(grammar))
+
+    def _compile_form(self, form: str, num_bytes: int) -> _Found:
         """Compile, and compute the work of the first token, up to a second, which all texts share,
-        so that the engine's thread need not."""
+        so that the engine's thread need not.
+
+        Args:
+            num_bytes: how much memory it keeps.
+        """
         assert self._tokenizer is not None
         begin_s = time.thread_time()
         found = LLMatcher(self._tokenizer, form, log_level=0, limits=self._limits)
@@ -175,15 +229,15 @@ class Grammars:
         if not found.is_error():
             trial.compute_bitmask()
         if not trial.is_error():
-            return _Compiled(found, form, time.thread_time() - begin_s, guide)
+            return _Compiled(found, form, time.thread_time() - begin_s, num_bytes)
         return InvalidRequest(f"the grammar cannot be used: {_reason(trial)}", "grammar")
 
-    def _with_guide(self, found: _Compiled | InvalidRequest) -> _Compiled | InvalidRequest:
+    def _with_guide(self, found: _Found) -> _Found:
         """Add a second matcher that guides drafts, if the grammar compiles quickly; it is the same
         grammar, so no trial is needed."""
         if isinstance(found, InvalidRequest) or found.cpu_s > _MAX_RENEWAL_S:
             return found
-        again = self._compile_form(found.form)
+        again = self._compile_form(found.form, found.matcher_bytes)
         return found if isinstance(again, InvalidRequest) else replace(found, guide=again.matcher)
 
     def _special_token_id(self, text: str) -> int | None:
@@ -256,7 +310,7 @@ class GrammarState:
         """Why the grammar cannot be followed any more: it needs too much time or memory."""
         if not self._matcher.is_error():
             return None
-        return InvalidRequest(f"the grammar is too complex: {_reason(self._matcher)}", "grammar")
+        return _too_complex(_reason(self._matcher))
 
     def _renew(self) -> bool:
         """Replace the matcher if it has failed because its lexer is full; whether it was replaced,
@@ -284,6 +338,16 @@ class GrammarState:
             if begin > 0:
                 self._matcher.compute_bitmask()
             self._matcher.consume_tokens(self._token_ids[begin : begin + _NUM_TOKENS_OF_A_MASK])
+
+
+def _too_complex(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the grammar is too complex: {reason}", "grammar")
+
+
+def _size(grammar: str, found: _Found) -> int:
+    """The memory of an entry."""
+    own_bytes = found.num_bytes if isinstance(found, _Compiled) else 0
+    return sys.getsizeof(grammar) + own_bytes
 
 
 def _special_tokens(tokenizer: Tokenizer, known: LLTokenizer | None) -> tuple[str, ...]:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CPU_S = 2
 MAX_MEMORY_BYTES = 2**31
+MAX_KEPT_BYTES = 2**28
+"""The most memory of one compiled grammar."""
+
 _MAX_WAIT_S = 60.0
 """How long a trial may take in wall-clock time: its two seconds of processor time can take that
 long on a busy machine."""
@@ -37,8 +41,9 @@ _MAX_LEXER_STATES = 20_000
 10,000."""
 
 
-def compiles_in_time(grammar: str, step_fuel: int) -> bool:
-    """Whether ``grammar``, valid or not, is compiled or refused within the limits.
+def memory_bytes(grammar: str, step_fuel: int) -> int | None:
+    """How much memory ``grammar``, valid or not, keeps when it is compiled; ``None`` if it is not
+    compiled or refused within the limits.
 
     Raises:
         RuntimeError: the process failed for another reason.
@@ -47,16 +52,22 @@ def compiles_in_time(grammar: str, step_fuel: int) -> bool:
         done = subprocess.run(
             [sys.executable, "-P", __file__, str(step_fuel)],
             input=grammar.encode(errors="surrogatepass"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=_MAX_WAIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False
+        return None
     if done.returncode > 0:
         raise RuntimeError(f"a grammar could not be tried: {done.stderr.decode()[-500:]}")
-    return done.returncode == 0
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    numbers = Path("/proc/self/statm")
+    num_pages = int(numbers.read_text().split()[1]) if numbers.exists() else 0
+    return num_pages * resource.getpagesize()
 
 
 def _limit_this_process() -> None:
@@ -68,4 +79,8 @@ def _limit_this_process() -> None:
 if __name__ == "__main__":
     _limit_this_process()
     text = sys.stdin.buffer.read().decode(errors="surrogatepass")
-    LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=parser_limits(int(sys.argv[1])))
+    limits = parser_limits(int(sys.argv[1]))
+    tokenizer = LLTokenizer("byte")
+    before_bytes = _resident_bytes()
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    print(max(0, _resident_bytes() - before_bytes))

@@ -23,9 +23,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hdserve import core, grammar
 from hdserve.core import FinishReason
 from hdserve.drafting.base import Drafter
+from hdserve.engine.structured_output import grammar as grammar_module
 from hdserve.engine.structured_output.grammar import Grammars, GrammarState, _reason
 from hdserve.engine.tokenization.tokenizer import Tokenizer
-from hdserve.errors import HdserveError, InvalidRequest
+from hdserve.errors import HdserveError, InvalidRequest, Overloaded
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 
@@ -443,6 +444,47 @@ def test_a_grammar_that_would_take_hours_to_compile_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="too complex"):
         grammars.state(text)
     grammars.check(grammar.json_object())
+
+
+def large_grammar(number: int) -> str:
+    """One of 0.8 MB that takes 80 MB when it is compiled."""
+    draw = random.Random(number)
+    texts = ("".join(draw.choices(ascii_lowercase[:16], k=40)) for _ in range(20_000))
+    return grammar.regex(f"{number}({'|'.join(texts)})")
+
+
+def test_grammars_are_kept_as_long_as_their_memory_allows() -> None:
+    grammars = Grammars(TOKENIZER, 260, {256})
+    small, *large = grammar.regex("a"), *map(large_grammar, range(4))
+    for text in (small, *large):
+        grammars.check(text)
+        assert grammars.is_known(text)
+    assert not grammars.is_known(small)
+    assert not grammars.is_known(large[0])
+    grammars.check(grammar.regex("b"))
+    assert grammars.is_known(large[-1])
+
+
+def test_grammars_of_running_texts_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one has to wait; those that are known, and those that only were kept, do not."""
+    monkeypatch.setattr(grammar_module, "_MAX_HELD_BYTES", 2**26)
+    grammars = Grammars(TOKENIZER, 260, {256})
+    texts = [large_grammar(number) for number in range(2)]
+    running = grammars.state(texts[0])
+    with pytest.raises(Overloaded, match="take too much memory"):
+        grammars.check(texts[1])
+    assert not running.is_complete
+    del running
+    grammars.check(texts[1])
+    grammars.check(grammar.regex("a"))
+
+
+def test_a_grammar_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_KEPT_BYTES", 2**25)
+    grammars = Grammars(TOKENIZER, 260, {256})
+    with pytest.raises(InvalidRequest, match="too complex: it takes over 32 MB"):
+        grammars.check(large_grammar(0))
+    grammars.check(grammar.regex("a"))
 
 
 def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
