@@ -63,10 +63,11 @@ NOT_RUN = {
     "python -m": (8, "takes minutes to hours: its parser reads the options here"),
     "kubectl create -k github.com": (1, "comes from the network"),
     "kubectl delete -k github.com": (1, "comes from the network, too"),
-    "kubectl": (62, "there is no cluster: here each is run until it asks for one"),
+    "kubectl": (74, "there is no cluster: here each is run until it asks for one"),
     "docker build": (2, "needs Docker: k8s/test_dockerfile reads what it builds from"),
+    "docker pull": (1, "needs Docker"),
     "docker save": (1, "needs Docker"),
-    "kind load": (1, "needs a cluster in Docker"),
+    "kind load": (2, "needs a cluster in Docker"),
     "minikube image load": (1, "needs a cluster"),
     "sudo k3s ctr images import": (1, "needs a cluster"),
     "ray": (3, "would start a cluster of many machines"),
@@ -81,6 +82,7 @@ NOT_RUN = {
     "lm_eval": (2, "as above"),
     "echo": (3, "is the system's"),
     "base64": (1, "is the system's"),
+    "tr": (1, "is the system's"),
     "openssl": (5, "is the system's"),
 }
 """By how they begin: how many there are, and why."""
@@ -142,8 +144,11 @@ def _beginning(line: str) -> str:
 
 
 def check_yaml(data: Any, directory: Path) -> None:
-    """A whole configuration, sections of one, or a part of a kustomization, of a Serve config file,
-    or a manifest."""
+    """A whole configuration, sections of one, a part of a kustomization or of a Serve config file,
+    operations of a patch of the RayService, or a manifest."""
+    if isinstance(data, list):
+        patch = {"target": {"kind": "RayService"}, "patch": yaml.safe_dump(data)}
+        data = {"patches": [patch]}
     if data.keys() & {"images", "labels", "patches"}:
         check_kustomization(data, directory)
         return
