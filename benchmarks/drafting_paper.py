@@ -1,6 +1,6 @@
 """The tables of Hierarchy Drafting (arXiv 2502.05609) on recorded requests, its method and ours.
 
-    python benchmarks/drafting_paper.py --data DIR --out var/drafting-paper
+    python -m benchmarks.drafting_paper --data DIR --out var/drafting-paper
 
 Which databases, in which order, and how large: one replay each of Spec-Bench, warm, at the paper's
 28 drafted tokens.  ``--out`` keeps one JSON file per replay, so that it can be interrupted; those
@@ -14,7 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.environment import commit, is_of_commit
+from benchmarks.drafting_results import is_of_commit
+from hdserve.bench.environment import commit
 from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.environment import commit, is_of_commit
+from hdserve.bench.environment import commit
 from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.replay import Replay, ReplayMode
 from hdserve.bench.replay_files import ReplayRow, read_replay
@@ -39,7 +39,8 @@ STATISTICS = "alpaca-siblings.fill.jsonl.gz"
 BUDGETS = (8, 16, 32, 60)
 FLOORS = (0.01, 0.02, 0.04, 0.08, 0.085, 0.16)
 _LENGTH, _CALIBRATION = "mean_acceptance_length", "settled_score_calibration"
-OTHER_DRAFTERS = ("context", "model", "statistics", "prompt-lookup", "hierarchy-paper")
+SINGLE_DATABASES = ("context", "model", "statistics")
+PEERS = ("prompt-lookup", "hierarchy-paper")
 
 
 def main() -> None:
@@ -83,6 +84,7 @@ class Setting:
     Attributes:
         budget: most drafted tokens in a step.
         floor: least score of a drafted token.
+        drafter: its name, or that of the only database that ``hierarchy`` drafts from.
     """
 
     mode: ReplayMode = ReplayMode.WARM
@@ -105,7 +107,7 @@ def measure(data: Path, out: Path) -> None:
     recorded = RecordedSet.read(data, TEXT_SETS[0])
     for setting in (
         *(Setting(budget=60, floor=floor) for floor in FLOORS),
-        *(Setting(drafter=drafter) for drafter in OTHER_DRAFTERS),
+        *(Setting(drafter=drafter) for drafter in (*SINGLE_DATABASES, *PEERS)),
         *(Setting(budget=28, drafter=drafter) for drafter in ("hierarchy-paper", "hierarchy")),
     ):
         run(out, recorded, statistics, setting)
@@ -124,7 +126,7 @@ def run(
     rows, fill = recorded.rows, recorded.fill
     database = PromptSharingDatabase() if shares_prompts else ModelDatabase()
     vocab_size = max(largest_id(rows), largest_id(fill)) + 1
-    config = DraftingConfig(drafters=(DrafterConfig(name=drafter),))
+    config = DraftingConfig(drafters=(configured(drafter),))
     if floor:
         config = with_min_score(config, floor)
     ending = ending_token_ids([*rows, *fill])
@@ -147,6 +149,19 @@ def run(
     }
     path.write_text(json.dumps(settings | replay.result.as_json(), indent=2) + "\n")
     print(key, f"{replay.result.mean_acceptance_length:.3f}", flush=True)
+
+
+def configured(drafter: str) -> DrafterConfig:
+    """Return what :class:`Setting` calls so."""
+    if drafter not in SINGLE_DATABASES:
+        return DrafterConfig(name=drafter)
+    switches = {name: name == drafter for name in (*SINGLE_DATABASES, "recycled")}
+    return DrafterConfig(name="hierarchy", options=switches)
+
+
+def is_of_commit(path: Path, wanted: str) -> bool:
+    """Return whether there is a JSON file of figures, measured at this commit."""
+    return path.exists() and json.loads(path.read_text()).get("commit") == wanted
 
 
 def load(out: Path) -> list[dict[str, Any]]:
@@ -225,7 +240,7 @@ def print_floors(results: list[dict[str, Any]]) -> None:
 
 def print_drafters(results: list[dict[str, Any]]) -> None:
     print("\n| drafter | budget | mean drafted | mean acceptance length |\n|---|--:|--:|--:|")
-    for drafter in (*OTHER_DRAFTERS[:3], "hierarchy", *OTHER_DRAFTERS[3:]):
+    for drafter in (*SINGLE_DATABASES, "hierarchy", *PEERS):
         for budget in (16, 28):
             _print_statistics(results, f"{drafter} | {budget}", budget=budget, drafter=drafter)
 

@@ -164,16 +164,17 @@ class _Text:
 
     def longest_match(self, context: Sequence[int], longest: int) -> tuple[int, list[int]]:
         """Return the length of the longest match of the end of ``context``, and the places behind
-        it."""
-        tokens, places = self._tokens, [place + 1 for place in self._places.get(context[-1], ())]
-        length = 1
+        it.  Text that ends with ``context`` does not match there, where nothing follows."""
+        tokens = self._tokens
+        found = [place + 1 for place in self._places.get(context[-1], ())]
+        places, length = [place for place in found if place < len(tokens)], 1
         while length < min(longest, len(context)):
             token = context[-1 - length]
             found = [p for p in places if p > length and tokens[p - 1 - length] == token]
             if not found:
                 break
             places, length = found, length + 1
-        return length, [place for place in places if place < len(tokens)]
+        return length, places
 
     def children(self, places: Sequence[int]) -> dict[int, list[int]]:
         """Return the tokens at ``places``, each with the places behind it."""
@@ -187,7 +188,8 @@ class _Text:
 class LongestMatch(Drafter):
     """The rule of suffix decoding, as the peers have it: the longest match of up to 12 tokens in
     the request or in all earlier text, and from it a tree, best first by the share of a
-    continuation in its parent's.
+    continuation in its parent's.  Of matches of one length that in all text is taken, with which
+    more is accepted.
 
     Args:
         before: requests that were answered before; those that follow are added as they end.
@@ -208,7 +210,7 @@ class LongestMatch(Drafter):
         texts = (self._own[seq.request_id], self._all)
         matches = [text.longest_match(seq.token_ids, self.MAX_MATCH) for text in texts]
         best = max(
-            range(len(texts)), key=lambda which: (bool(matches[which][1]), matches[which][0])
+            range(len(texts)), key=lambda which: (bool(matches[which][1]), matches[which][0], which)
         )
         text, (_, places) = texts[best], matches[best]
         heap: list[tuple[float, int, int, list[int]]] = []

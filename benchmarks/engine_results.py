@@ -89,14 +89,16 @@ def plot_steps(rows: list[Row], path: Path) -> None:
     """Plot where the time of a step goes, a bar per contender and batch size."""
     figure, axis = _figure()
     overall = [row for row in rows if row["task"] == "all" and row["step_ms"]["forward"] > 0]
-    labels = [f"{row['contender']}\nbatch {row['batch_size']}" for row in overall]
+    labels = [f"{row['contender']}, {row['batch_size']}" for row in overall]
     bottoms = [0.0] * len(overall)
     for part, colour in zip(PARTS, COLOURS, strict=True):
         heights = [row["step_ms"][part] for row in overall]
         axis.bar(labels, heights, bottom=bottoms, color=colour, label=part)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axis.set_ylabel("milliseconds of a step")
-    axis.tick_params(axis="x", labelsize=7)
+    axis.tick_params(axis="x", labelsize=8, labelrotation=45)
+    for label in axis.get_xticklabels():
+        label.set_horizontalalignment("right")
     _save(figure, axis, path)
 
 

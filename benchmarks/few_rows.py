@@ -36,7 +36,7 @@ from hdserve.engine.kernels.prepacked_tiles import MAX_STREAMS
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import align
-from hdserve.engine.kv_cache.shape import KVShape
+from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 from hdserve.engine.linear.prepacked import multiply_prepacked, prepacked_kernel
 from hdserve.engine.linear.prepacked_weights import prepack
 from hdserve.engine.linear.skinny import multiply_rows
@@ -96,7 +96,7 @@ def attention(
     num_sequences: int, num_rows: int, num_rounds: int, dtype: torch.dtype = torch.float32
 ) -> dict[str, float]:
     """Measure the attention of one layer, with what it takes to be called."""
-    shape = KVShape.of_equal_layers(1, NUM_HEADS, HEAD_SIZE, HEAD_SIZE)
+    shape = KVShape((LayerShape(NUM_HEADS, HEAD_SIZE, HEAD_SIZE),))
     num_kv_rows = num_sequences * align(NUM_CACHED + num_rows)
     cache = KVCache(shape, num_kv_rows, dtype, CPU)
     chunks = [*make_chunks(cache, num_sequences, num_rows, NUM_CACHED)]

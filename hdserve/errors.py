@@ -205,11 +205,7 @@ class BodyTooLarge(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue of a model is full.
-
-    Args:
-        retry_after_s: after how many seconds a client should try again.
-    """
+    """The queue of a model is full."""
 
     status = 429
     code = "overloaded"
@@ -218,10 +214,5 @@ class Overloaded(RequestError):
         self,
         message: str = "too many requests are waiting for this model; try again later",
         param: str | None = None,
-        retry_after_s: int = 1,
     ) -> None:
         super().__init__(message, param)
-        self.retry_after_s = retry_after_s
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.param, self.retry_after_s)

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from hdserve.errors import InvalidRequest
 from hdserve.schema_closing import closed
 from hdserve.schema_discriminators import told_apart
-from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS
+from hdserve.schema_parts import NAMED_SCHEMAS, with_subschemas
 from hdserve.schema_references import check_references
 
 _OPTIONS = "x-guidance"
@@ -356,21 +356,10 @@ def _as_read(number: float) -> float:
     return int(whole + places) / float(f"1e{len(places) - int(exponent or 0)}")
 
 
-def _without_notes(schema: Any) -> Any:
-    """Return a schema, or a list of schemas, without annotations for its readers."""
-    if isinstance(schema, (list, tuple)):
-        return [_without_notes(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = {}
-    for key, value in schema.items():
-        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[key] = {name: _without_notes(item) for name, item in value.items()}
-        elif key in SCHEMAS:
-            found[key] = _without_notes(value)
-        elif not _is_note(key, value):
-            found[key] = value
-    return found
+def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without annotations for its readers."""
+    found = with_subschemas(schema, _without_notes)
+    return {key: value for key, value in found.items() if not _is_note(key, value)}
 
 
 def _is_note(key: str, value: Any) -> bool:

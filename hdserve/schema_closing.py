@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+from hdserve.schema_parts import subschemas, with_subschemas
 
 Schema = Mapping[str, Any]
 
@@ -82,8 +82,7 @@ def closed(schema: Schema) -> Schema:
         if not _is_plain(item):
             return schema
         waiting += subschemas(item)
-    found: Schema = _closed(schema)
-    return found
+    return _closed(schema)
 
 
 def _is_plain(schema: Schema) -> bool:
@@ -169,18 +168,8 @@ def _names(value: Any) -> list[str]:
     return [item for item in items if isinstance(item, str)]
 
 
-def _closed(schema: Any) -> Any:
-    """Return a schema, or a list of schemas, with its objects closed."""
-    if isinstance(schema, (list, tuple)):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[key] = {name: _closed(item) for name, item in value.items()}
-        else:
-            found[key] = _closed(value) if key in SCHEMAS else value
+def _closed(schema: Schema) -> Schema:
+    found = with_subschemas(schema, _closed)
     return {**found, "additionalProperties": False} if _can_close(schema) else found
 
 

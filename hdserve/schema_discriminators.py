@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from hdserve.schema_closing import texts_of
-from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+from hdserve.schema_parts import subschemas, with_subschemas
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
@@ -80,18 +80,9 @@ class _Forms:
             name, schema, required = self._waiting.pop()
             yield name, _requiring(self.rewritten(schema), required)
 
-    def rewritten(self, schema: Any) -> Any:
-        """Return a schema, or a list of schemas, with its alternatives told apart."""
-        if isinstance(schema, (list, tuple)):
-            return [self.rewritten(item) for item in schema]
-        if not isinstance(schema, Mapping):
-            return schema
-        found: dict[str, Any] = {}
-        for key, value in schema.items():
-            if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-                found[key] = {name: self.rewritten(item) for name, item in value.items()}
-            else:
-                found[key] = self.rewritten(value) if key in SCHEMAS else value
+    def rewritten(self, schema: Schema) -> Schema:
+        """Return a schema with its alternatives told apart."""
+        found = with_subschemas(schema, self.rewritten)
         required = self._discriminator(schema)
         if required is not None:
             del found["discriminator"]

@@ -142,16 +142,14 @@ class DraftTree:
         parents: Sequence[int],
         sources: Sequence[Source],
         scores: Sequence[float],
-        depths: Sequence[int] | None = None,
+        depths: Sequence[int],
     ) -> None:
         """Add many nodes at once, in order; ``parents`` count from 0, the root.
 
         Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  If not all fit, or the tree
         is not empty, they are merged one by one, except those whose parent was not added.  Siblings
-        among them must differ.  ``depths`` may be passed if they are known.
+        among them must differ.
         """
-        if depths is None:
-            depths = _depths(parents)
         fits = len(token_ids) <= self.capacity and max(depths, default=0) <= self.max_depth
         if len(self.token_ids) > 1 or not fits:
             self._merge_nodes(token_ids, parents, sources, scores)
@@ -200,13 +198,6 @@ class DraftTree:
         while path[-1] != 0:
             path.append(self.parents[path[-1]])
         return path[::-1]
-
-
-def _depths(parents: Sequence[int]) -> list[int]:
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent] + 1)
-    return depths[1:]
 
 
 @dataclass(frozen=True, slots=True)

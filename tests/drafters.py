@@ -7,7 +7,21 @@ import time
 from hdserve import core
 from hdserve.core import Source
 from hdserve.drafting.base import Drafter, Forward
+from hdserve.drafting.hierarchy import Hierarchy, HierarchyOptions
 from hdserve.tree import Acceptance, DraftTree
+
+DATABASES = ("context", "model", "statistics", "recycled")
+
+
+def only(database: str) -> HierarchyOptions:
+    """Draft from this database alone."""
+    return HierarchyOptions.model_validate({name: name == database for name in DATABASES})
+
+
+class SecondHierarchy(Hierarchy):
+    """One more that learns and shares a calibration."""
+
+    name = "mine"
 
 
 class OracleDrafter(Drafter):

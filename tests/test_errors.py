@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from hdserve import errors
-from hdserve.errors import HdserveError, Overloaded, RequestError
+from hdserve.errors import HdserveError, RequestError
 
 STATUSES = {
     "HdserveError": 500,
@@ -56,8 +56,6 @@ def test_pickling_keeps_everything(name: str) -> None:
     error = made("it is wrong: ü")
     if issubclass(made, RequestError):
         error = made("it is wrong: ü", "top_p")
-    if isinstance(error, Overloaded):
-        error = Overloaded("it is wrong: ü", "top_p", retry_after_s=7)
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is made
         assert again.message == str(again) == "it is wrong: ü"

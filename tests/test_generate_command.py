@@ -112,11 +112,6 @@ def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     assert answer["prompt"] == row["prompt"]
 
 
-def test_output_without_a_path_prints() -> None:
-    """As --json does, whose other name it is; an option after it is no path."""
-    assert json.loads(generate(QUESTION, "--output", "--seed", "1"))["text"]
-
-
 def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is the same in colours, between a legend and the figures."""
     text = generate(QUESTION).strip()
@@ -236,7 +231,7 @@ def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
     asked, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
     journal = tmp_path / "answers.jsonl.unfinished"
-    command = ["--input", str(asked), "--output"]
+    command = ["--prompts", str(asked), "--json"]
     told = interrupt_after(3, journal, "generate", *command, str(out), *OPTIONS)
     assert "interrupted; the same command goes on where it was" in told
     assert not out.exists()
@@ -260,7 +255,6 @@ def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
 
 
 def test_answers_of_a_prompt_are_written(tmp_path: Path) -> None:
-    """By either name of the option; of another prompt, an unfinished job is not resumed."""
-    for option, out in (("--output", tmp_path / "one"), ("--json", tmp_path / "two")):
-        assert "1 rows, 1 of them answered now" in generate(QUESTION, option, str(out))
-        assert json.loads(out.read_text())["text"]
+    out = tmp_path / "out.json"
+    assert "1 rows, 1 of them answered now" in generate(QUESTION, "--json", str(out))
+    assert json.loads(out.read_text())["text"]

@@ -151,12 +151,7 @@ def keys(found: Any) -> Any:
     ],
 )
 def test_what_is_its_path(arguments: list[str], expected: list[str]) -> None:
-    """By another name of the option, too, where it has one."""
     assert with_path(arguments) == expected
-    names = ("--json", "--output")
-    renamed = [argument.replace(*names) for argument in arguments]
-    assert with_path(renamed) == renamed
-    assert with_path(renamed, names) == [argument.replace(*names) for argument in expected]
 
 
 def test_a_hyphen_is_standard_output(directory: Path) -> None:

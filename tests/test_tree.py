@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,12 @@ from hdserve.tree import Acceptance, DraftTree
 TOKENS = st.integers(0, 3)
 SOURCES = st.sampled_from(list(Source))
 SCORES = st.floats(0, 1)
+
+
+def columns_of(tree: DraftTree) -> Iterator[list[Any]]:
+    """What ``add_nodes`` takes: the root is not in it."""
+    for column in (tree.token_ids, tree.parents, tree.sources, tree.scores, tree.depths):
+        yield column[1:]
 
 
 def check(tree: DraftTree) -> None:
@@ -99,8 +106,7 @@ class TreeMachine(RuleBasedStateMachine):
         guess = DraftTree(0, size)
         for token, parent in zip(tokens, parents, strict=True):
             guess.add_node(min(parent, len(guess) - 1), token, Source.MODEL, 0.5)
-        columns = (guess.token_ids, guess.parents, guess.sources, guess.scores)
-        self.tree.add_nodes(*(column[1:] for column in columns))
+        self.tree.add_nodes(*columns_of(guess))
 
     @precondition(lambda self: self.tree.num_draft_tokens)
     @rule(data=st.data())
@@ -147,7 +153,7 @@ def test_add_nodes_equals_one_by_one(data: st.DataObject) -> None:
     many, single = (DraftTree(9, capacity, max_depth) for _ in range(2))
     for tree in (many, single):
         tree.add_path(first, Source.OTHER)
-    many.add_nodes(guess.token_ids[1:], guess.parents[1:], guess.sources[1:], guess.scores[1:])
+    many.add_nodes(*columns_of(guess))
     places: list[int | None] = [0]
     for node in range(1, len(guess)):
         parent_place = places[guess.parents[node]]

@@ -51,8 +51,6 @@ own, and the likeliest nodes of all are verified. The default, `hierarchy`, is t
 others are for comparisons.
 """
 
-_NO_DRAFTS = "As above."
-
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"))
 
 
@@ -80,26 +78,8 @@ def _sections(model: type[BaseModel], where: str) -> Iterator[str]:
 
 def _drafters() -> Iterator[str]:
     for name, drafter in DRAFTERS.items():
-        options = drafter.options_model
-        rows = [
-            _row(option, field)
-            for option, field in options.model_fields.items()
-            if not _is_inherited(options, option)
-        ]
-        base = options.__bases__[0]
-        shared = ", ".join(name for name, other in DRAFTERS.items() if other.options_model is base)
-        table = (f"Options of `{shared}`, with\n\n" if shared else "") + _table(rows)
-        yield f"\n### `{name}`\n\n{_summary(drafter)}\n\n{table}"
-
-
-def _is_inherited(model: type[BaseModel], name: str) -> bool:
-    """Return whether the models ``model`` is derived from say the same of a field."""
-    return all(
-        name in base.model_fields
-        and base.model_fields[name].default == model.model_fields[name].default
-        for base in model.__bases__
-        if issubclass(base, BaseModel)
-    )
+        rows = [_row(option, field) for option, field in drafter.options_model.model_fields.items()]
+        yield f"\n### `{name}`\n\n{_summary(drafter)}\n\n{_table(rows)}"
 
 
 def _model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
@@ -118,7 +98,7 @@ def _table(rows: list[str]) -> str:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    text = _markdown(field.description or _NO_DRAFTS)
+    text = _markdown(field.description or "")
     kind = _type(field.annotation) + _bounds(field)
     return f"| `{name}` | {kind} | {_default(field)} | {text} |\n"
 

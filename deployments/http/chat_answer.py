@@ -9,9 +9,10 @@ from typing import TypeVar
 from fastapi.responses import Response
 
 from deployments.anthropic.protocol import MessagesBody
-from deployments.events import Event, named_event
+from deployments.events import Event
 from deployments.http.arrival import Arrival
 from deployments.http.generation_route import AnswerBuilder, EventForm, Prepared, answer
+from deployments.http.json_answer import long_event
 from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
 from deployments.openai.responses_protocol import ResponsesBody
@@ -20,14 +21,14 @@ from hdserve.errors import HdserveError
 
 Body = TypeVar("Body", bound=ChatBody | ResponsesBody | MessagesBody)
 
-NAMED_EVENTS = EventForm(named_event)
+LONG_EVENTS = EventForm(long_event, has_long_events=True)
 
 
 async def answer_chat(
     arrival: Arrival,
     kind: type[Body],
     make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
-    form: EventForm = NAMED_EVENTS,
+    form: EventForm = LONG_EVENTS,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return the answer to a chat, or to the chat that a request stands for.

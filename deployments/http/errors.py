@@ -25,6 +25,7 @@ from hdserve.errors import (
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
+_RETRY_AFTER_S = "1"
 
 CLIENT_CLOSED_REQUEST = 499
 """The status under which nginx logs a client that hung up before it was answered; no client sees
@@ -47,7 +48,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
             return moved
     headers = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = str(error.retry_after_s)
+        headers["retry-after"] = _RETRY_AFTER_S
     if isinstance(error, RequestTimeout):  # clients would retry it twice
         headers["x-should-retry"] = "false"
     if isinstance(error, BodyTooSlow):  # the rest of the body would be taken for a request

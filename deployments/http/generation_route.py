@@ -17,7 +17,7 @@ from deployments.http.event_stream import EVENT_STREAM, EventStream
 from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
 from deployments.http.param_names import with_params_named
-from deployments.off_loop import OffLoop
+from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
 from deployments.openai.request_body import RequestBody
 from hdserve.errors import HdserveError
 
@@ -84,11 +84,17 @@ class EventForm(NamedTuple):
         write: an event as it is sent.
         last: what is sent behind the last event.
         sign: of life, sent in silences.
+        has_long_events: whether some repeat all log probabilities that came.
     """
 
     write: Callable[[Event], bytes]
     last: bytes = b""
     sign: bytes = COMMENT
+    has_long_events: bool = False
+
+    def written(self, events: list[Event]) -> bytes:
+        """Return events as they are sent together."""
+        return b"".join(map(self.write, events))
 
 
 async def answer(
@@ -128,15 +134,19 @@ async def answer(
         async with aclosing(messages):
             while True:
                 records = await _next(messages)
-                found = b"".join(map(form.write, _events_of(builder, records)))
-                if isinstance(records[-1], Summary):
+                is_last = isinstance(records[-1], Summary)
+                made = [*_events_of(builder, records)]
+                size = builder.size if form.has_long_events else 0
+                size = size if is_last else min(size, MAX_SHARED_SIZE)
+                found = await gateway.off_loop(size, form.written, made)
+                if is_last:
                     yield found + form.last
                     return
                 if found:
                     yield found
 
     def write_error(error: HdserveError) -> bytes:
-        return b"".join(map(form.write, fail(error))) + form.last
+        return form.written(fail(error)) + form.last
 
     interval_s = gateway.config.gateway.stream_keep_alive_s
     stream = EventStream(events(), write_error, deadline, sign=form.sign, interval_s=interval_s)

@@ -12,6 +12,7 @@ from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.openai.objects import error_body, metrics
 from deployments.openai.responses_items import CallItem, Item, MessageItem, ReasoningItem
+from deployments.openai.responses_logprobs import TextTokens
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.openai.responses_tools import OwnName
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Reasoning
@@ -47,9 +48,6 @@ class ResponseEvents:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
     """
 
-    size = 0
-    """Of token ids and log probabilities, as an :class:`AnswerBuilder` has them: all is text."""
-
     def __init__(
         self, body: ResponsesBody, request_id: str, tool_parser: MakeParser | None
     ) -> None:
@@ -58,8 +56,15 @@ class ResponseEvents:
         self._reader = AnswerReader(tool_parser, is_one_call=body.parallel_tool_calls is False)
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
+        self._tokens = TextTokens()
         self._finish_reason: str | None = None
         self._num_events = 0
+        self._num_logprobs = 0
+
+    @property
+    def size(self) -> int:
+        """How many log probabilities came."""
+        return self._num_logprobs
 
     def add(self, delta: Delta) -> list[Event]:
         """Return the events of a delta; before the first one those that begin the response."""
@@ -68,6 +73,8 @@ class ResponseEvents:
         begun = self._begin_response()
         self._finish_reason = delta.finish_reason or self._finish_reason
         is_last = delta.finish_reason is not None
+        self._num_logprobs += sum(1 + len(token.top) for token in delta.logprobs or ())
+        self._tokens.add(delta.logprobs or ())
         pieces = self._reader.read(delta.text, reasoning=delta.reasoning, is_last=is_last)
         events = [event for piece in pieces for event in self._read(piece)]
         return begun + [self._numbered(event) for event in events]
@@ -84,7 +91,7 @@ class ResponseEvents:
         """Return the events after the last delta; the last one has the whole response."""
         events: list[Event] = []
         if not self._items and self._open is None:
-            events += self._begin(MessageItem())
+            events += self._begin(MessageItem(self._tokens))
         is_cut_off = self._finish_reason == "length" or isinstance(self._open, CallItem)
         events += self._close("incomplete" if is_cut_off else "completed")
         response = self._ended(summary)
@@ -136,17 +143,22 @@ class ResponseEvents:
         return {**self._head, "status": status, "output": [*self._items]}
 
     def _read(self, piece: Piece) -> Iterator[Event]:
+        if not isinstance(piece, str):
+            self._tokens.pass_over("" if isinstance(piece, Call) else piece.text)
         if isinstance(piece, Call):
             name = self._own_names.get(piece.name, OwnName(None, piece.name))
             yield from self._begin(CallItem(name, piece.call_id))
         elif isinstance(piece, Arguments):
             yield from self._add(piece.text)
             yield from self._close("completed") if piece.is_last else ()
+        elif isinstance(piece, Reasoning):
+            if not isinstance(self._open, ReasoningItem):
+                yield from self._begin(ReasoningItem())
+            yield from self._add(piece.text)
         else:
-            kind = ReasoningItem if isinstance(piece, Reasoning) else MessageItem
-            if not isinstance(self._open, kind):
-                yield from self._begin(kind())
-            yield from self._add(piece.text if isinstance(piece, Reasoning) else piece)
+            if not isinstance(self._open, MessageItem):
+                yield from self._begin(MessageItem(self._tokens))
+            yield from self._add(piece)
 
     def _begin(self, item: Item) -> Iterator[Event]:
         yield from self._close("completed")
@@ -195,6 +207,7 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
@@ -203,6 +216,7 @@ def _head(body: ResponsesBody, request_id: str) -> dict[str, Any]:
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
         "tools": body.shown_tools,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,

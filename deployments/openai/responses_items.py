@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from uuid import uuid4
 
 from deployments.events import Event
+from deployments.generation import TokenInfo
+from deployments.openai.long_list import LongList, PackedTokens
+from deployments.openai.responses_logprobs import TextTokens, in_event, in_part
 from deployments.openai.responses_tools import OwnName
 
 
@@ -15,9 +19,6 @@ class _TextItem(ABC):
 
     _KIND: ClassVar[str]
     _ID_PREFIX: ClassVar[str]
-    _EMPTY_OF_PART: ClassVar[tuple[str, ...]] = ()
-    _EMPTY_OF_EVENT: ClassVar[tuple[str, ...]] = ()
-    """Lists that the API has in a part and in events of text, and that are empty here."""
 
     def __init__(self) -> None:
         self.id = f"{self._ID_PREFIX}_{uuid4().hex}"
@@ -29,7 +30,7 @@ class _TextItem(ABC):
 
     def part(self) -> dict[str, Any]:
         """Return the content so far."""
-        return {"type": self._KIND, "text": self.text, **_empty(self._EMPTY_OF_PART)}
+        return {"type": self._KIND, "text": self.text}
 
     def begin(self) -> list[Event]:
         """Return the events after ``response.output_item.added``."""
@@ -49,7 +50,7 @@ class _TextItem(ABC):
 
     def _event(self, name: str, text: str, key: str = "delta") -> Event:
         kind = f"response.{self._KIND}.{name}"
-        return {"type": kind, **self._place(), key: text, **_empty(self._EMPTY_OF_EVENT)}
+        return {"type": kind, **self._place(), key: text}
 
     def _content(self, status: str) -> list[dict[str, Any]]:
         return [] if status == "in_progress" else [self.part()]
@@ -59,12 +60,34 @@ class _TextItem(ABC):
 
 
 class MessageItem(_TextItem):
-    """An output item of text."""
+    """An output item of text.
+
+    Args:
+        tokens: of the answer, as far as it has come; none where nobody asked for log probabilities.
+    """
 
     _KIND = "output_text"
     _ID_PREFIX = "msg"
-    _EMPTY_OF_PART = ("annotations", "logprobs")
-    _EMPTY_OF_EVENT = ("logprobs",)
+
+    def __init__(self, tokens: TextTokens) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._own_tokens = PackedTokens()
+
+    def part(self) -> dict[str, Any]:
+        return {**super().part(), "annotations": [], "logprobs": self._logprobs(in_part)}
+
+    def add(self, text: str) -> Event:
+        tokens = self._tokens.take(text)
+        self._own_tokens.add(tokens)
+        return {**super().add(text), "logprobs": [*map(in_event, tokens)]}
+
+    def end(self) -> list[Event]:
+        done, *others = super().end()
+        return [{**done, "logprobs": self._logprobs(in_event)}, *others]
+
+    def _logprobs(self, shown: Callable[[TokenInfo], dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        return LongList(self._own_tokens, shown) if self._own_tokens else []
 
     def item(self, status: str) -> dict[str, Any]:
         head = {"id": self.id, "type": "message", "role": "assistant"}
@@ -122,7 +145,3 @@ class CallItem:
 
 
 Item = MessageItem | ReasoningItem | CallItem
-
-
-def _empty(names: tuple[str, ...]) -> dict[str, list[Any]]:
-    return {name: [] for name in names}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Field
 
 from deployments.openai.body import Body, ClosedBody, Truth, at_most
-from deployments.openai.kinds import named_kind, only_kinds, unsupported
+from deployments.openai.kinds import unsupported
 from deployments.openai.left_out import LeftOut
-from deployments.openai.messages import MAX_MESSAGES, Parts, joined, media_of
+from deployments.openai.messages import media_of
 from deployments.openai.protocol import (
     ChatBody,
     ReasoningEffort,
@@ -20,14 +20,23 @@ from deployments.openai.protocol import (
     variables_of,
 )
 from deployments.openai.request_body import RequestBody
-from deployments.openai.responses_tools import ResponseToolFields, full_name
+from deployments.openai.responses_input import (
+    Input,
+    InputCallOutput,
+    InputItems,
+    InputReasoning,
+    messages_of,
+)
+from deployments.openai.responses_tools import ResponseToolFields
 from deployments.openai.structured import Schema
+from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
 PARAM_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
@@ -83,6 +92,9 @@ OF_CHATS: Mapping[str, tuple[Any, ...]] = {
 }
 """Parameters of a chat that other APIs do not have, with the values that change nothing."""
 
+_LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` asks for log probabilities by."""
+
 _NEVER_THERE = frozenset(
     {
         "code_interpreter_call.outputs",
@@ -97,139 +109,8 @@ _NEVER_THERE = frozenset(
 """What ``include`` may ask for that belongs to items, or parts of items, that no answer here has.
 Some clients ask for it always."""
 
-_READ_ITEMS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-)
-
-LEFT_OUT_ITEMS = frozenset(
-    {
-        "code_interpreter_call",
-        "file_search_call",
-        "image_generation_call",
-        "mcp_call",
-        "mcp_list_tools",
-        "web_search_call",
-    }
-)
-"""The types of the items that say what a server did itself, in conversations that began there; what
-came of it is in the messages behind them."""
-
 _MAX_METADATA = 1024
 """The OpenAI API has 16 at most."""
-
-_TEXT_PARTS = ("input_text", "output_text")
-_REASONING_PARTS = ("reasoning_text", "summary_text")
-
-
-class InputMessage(Body):
-    """A message of the conversation."""
-
-    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "phase", "status"})
-
-    type: Literal["message"] | None = None
-    role: Literal["assistant", "developer", "system", "user"]
-    content: str | Parts
-
-
-class InputReasoning(Body):
-    """What the model thought before the message or the call that follows."""
-
-    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
-
-    type: Literal["reasoning"]
-    summary: Parts = ()
-    content: Parts | None = None
-    encrypted_content: str | None = None
-
-    def text(self) -> str:
-        """Return what it says in full, else its summary; what is encrypted only the server can read
-        that wrote it."""
-        return joined(self.content or self.summary, "input", _REASONING_PARTS)
-
-
-class InputCall(Body):
-    """A call the model made earlier."""
-
-    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    arguments: str
-
-
-class InputCustomCall(Body):
-    """A call of a tool that takes a text, made by the model of another server: here it is one of a
-    function with one parameter, as agents offer such a tool to models that know functions alone."""
-
-    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
-
-    type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    input: str
-
-    @property
-    def arguments(self) -> Mapping[str, str]:
-        """The arguments of the function."""
-        return {"input": self.input}
-
-
-class InputCallOutput(Body):
-    """What an earlier call of a tool returned."""
-
-    without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
-
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
-    output: str | Parts
-
-
-# Brackets tell forms of a value from its fields where an error is told.
-def _type_of_item(item: Any) -> Any:
-    kind = named_kind(item) or "message"  # which need not say what it is
-    if kind in LEFT_OUT_ITEMS:
-        return "[left out]"
-    return f"[{kind}]" if isinstance(item, Mapping) else None
-
-
-def _itself(item: Any) -> Any:
-    """
-    Raises:
-        Unsupported: it stands for another one, which is elsewhere.
-    """
-    if named_kind(item) == "item_reference":
-        raise Unsupported(
-            "items are not stored here, so none can be referred to: send the item itself, as "
-            "clients do that are told store: false",
-            "input",
-        )
-    return item
-
-
-InputItem = Annotated[
-    Annotated[InputMessage, Tag("[message]")]
-    | Annotated[InputReasoning, Tag("[reasoning]")]
-    | Annotated[InputCall, Tag("[function_call]")]
-    | Annotated[InputCallOutput, Tag("[function_call_output]")]
-    | Annotated[InputCustomCall, Tag("[custom_tool_call]")]
-    | Annotated[InputCallOutput, Tag("[custom_tool_call_output]")]
-    | Annotated[LeftOut, Tag("[left out]")],
-    Discriminator(_type_of_item),
-    only_kinds("items", {*_READ_ITEMS, *LEFT_OUT_ITEMS}, "input"),
-    BeforeValidator(_itself),
-]
-InputItems = Annotated[
-    tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-]
-Input = str | InputItems
 
 
 class TextFormat(ClosedBody):
@@ -276,17 +157,24 @@ class _Chat(ChatBody):
     format_param: ClassVar[str] = "text"
 
 
-class Reasoning(ClosedBody):
+class Reasoning(Body):
     """How the model is to reason."""
 
     effort: ReasoningEffort | None = None
     summary: str | None = None
     generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
 
     @property
-    def asks_for_summary(self) -> bool:
-        """Whether a summary of the reasoning is wanted, by either of its names."""
-        return bool(self.summary or self.generate_summary)
+    def unmet(self) -> Mapping[str, bool]:
+        """What may be asked in vain, and whether it is: there is no summary, by either of its
+        names; the chat template shows what it shows of earlier reasoning; and there is one mode."""
+        return {
+            "reasoning.summary": bool(self.summary or self.generate_summary),
+            "reasoning.context": self.context not in {None, "auto"},
+            "reasoning.mode": self.mode not in {None, "auto", "standard"},
+        }
 
 
 class ResponsesBody(RequestBody, ResponseToolFields):
@@ -295,14 +183,11 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
         "background": (False,),
-        "context_management": ([],),
         "conversation": (),
-        "image": (),
-        "max_tool_calls": (),
+        "image": ({}, {"context_compression": "auto"}),
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        "top_logprobs": (0,),
         **OF_CHATS,
     }
 
@@ -315,8 +200,15 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     include: Texts | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
+    max_tool_calls: int | None = Field(default=None, ge=0)
+    """Of the tools that a server runs itself: here none."""
+
+    context_management: Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)] | None = (
+        None
+    )
     temperature: float | None = None
     top_p: float | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -341,14 +233,15 @@ class ResponsesBody(RequestBody, ResponseToolFields):
 
     @property
     def unmet(self) -> frozenset[str]:
-        """Beside what all requests may ask in vain: reasoning is never summarised, what is too long
-        for the context is an error and never cut, there is nothing to include, and calls are held
-        to a strict function's parameters only as in a chat."""
+        """Beside what all requests may ask in vain: what is too long for the context is an error
+        and never cut or made shorter, what ``include`` asks for beside log probabilities is never
+        there, and calls are held to a strict function's parameters only as in a chat."""
         format_ = self.text.format if self.text is not None else None
         asks_for_form = format_ is not None and format_.type != "text"
         asked = {
-            "include": bool(self.include),
-            "reasoning.summary": self.reasoning is not None and self.reasoning.asks_for_summary,
+            **(self.reasoning.unmet if self.reasoning is not None else {}),
+            "context_management": bool(self.context_management),
+            "include": any(name in _NEVER_THERE for name in self.include or ()),
             "tools.strict": not asks_for_form
             and any(function.strict for function in self.free_functions),
             "truncation": self.truncation == "auto",
@@ -373,6 +266,11 @@ class ResponsesBody(RequestBody, ResponseToolFields):
                     found[f"input.output.{kind}"] = unsupported("content parts", kind, "input")
         return found
 
+    @property
+    def asks_for_logprobs(self) -> bool:
+        """Whether the text of the answer has log probabilities."""
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
     def to_chat(self) -> ChatBody:
         """Return the chat this is; errors name its parameters, see :data:`PARAM_NAMES`.
 
@@ -382,7 +280,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
                 answer.
         """
         for name in self.include or ():
-            if name not in _NEVER_THERE:
+            if name not in {_LOGPROBS, *_NEVER_THERE}:
                 raise Unsupported(f"include: {name[:50]!r} is not supported", "include")
         return _Chat.parse(self._chat())
 
@@ -398,6 +296,8 @@ class ResponsesBody(RequestBody, ResponseToolFields):
             fields["reasoning_effort"] = self.reasoning.effort
         if self.max_output_tokens is not None:
             fields["max_completion_tokens"] = self.max_output_tokens
+        if self.asks_for_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         if self.speculation is not None:
             fields["speculation"] = self.speculation.model_dump()
         return fields
@@ -413,58 +313,4 @@ class ResponsesBody(RequestBody, ResponseToolFields):
             yield {"role": "user", "content": self.input}
         else:
             items = [item for item in self._items if not isinstance(item, LeftOut)]
-            yield from _messages_of(items)
-
-
-def _messages_of(
-    items: Iterable[InputMessage | InputReasoning | InputCall | InputCustomCall | InputCallOutput],
-) -> list[Any]:
-    """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
-    calls to the one before them, and so does what is said behind them, since results follow the
-    message that calls."""
-    found: list[dict[str, Any]] = []
-    for item in items:
-        if isinstance(item, InputMessage):
-            text = joined(item.content, "input", _TEXT_PARTS)
-            if item.role == "assistant" and found and _goes_on(found[-1]):
-                found[-1]["content"].append(text)
-            else:
-                found.append({"role": item.role, "content": [text]})
-        elif isinstance(item, InputReasoning):
-            thought = item.text()
-            if found and _is_reasoning(found[-1]):
-                found[-1]["reasoning_content"].append(thought)
-            elif thought:
-                found.append({"role": "assistant", "content": [], "reasoning_content": [thought]})
-        elif isinstance(item, InputCallOutput):
-            text = joined(item.output, "input", _TEXT_PARTS, is_result=True)
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": [text]})
-        else:
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": []})
-            name = full_name(item.namespace, item.name)
-            function = {"name": name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            found[-1].setdefault("tool_calls", []).append(call)
-    return [_with_texts(message) for message in found]
-
-
-def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose texts are joined, once for all of them."""
-    texts, thoughts = message["content"], message.get("reasoning_content")
-    content = "\n".join(filter(None, texts)) if texts else None
-    reasoning = {} if thoughts is None else {"reasoning_content": "".join(thoughts)}
-    return {**message, "content": content, **reasoning}
-
-
-def _goes_on(message: Mapping[str, Any]) -> bool:
-    """Whether what the assistant says next is in the same message; results of its calls would be
-    behind it."""
-    return bool(message.get("tool_calls")) or _is_reasoning(message)
-
-
-def _is_reasoning(message: Mapping[str, Any]) -> bool:
-    """Whether nothing was said or called yet after it."""
-    return (
-        "reasoning_content" in message and not message["content"] and not message.get("tool_calls")
-    )
+            yield from messages_of(items)

@@ -219,8 +219,9 @@ def _check_logprobs(num_tokens: int, num_each: int) -> None:
     if num_tokens * num_each > MAX_ANSWER_LOGPROBS:
         raise InvalidRequest(
             f"logprobs: {num_tokens} tokens, as many as all choices may have, with {num_each} log "
-            f"probabilities each are over {MAX_ANSWER_LOGPROBS}; ask for a stream, which has no "
-            "such limit, or lower max_tokens, n or the number of log probabilities",
+            f"probabilities each are over {MAX_ANSWER_LOGPROBS}; lower max_tokens, n or the number "
+            "of log probabilities, or ask for a stream of a chat or completion, which has no such "
+            "limit",
             "logprobs",
         )
 

@@ -32,6 +32,7 @@ class Result:
         ratio_low, ratio_high: 95 % interval of that median over the rounds (order statistics of
             the sign test); the extremes when there are fewer than six rounds.
         mean_acceptance_length: tokens per forward of a sequence, the bonus token included.
+            Forwards without drafts count, unlike in the API.
         mean_draft_tokens: drafted tokens per forward of a sequence.
         step_ms: the time of one step by part.
         peak_memory_bytes: of the device, else of the process, while the contender decoded; it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 from pathlib import Path
@@ -26,11 +25,6 @@ def commit() -> str:
         return _git("describe", "--always", "--dirty")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def is_of_commit(path: Path, wanted: str) -> bool:
-    """Return whether there is a JSON file of figures, measured at this commit."""
-    return path.exists() and json.loads(path.read_text()).get("commit") == wanted
 
 
 def _git(*arguments: str) -> str:

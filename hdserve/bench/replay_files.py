@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,9 @@ def read_replay(path: str | Path, limit: int | None = None) -> Iterator[ReplayRo
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
-            num_rows = 0
-            for number, line in enumerate(file, 1):
-                if limit is not None and num_rows >= limit:
-                    return
-                if line.strip():
-                    num_rows += 1
-                    yield _row(line, f"{path}, line {number}")
+            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            for number, line in islice(lines, limit):
+                yield _row(line, f"{path}, line {number}")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DatabaseError(f"{path}: cannot be read: {error}") from error
 

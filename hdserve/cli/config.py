@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from hdserve.cli.config_problems import find_problems, find_warnings, warn_of_relative_paths
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import ConfigFile
 from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
-from hdserve.config.mistakes import nowhere
+from hdserve.config.mistakes import LineOf, nowhere, place_of
+from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
+from hdserve.doctor.problems import find_problems, find_warnings
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models
 
@@ -95,6 +96,17 @@ def show_config(
     if output.has_text:
         typer.echo(yaml.safe_dump(found, sort_keys=False).rstrip())
     output.write(found)
+
+
+def warn_of_relative_paths(config: ServeConfig, line_of: LineOf = nowhere) -> None:
+    """List on standard error each path that an already running Ray cluster would open elsewhere,
+    unless it was started in this directory.
+
+    Args:
+        line_of: finds the lines of the file that ``config`` is from.
+    """
+    for where, path in relative_paths(config):
+        typer.echo(f"warning: {place_of(where, line_of)}: {path} {WHERE_THEY_BEGIN}", err=True)
 
 
 def _serve_config(config: ServeConfig) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def doctor(
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Check Python, packages, Ray, what is reserved, the port, devices, models and databases.
+    """Check Python, packages, Ray, what is reserved, the port, settings, devices, models and
+    databases.
 
     Exits with 1 when something keeps hdserve from serving.
     """

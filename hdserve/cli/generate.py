@@ -43,9 +43,7 @@ class GenerateOptions:
     )
     prompts_path: Annotated[
         Path | None,
-        typer.Option(
-            "--prompts", "--input", metavar="FILE", help=f"{PROMPTS_HELP} --input is the same."
-        ),
+        typer.Option("--prompts", metavar="FILE", help=PROMPTS_HELP),
     ] = None
     model: Model = None
     config: ServerConfig = None
@@ -68,7 +66,6 @@ class GenerateOptions:
         Path | None,
         typer.Option(
             OPTION,
-            "--output",
             metavar="[PATH]",
             help="Print a JSON object a row; with PATH, write them there, and the job can be "
             "resumed.",
@@ -102,8 +99,8 @@ def generate(options: GenerateOptions) -> None:
     Rows of a file are answered with the same model, so later answers are drafted from earlier ones:
     as text one after the other, with --json --batch-size at a time.  With --json each row has its
     `text`, `finish_reason`, `stop_reason` and what drafting did.  An interrupted job with --json
-    PATH goes on with the rows it has not answered when the same command is run again.  --output is
-    another name of --json.  It exits with 1 where an answer failed, after all others.
+    PATH goes on with the rows it has not answered when the same command is run again.  It exits
+    with 1 where an answer failed, after all others.
     """
     output = JsonOutput(options.json_path)
     rows = list(_rows(options))

@@ -15,8 +15,7 @@ from hdserve.cli.json_option import OPTION, STDOUT, with_path
 
 GO_ON = "the same command goes on where it was"
 
-_NAMES = (OPTION, "--output")
-_TO_STDOUT = {*_NAMES, *(f"{name}={STDOUT}" for name in _NAMES), str(STDOUT)}
+_TO_STDOUT = {OPTION, f"{OPTION}={STDOUT}", str(STDOUT)}
 _KEY = "--api-key"
 """The option whose value is not shown when a command is printed."""
 
@@ -26,7 +25,7 @@ def how_to_go_on(result_path: Path | None) -> str:
     start anew; with one it could be resumed."""
     if result_path is not None:
         return GO_ON
-    words = [word for word in with_path(sys.argv[1:], _NAMES) if word not in _TO_STDOUT]
+    words = [word for word in with_path(sys.argv[1:]) if word not in _TO_STDOUT]
     for index, word in enumerate(words):
         if word.startswith(_KEY):
             words[index : index + 1 + (word == _KEY)] = [f"{_KEY}=..."]

@@ -7,7 +7,7 @@ With ``PATH`` it is written there, in addition to the usual text.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,23 +36,18 @@ class JsonCommand(TyperCommand):
     """A command whose ``--json`` may lack its value; Typer's options take one or take none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = next((param.opts for param in self.params if OPTION in param.opts), ())
-        return super().parse_args(ctx, with_path(args, names))
+        return super().parse_args(ctx, with_path(args))
 
 
-def with_path(args: Sequence[str], names: Collection[str] = (OPTION,)) -> list[str]:
+def with_path(args: Sequence[str]) -> list[str]:
     """Return ``args`` with a value for each ``--json``: the next word is its path, if there is one
-    and it is not an option.
-
-    Args:
-        names: of the option, if it has several.
-    """
+    and it is not an option."""
     found = list(args)
     for index, arg in enumerate(args):
         if arg == "--":
             break
         following = args[index + 1] if index + 1 < len(args) else "--"
-        if arg in names and following.startswith("-") and following != str(STDOUT):
+        if arg == OPTION and following.startswith("-") and following != str(STDOUT):
             found[index] = f"{arg}={STDOUT}"
     return found
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hdserve.cli.config_problems import find_problems, warn_of_relative_paths
+from hdserve.cli.config import warn_of_relative_paths
 from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
@@ -34,6 +34,7 @@ from hdserve.config.mistakes import LineOf, nowhere
 from hdserve.config.strict_model import at_home
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
+from hdserve.doctor.problems import find_problems
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, is_path
 from hdserve.ports import reservation_error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,40 +73,15 @@ def parse_yaml(text: str, load: Callable[[str], Any] = load_yaml) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-_IN_OTHER_WORDS = (
-    (r"found character '\\t' that .*", "a tab; YAML is indented with spaces"),
-    (r"found character ('.*') that .*", r"no text begins with \1, unless it is in quotes"),
-    (
-        r"mapping values are not allowed here",
-        "a ':' where no key can be: see the indentation and the line above; "
-        "a text with ': ' in it needs quotes",
-    ),
-    (r"could not find expected ':'", "a ':' is missing after a key"),
-    (
-        r"expected <block end>, but .*",
-        "this does not go on what is above: see the indentation and the brackets",
-    ),
-    (r".*(<stream end>|end of stream).*", "the file ends within a quote or bracket"),
-    (r"expected ('.*' or '.*'), but got (.*)", r"\1 is expected, not \2"),
-    (r"but found another document", "a second document begins; one is expected"),
-    (r"found unhashable key", "no key is a list or a mapping"),
-    (r"could not determine a constructor for the tag ('.*')", r"the tag \1 is not known"),
-)
-"""The messages of YAML's parser, and the same without its technical terms."""
-
-
 def describe_yaml_error(error: Exception) -> str:
-    """Return one line: the place, and what is wrong there."""
+    """Return one line: the place, and what the parser says of it."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"character {error.position} is not allowed in YAML"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
-    mark, problem = error.problem_mark, error.problem or ""
-    for pattern, words in _IN_OTHER_WORDS:
-        if re.fullmatch(pattern, problem):
-            problem = re.sub(pattern, words, problem)
-            break
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    mark = error.problem_mark
+    said = " ".join(filter(None, (error.context, error.problem)))
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}"
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int | None:

@@ -1,4 +1,4 @@
-"""How the kernels of drafting and of its databases are compiled."""
+"""How the kernels of drafting and of its databases are compiled, and parts of all kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numba
 
 from hdserve.databases.kernel_cache import keep_compiled
 
-_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Options of numba.  Without reference counts (``_nrt``) a function may not allocate or return
 arrays; measured on drafting, they made calls three times slower (docs/adr/0012)."""
 
@@ -18,17 +18,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def jit(function: _F) -> _F:
     """Compile an entry point: cached on disk, without the GIL, without reference counting."""
-    compiled = numba.njit(**_OPTIONS, fastmath=True)(function)
+    compiled = numba.njit(**OPTIONS, fastmath=True)(function)
     keep_compiled(compiled, takes_baseline=True)
     return cast("_F", compiled)
 
 
 def fast_inlined(function: _F) -> _F:
     """Compile a part of entry points, with the options of :func:`jit`."""
-    return cast("_F", numba.njit(**_OPTIONS, fastmath=True, forceinline=True)(function))
+    return cast("_F", numba.njit(**OPTIONS, fastmath=True, forceinline=True)(function))
 
 
 def strictly_inlined(function: _F) -> _F:
     """Compile a part as :func:`fast_inlined` does, but without ``fastmath``: for arithmetic on
     values that may be NaN or infinite."""
-    return cast("_F", numba.njit(**_OPTIONS, forceinline=True)(function))
+    return cast("_F", numba.njit(**OPTIONS, forceinline=True)(function))

@@ -28,8 +28,9 @@ _COMPILED_TOGETHER = ("databases", "drafting")
 COMPILED_INTO_ALL: Final = (
     Path(__file__).parents[1] / "noise.py",
     Path(__file__).with_name("cache_lines.py"),
+    Path(__file__).with_name("compiled.py"),
 )
-"""Modules of other folders that are compiled into kernels."""
+"""Modules of other folders that are compiled into kernels, or say how kernels are compiled."""
 
 _MAX_WAIT_S = 300.0
 """How long to wait for another process that compiles the same function before this one compiles it

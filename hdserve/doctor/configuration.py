@@ -22,6 +22,7 @@ from hdserve.doctor.capacity import compare_resources, compare_with_cluster
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
 from hdserve.doctor.machine import check_cluster
 from hdserve.doctor.permissions import reading_remedy
+from hdserve.doctor.problems import setting_problems, setting_warnings
 from hdserve.doctor.weights import weight_bytes
 from hdserve.engine.hardware.description import describe_hardware, node_resources
 from hdserve.errors import ConfigError
@@ -72,6 +73,21 @@ def check_memory(config: ServeConfig) -> Iterator[Finding]:
         text = f"{num_bytes / 2**30:.1f} GiB of weights in all, {free_bytes / 2**30:.1f} GiB free"
         remedy = "engine: {dtype: bfloat16}  # of the largest; or fewer models or num_replicas"
         yield failure("memory", text, remedy)
+
+
+def check_settings(config: ServeConfig) -> Iterator[Finding]:
+    """Report settings that keep a server from starting, or that are probably a mistake; nothing if
+    there are none."""
+    for make, problems in (
+        (failure, setting_problems(config)),
+        (warning, setting_warnings(config)),
+    ):
+        for problem in problems:
+            subject = ".".join(map(str, problem.where))
+            match problem.where:
+                case ("models", int(index), *keys):
+                    subject = f"{config.models[index].name}: {'.'.join(map(str, keys))}"
+            yield make(subject, problem.text, problem.remedy)
 
 
 def check_telemetry(config: ServeConfig) -> Iterator[Finding]:

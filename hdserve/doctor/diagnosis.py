@@ -10,6 +10,7 @@ from hdserve.doctor.configuration import (
     check_model_database,
     check_paths,
     check_placement,
+    check_settings,
     check_telemetry,
 )
 from hdserve.doctor.finding import Finding
@@ -20,7 +21,7 @@ from hdserve.doctor.machine import (
     check_python,
     check_ray,
 )
-from hdserve.doctor.model import check_compiler, check_device, check_model, check_settings
+from hdserve.doctor.model import check_compiler, check_device, check_model
 
 
 def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Finding]:
@@ -40,8 +41,8 @@ def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Findi
     yield from check_access(config)
     yield from check_model_database(config)
     yield from check_telemetry(config)
+    yield from check_settings(config)
     for model in config.models:
         yield from check_device(model)
         yield from check_compiler(model)
-        yield from check_settings(model)
         yield from check_model(model)

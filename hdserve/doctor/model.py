@@ -12,21 +12,14 @@ from hdserve.config import ModelConfig
 from hdserve.databases.statistics_info import INFO_NAME, read_info
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.permissions import reading_remedy
+from hdserve.doctor.problems import statistics_fault
 from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
-from hdserve.drafting.registry import check_drafters
 from hdserve.engine.forward.compiled import can_compile as compiler_exists
 from hdserve.engine.hardware.description import Hardware, describe_hardware
 from hdserve.engine.loading.loader import read_architecture
-from hdserve.engine.tokenization.tokenizer import load_tokenizer, read_chat_template
-from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
-from hdserve.importing import import_fault
-from hdserve.models import (
-    bundled_models,
-    bundled_statistics,
-    context_length,
-    is_path,
-    resolve_model,
-)
+from hdserve.engine.tokenization.tokenizer import load_tokenizer
+from hdserve.errors import ConfigError, UnsupportedModel
+from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
 from hdserve.models.hub import hub_fault
 
 _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
@@ -89,24 +82,6 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
     yield make(subject, text, "sudo apt-get install g++  # or engine: {compile: false}")
 
 
-def check_settings(model: ModelConfig) -> Iterator[Finding]:
-    """Report what would keep a server from starting; nothing if all is well."""
-    try:
-        check_drafters(model.drafting)
-    except ConfigError as error:
-        remedy = "drafting: {drafters: [{name: hierarchy}]}"
-        for line in error.message.splitlines():
-            yield failure(f"{model.name}: drafters", line, remedy)
-    wanted, longest = model.engine.max_model_len, context_length(model.model)
-    if wanted is not None and longest is not None and wanted > longest:
-        text = f"max_model_len is {wanted:,}, and the model was made for {longest:,} tokens"
-        yield failure(f"{model.name}: context", text, f"engine: {{max_model_len: {longest}}}")
-    policy = model.autoscaling and model.autoscaling.policy
-    if policy and (reason := import_fault(policy.policy_function)):
-        remedy = "autoscaling: {policy: null}  # or the import path of a function, MODULE:NAME"
-        yield failure(f"{model.name}: autoscaling", reason, remedy)
-
-
 def check_model(model: ModelConfig) -> Iterator[Finding]:
     """Check that tokenizer, weights and statistics exist and belong together."""
     subject = f"{model.name}: model"
@@ -123,8 +98,6 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
         remedy = _OTHER_ARCHITECTURE if unserved else _download(model)
         yield failure(subject, unserved or error.message, remedy)
         return
-    if model.chat_template is not None:
-        yield _chat_template(model.name, model.chat_template)
     place = Path(resolve_model(model.model))
     faults = [*weight_faults(model)] if place.is_dir() else []
     if faults:
@@ -169,15 +142,6 @@ def _download(model: ModelConfig) -> str:
     return f"hf download {shlex.quote(model.model)}{revision}"
 
 
-def _chat_template(name: str, path: Path) -> Finding:
-    subject = f"{name}: chat template"
-    try:
-        read_chat_template(path)
-    except ConfigError as error:
-        return failure(subject, error.message, "chat_template: null  # or a file with a template")
-    return ok(subject, str(path))
-
-
 def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
     subject = f"{model.name}: statistics"
     tokenizer = shlex.quote(model.model)
@@ -191,13 +155,8 @@ def _statistics(model: ModelConfig, fingerprint: str) -> Finding:
         return warning(
             subject, "none ships for this tokenizer", f"{build} own  # and statistics: own"
         )
-    try:
-        info = read_info(Path(model.statistics))
-    except SnapshotError as error:
-        opening = reading_remedy(Path(model.statistics) / INFO_NAME)
-        text = f"{error.message}; it is served without them"
-        return warning(subject, text, opening or f"{build} {shlex.quote(model.statistics)}")
-    if info.tokenizer != fingerprint:
-        text = f"{model.statistics} was made with another tokenizer; it is served without them"
-        return warning(subject, text, f"{build} {shlex.quote(model.statistics)}")
-    return ok(subject, f"{model.statistics}, {info.num_tokens:,} tokens")
+    directory = Path(model.statistics)
+    if fault := statistics_fault(model.statistics, fingerprint):
+        opening = reading_remedy(directory / INFO_NAME)
+        return warning(subject, fault, opening or f"{build} {shlex.quote(model.statistics)}")
+    return ok(subject, f"{directory}, {read_info(directory).num_tokens:,} tokens")

@@ -50,6 +50,10 @@ from hdserve.tree import Acceptance, DraftTree
 LOOKUP_NODES, LOOKUP_DEPTH = 16, 24
 """The size of the tree whose time is measured by source."""
 
+MAX_NODES = 256
+"""Most nodes drafted in one step, whatever the capacity of the tree.  A configuration allows no
+more."""
+
 _ANSWER_MATCH_TOKENS = 8
 """The match length that an equal prompt counts as; a copy found in the text has 5 at least."""
 
@@ -90,9 +94,6 @@ class HierarchyOptions(StrictModel):
     token_bias_rate: float = Field(default=0.05, ge=0.0, le=1.0)
     """Step size of the biases of tokens and of pairs of them."""
 
-    max_nodes: int = Field(default=256, ge=1, le=1024)
-    """Most nodes drafted in one step, whatever the capacity of the tree."""
-
 
 class _FlatForward:
     """A forward in which every token is equally likely after each of ``num_nodes`` nodes, for
@@ -124,7 +125,7 @@ class Hierarchy(BatchDrafter):
         self.options = options or self.options_model()
         self._resources = resources
         self._pool = ContextPool()
-        self._scratch = new_scratch(self.options.max_nodes)
+        self._scratch = new_scratch(MAX_NODES)
         self._scratch_handles = HandleTable(self._scratch)
         self._sources = DraftSources(resources)
         self._levels = self._available_levels()
@@ -264,7 +265,7 @@ class Hierarchy(BatchDrafter):
         request: HierarchyRequest = seq.drafter_state[self.name]
         if not request.is_text_of(seq):
             request = self._restart(seq)
-        capacity = min(tree.capacity, self.options.max_nodes)
+        capacity = min(tree.capacity, MAX_NODES)
         num_certain = tree.num_draft_tokens
         if capacity <= num_certain:
             return
@@ -325,11 +326,10 @@ class Hierarchy(BatchDrafter):
         if request is None:
             return found
         self._refresh(request, seq, self._sources.version)
-        capacity = min(LOOKUP_NODES, self.options.max_nodes)
         for level, source in enumerate(LEVEL_SOURCES):
             if request.levels & (1 << level):
                 started = time.perf_counter()
-                self._grow(request, 1 << level, capacity, LOOKUP_DEPTH, self.options.min_score)
+                self._grow(request, 1 << level, LOOKUP_NODES, LOOKUP_DEPTH, self.options.min_score)
                 found[source] = found.get(source, 0.0) + time.perf_counter() - started
         return found
 

@@ -17,12 +17,6 @@ from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.prompt_lookup import PromptLookup
-from hdserve.drafting.single_databases import (
-    ContextDrafter,
-    ModelDrafter,
-    RecycledDrafter,
-    StatisticsDrafter,
-)
 from hdserve.drafting.states import fit_states, fitting_states, pack_states, unpack_states
 from hdserve.errors import ConfigError, HdserveError, SnapshotError
 
@@ -32,16 +26,9 @@ ENTRY_POINT_GROUP = "hdserve.drafters"
 
 DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
     {
-        drafter.name: drafter
-        for drafter in (
-            Hierarchy,
-            ContextDrafter,
-            ModelDrafter,
-            StatisticsDrafter,
-            RecycledDrafter,
-            PromptLookup,
-            HierarchyPaper,
-        )
+        Hierarchy.name: Hierarchy,
+        PromptLookup.name: PromptLookup,
+        HierarchyPaper.name: HierarchyPaper,
     }
 )
 """The drafters of this package; others come from the entry points ``hdserve.drafters``."""

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import drafting_latency, drafting_results, recycled, sampled, statistics_build
+from benchmarks import drafting_latency, drafting_results, sampled, statistics_build
+from benchmarks.drafting_traffic import LongestMatch
 from benchmarks.serving_load import report, too_much_growth
 from hdserve.bench.environment import commit
 from hdserve.bench.replay import ReplayMode
 from hdserve.bench.replay_files import ReplayRow
 from hdserve.errors import HdserveError
+from hdserve.tree import DraftTree
+from tests.engines import make_sequence
 
 
 @pytest.mark.parametrize(
@@ -23,7 +26,6 @@ from hdserve.errors import HdserveError
     [
         (statistics_build.main, ("--data", "none")),
         (drafting_latency.main, ("--data", "none")),
-        (recycled.main, ("--prompts", "none")),
         (sampled.main, ("--prompts", "none")),
     ],
     ids=lambda value: getattr(value, "__module__", ""),
@@ -98,3 +100,23 @@ def test_a_process_that_died_is_reported(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert "+20.0%" in shown
     assert "+1.0%" in shown
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answered", "wanted"),
+    [
+        ([5, 6, 7, 8, 5, 6], [], [7, 8, 5, 6]),  # the request's own end matches itself
+        ([7, 8, 5, 6], [4, 5, 6, 9], [9]),  # it does not hide a shorter match elsewhere
+        ([3, 5, 6, 7, 5, 6], [4, 5, 6, 9], [9]),  # all text where both match as much
+        ([4, 5, 6, 7, 4, 5, 6], [5, 6, 9], [7, 4, 5, 6]),
+    ],
+)
+def test_the_rule_of_suffix_decoding(
+    prompt: list[int], answered: list[int], wanted: list[int]
+) -> None:
+    drafter = LongestMatch([ReplayRow("a", "all", (1,), tuple(answered))])
+    seq = make_sequence("a", prompt)
+    drafter.start(seq)
+    tree = DraftTree(prompt[-1], 16)
+    drafter.propose(seq, tree)
+    assert tree.token_ids[1:] == wanted

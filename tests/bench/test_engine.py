@@ -78,7 +78,10 @@ def bench(*arguments: str) -> Any:
         (("bench", "engine", "--state", "warm"), "--state warm and --fill belong together"),
         (("bench", "engine", "--fill", "x"), "--state warm and --fill belong together"),
         (("bench", "engine", "--compare", "hierarchy,x"), "unknown contender 'x'"),
-        (("bench", "engine", "--compare", "hierarchy,context"), "would share what was generated"),
+        (
+            ("bench", "engine", "--compare", "hierarchy,prompt-lookup"),
+            "would share what was generated",
+        ),
         (
             ("bench", "engine", "--compare", "transformers", "--batch-sizes", "1,4"),
             "--batch-sizes 1,4: transformers decodes one sequence at a time",
@@ -131,7 +134,8 @@ def test_exact_is_what_a_configuration_calls_so(exact: bool | None, wanted: obje
 def test_the_model_is_that_of_a_server(tmp_path: Path) -> None:
     """With its settings, except for those that are given, and those that would disturb."""
     config = tmp_path / "config.yaml"
-    drafters = [{"name": "context", "options": {"max_nodes": 5}}, {"name": "hierarchy"}]
+    lookup = {"name": "prompt-lookup", "options": {"max_draft_tokens": 5}}
+    drafters = [lookup, {"name": "hierarchy"}]
     model = {
         "name": "m",
         "model": "hdserve-mini",
@@ -140,14 +144,14 @@ def test_the_model_is_that_of_a_server(tmp_path: Path) -> None:
     }
     config.write_text(json.dumps({"models": [model]}))
     options = EngineOptions(
-        prompts=Path("x"), config=config, batch_sizes="1,4", compare="autoregressive,context"
+        prompts=Path("x"), config=config, batch_sizes="1,4", compare="autoregressive,prompt-lookup"
     )
     found = _model(options)
     assert (found.name, found.engine.compile, found.engine.exact) == ("m", False, True)
     assert (found.engine.dtype, found.engine.max_num_sequences) == ("float32", 4)
     assert not found.engine.prefix_caching
     assert found.engine.prefill_slowdown is None
-    assert [dict(each) for each in found.drafting.drafters] == drafters[:1]
+    assert [dict(each) for each in found.drafting.drafters] == [lookup]
     other = dataclasses.replace(options, compile_=True, dtype="bfloat16", max_draft_tokens=7)
     changed = _model(other)
     assert (changed.engine.compile, changed.engine.dtype) == (True, "bfloat16")
@@ -256,10 +260,11 @@ def test_any_drafter_is_a_contender(tmp_path: Path) -> None:
     path, out = tmp_path / "replay.jsonl", tmp_path / "out.json"
     path.write_text(json.dumps({"prompt": [5, 6, 7] * 3, "response": [5, 6, 7] * 9}) + "\n")
     options = ["--replay", str(path), "--model", "hdserve-mini", "--no-compile", "--rounds", "1"]
-    bench("bench", "engine", *options, "--compare", "autoregressive,context", "--json", str(out))
+    options += ["--compare", "autoregressive,prompt-lookup", "--json", str(out)]
+    bench("bench", "engine", *options)
     plain, drafted = json.loads(out.read_text())["results"]
     assert (plain["contender"], plain["accepted_by_source"]) == ("autoregressive", {})
-    assert drafted["contender"] == "context"
+    assert drafted["contender"] == "prompt-lookup"
     assert set(drafted["accepted_by_source"]) == {"context"}
 
 

@@ -122,16 +122,17 @@ def test_the_drafter_that_is_named_is_checked(
     model is loaded."""
     prompts, out, config = (tmp_path / name for name in ("prompts.jsonl", "out.json", "c.yaml"))
     prompts.write_text(json.dumps({"turns": [TEXTS[0]]}) + "\n")
-    config.write_text("drafting: {drafters: [{name: context, options: {max_nodes: 1}}]}")
+    drafter = "{name: prompt-lookup, options: {max_draft_tokens: 1}}"
+    config.write_text(f"drafting: {{drafters: [{drafter}]}}")
     command = ["check-lossless", "--prompts", str(prompts), "--drafter"]
     with pytest.raises(ConfigError, match="unknown drafter 'contxt'"):
         CliRunner().invoke(app, [*command, "contxt", "--model", "/no"], catch_exceptions=False)
     monkeypatch.setattr(compiled, "can_compile", lambda: False)
-    command += ["context", "--config", str(config), "--json", str(out)]
+    command += ["prompt-lookup", "--config", str(config), "--json", str(out)]
     command += ["--model", "hdserve-mini", "--exact", "--max-tokens", "48"]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     found = json.loads(out.read_text())
-    assert found["drafters"] == ["context"]
+    assert found["drafters"] == ["prompt-lookup"]
     for row in found["results"]:
         assert set(row["accepted_by_source"]) == {"context"}
         assert 0 < row["draft_tokens"] <= 2 * 48
@@ -149,14 +150,14 @@ def test_a_model_is_checked_as_it_is_served(
         "model": "hdserve-mini",
         "num_cpus": 1,
         "engine": {"dtype": "float32", "exact": True, "compile": False, "kv_cache_tokens": 4096},
-        "drafting": {"drafters": [{"name": "context"}], "max_draft_tokens": 3},
+        "drafting": {"drafters": [{"name": "prompt-lookup"}], "max_draft_tokens": 3},
     }
     config.write_text(json.dumps({"models": [{"name": "a", "model": "hdserve-tiny"}, model]}))
     command = ["check-lossless", "--prompts", str(prompts), "--config", str(config)]
     command += ["--model", "served", "--max-tokens", "48", "--json", str(out)]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     found = json.loads(out.read_text())
-    assert (found["model"], found["drafters"]) == ("served", ["context"])
+    assert (found["model"], found["drafters"]) == ("served", ["prompt-lookup"])
     wanted = {"model": "hdserve-mini", "config": "c.yaml", "prompts": "prompts.jsonl"}
     wanted |= {"dtype": "float32", "exact": True, "compile": False, "num_threads": 1}
     wanted |= {"max_tokens": 48, "batch_size": 1, "limit": None}

@@ -189,8 +189,8 @@ def test_ids_of_no_vocabulary_are_named(tmp_path: Path) -> None:
 
 def test_drafting_section_of_a_config(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("drafting:\n  drafters:\n  - name: context\n")
-    assert load_drafting(path).drafters[0].name == "context"
+    path.write_text("drafting:\n  drafters:\n  - name: prompt-lookup\n")
+    assert load_drafting(path).drafters[0].name == "prompt-lookup"
     path.write_text("drafter: []\n")
     with pytest.raises(ConfigError, match="did you mean 'drafters'"):
         load_drafting(path)
@@ -257,9 +257,9 @@ def test_a_configuration_says_how_much_is_drafted(tmp_path: Path) -> None:
     """And with what options, of one drafter, too; a budget of its own comes before."""
     evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
     config, out = tmp_path / "c.yaml", tmp_path / "out.json"
-    options = "{name: hierarchy, options: {max_nodes: 2}}"
+    options = "{name: prompt-lookup, options: {max_draft_tokens: 2}}"
     config.write_text(
-        f"drafting: {{max_draft_tokens: 3, drafters: [{options}, {{name: context}}]}}"
+        f"drafting: {{max_draft_tokens: 3, drafters: [{options}, {{name: hierarchy}}]}}"
     )
     command = ["bench", "replay", "--eval", str(evaluate), "--json", str(out)]
 
@@ -271,8 +271,8 @@ def test_a_configuration_says_how_much_is_drafted(tmp_path: Path) -> None:
         return found
 
     assert figures()["budget"] == 3
-    found = figures("--drafter", "hierarchy", "--budget", "8", "--limit", "1")
-    assert (found["budget"], found["drafters"]) == (8, ["hierarchy"])
+    found = figures("--drafter", "prompt-lookup", "--budget", "8", "--limit", "1")
+    assert (found["budget"], found["drafters"]) == (8, ["prompt-lookup"])
     assert found["mean_draft_tokens"] <= 2
     assert (found["config"], found["limit"], found["database_mib"]) == ("c.yaml", 1, 256)
     assert found["commit"]

@@ -150,8 +150,8 @@ def test_every_mistake_is_named() -> None:
             "models.0: num_replicas and autoscaling exclude each other",
         ),
         (
-            with_model(drafting={"drafters": [{"name": "context"}, {"name": "context"}]}),
-            "models.0.drafting: drafters names 'context' twice",
+            with_model(drafting={"drafters": [{"name": "hierarchy"}, {"name": "hierarchy"}]}),
+            "models.0.drafting: drafters names 'hierarchy' twice",
         ),
     ],
 )

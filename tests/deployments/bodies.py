@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from deployments.generation import GenerationRequest
+from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody, CompletionBody
+from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
+from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.errors import InvalidRequest
 
 USER = [{"role": "user", "content": "hi"}]
@@ -17,6 +20,13 @@ CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f",
 def chat(**fields: Any) -> GenerationRequest:
     """What a chat with these fields asks of a model."""
     return ChatBody.parse({"model": "m", "messages": USER, **fields}).to_generation("r")
+
+
+def response_request(**fields: Any) -> GenerationRequest:
+    """What a request of the Responses API with these fields asks of a model."""
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **fields})
+    with params_named(PARAM_NAMES):
+        return body.to_chat().to_generation("r", HermesToolParser)
 
 
 def refused(body: type[ChatBody | CompletionBody], **fields: Any) -> InvalidRequest:

@@ -366,6 +366,45 @@ def test_responses(client: openai.OpenAI, seed: int) -> None:
     assert last.response.usage.output_tokens == answer.usage.output_tokens
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_log_probabilities_of_responses(client: openai.OpenAI, is_enabled: bool) -> None:
+    """They are those of a chat, streamed and whole, and their tokens are the text."""
+    sampled: dict[str, Any] = {"model": MODEL, "temperature": 0.8}
+    chat = client.chat.completions.create(
+        **sampled, messages=QUESTION, seed=1, max_tokens=25, logprobs=True, top_logprobs=2
+    )
+    (choice,) = chat.choices
+    assert choice.logprobs is not None
+    scored = [token.to_dict() for token in choice.logprobs.content or ()]
+    options: dict[str, Any] = {
+        **sampled,
+        "input": QUESTION,
+        "max_output_tokens": 25,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "extra_body": {"seed": 1, "speculation": {"enabled": is_enabled}},
+    }
+    answer = client.responses.create(**options)
+    (message,) = answer.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    found = [token.to_dict() for token in part.logprobs or ()]
+    assert found == scored[: len(found)]
+    assert len(scored) - len(found) <= 1  # the end token, which is no text
+    data = b"".join(bytes(token.bytes) for token in part.logprobs or ())
+    assert data.decode(errors="replace") == answer.output_text == choice.message.content
+    events = [*client.responses.create(**options, stream=True)]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [token for event in deltas for token in event.logprobs]
+    assert [(token.token, token.logprob) for token in streamed] == [
+        (token["token"], token["logprob"]) for token in found
+    ]
+    last = events[-1]
+    assert last.type == f"response.{answer.status}"
+    assert last.response.output[0].to_dict()["content"] == [part.to_dict()]
+
+
 def test_responses_with_instructions(client: openai.OpenAI) -> None:
     """They count as a message, an answer is a message of the next turn, and it holds a schema."""
     form: Any = {"format": {"type": "json_schema", "name": "booking", "schema": SCHEMA}}

@@ -16,7 +16,7 @@ from deployments.request_faults import (
 )
 from hdserve.errors import EngineStopped, InvalidRequest, Overloaded, PromptTooLong, RequestError
 
-FAULT = PromptTooLong("too long", "messages")
+FAULT = PromptTooLong("too long", "messages", 9, 8)
 
 
 class Server:
@@ -53,9 +53,7 @@ def test_answers_are_what_they_were() -> None:
     assert Server.tokenize.__doc__ == "The docstring."
 
 
-@pytest.mark.parametrize(
-    "error", [FAULT, InvalidRequest("no", "tokens"), Overloaded("full", None, 5)]
-)
+@pytest.mark.parametrize("error", [FAULT, InvalidRequest("no", "tokens"), Overloaded("full")])
 def test_a_fault_is_a_value(error: RequestError) -> None:
     """It is raised where the answer would have been used, after what came before it."""
     *first, last = asyncio.run(messages(error))

@@ -38,11 +38,12 @@ from hdserve.doctor.configuration import (
     check_model_database,
     check_paths,
     check_placement,
+    check_settings,
     check_telemetry,
 )
 from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
-from hdserve.doctor.model import check_compiler, check_device, check_model, check_settings
+from hdserve.doctor.model import check_compiler, check_device, check_model
 from hdserve.doctor.weights import weight_bytes
 from hdserve.engine.hardware import description
 from hdserve.models import bundled_model_path, bundled_statistics
@@ -176,7 +177,7 @@ def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
     assert "failure  m: model" in result.stdout
     command = f"hf download OWNER/MODEL --local-dir {tmp_path / 'none'}"
     assert f"mend it with: {command}" in result.stdout
-    assert "max_model_len is 4,096" in result.stdout
+    assert "n: engine.max_model_len: the model was made for 2048 tokens, not for" in result.stdout
 
 
 def test_packages() -> None:
@@ -517,16 +518,51 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
     assert verdicts(check_compiler(config, can_compile=False)) == without
 
 
-def test_settings() -> None:
-    """A drafter, a context or a policy that a server would not start with is a failure."""
-    assert verdicts(check_settings(configured(engine={"max_model_len": 64}))) == []
-    (finding,) = check_settings(configured(engine={"max_model_len": 4096}))
+def test_settings(tmp_path: Path) -> None:
+    """A drafter, a context, a template or a policy that a server would not start with is a
+    failure."""
+
+    def found(**model: Any) -> list[Finding]:
+        return list(check_settings(parse_config({"models": [{**MODELS[0], **model}]})))
+
+    assert found(engine={"max_model_len": 64}) == []
+    (finding,) = found(engine={"max_model_len": 4096})
+    assert (finding.subject, finding.verdict) == ("m: engine.max_model_len", "failure")
     assert finding.remedy == "engine: {max_model_len: 2048}"
     for drafter in ({"name": "hierarhcy"}, {"name": "prompt-lookup", "options": {"x": 1}}):
-        assert verdicts(check_settings(configured(drafting={"drafters": [drafter]}))) == ["failure"]
+        assert verdicts(found(drafting={"drafters": [drafter]})) == ["failure"]
     for policy, wanted in (("json:dumps", []), ("no.such:policy", ["failure"])):
         autoscaling = {"policy": {"policy_function": policy}}
-        assert verdicts(check_settings(configured(autoscaling=autoscaling))) == wanted
+        assert verdicts(found(autoscaling=autoscaling)) == wanted
+    path = tmp_path / "own.jinja"
+    for text, wanted in (("{{ messages }}", []), ("{{ messages", ["failure"])):
+        path.write_text(text)
+        assert verdicts(found(chat_template=str(path))) == wanted
+
+
+def test_settings_that_are_probably_mistakes() -> None:
+    """What ``check-config`` warns of, each with what fixes it; and with that nothing is left."""
+    narrow = {"num_replicas": 2, "max_ongoing_requests": 10}
+    first = {"name": "m", "model": "hdserve-mini", "draft_from": ["n", "o"]}
+    silent = {"name": "n", "model": "hdserve-mini", "share_output": False}
+    gpu = {"name": "o", "model": "hdserve-mini", "engine": {"device": "cuda"}}
+    config = {"models": [first, silent, gpu], "gateway": narrow}
+    findings = list(check_settings(parse_config(config)))
+    assert verdicts(findings) == ["warning"] * 3
+    assert [found.subject for found in findings] == [
+        "gateway.max_ongoing_requests",
+        "m: draft_from",
+        "o: engine.device",
+    ]
+    whole, *of_models = (yaml.safe_load(found.remedy.partition("  # ")[0]) for found in findings)
+    assert whole["gateway"].keys() == {"max_ongoing_requests"}
+    assert of_models == [{"draft_from": ["o"]}, {"num_gpus": 1}]
+    models = [first | of_models[0], silent, gpu | of_models[1]]
+    mended = {"models": models, "gateway": narrow | whole["gateway"]}
+    assert list(check_settings(parse_config(mended))) == []
+    (finding,) = check_settings(parse_config({**mended, "model_database": {"is_enabled": False}}))
+    assert (finding.subject, finding.verdict) == ("m: draft_from", "warning")
+    assert finding.remedy == "draft_from: []  # or model_database: {is_enabled: true}"
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:
@@ -544,16 +580,6 @@ def test_model_and_statistics(tmp_path: Path) -> None:
     (foreign / "info.json").write_text(json.dumps({**info, "tokenizer": "0" * 64}))
     other = configured(statistics=str(foreign))
     assert verdicts(check_model(other)) == ["ok", "warning"]
-
-
-def test_chat_template(tmp_path: Path) -> None:
-    """One of its own is read, and named."""
-    path = tmp_path / "own.jinja"
-    path.write_text("{{ messages }}")
-    findings = list(check_model(configured(chat_template=str(path))))
-    assert [item.text for item in findings if "chat template" in item.subject] == [str(path)]
-    path.write_text("{{ messages")
-    assert verdicts(check_model(configured(chat_template=str(path))))[0] == "failure"
 
 
 def test_a_model_without_weights(tmp_path: Path) -> None:

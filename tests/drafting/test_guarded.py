@@ -105,7 +105,7 @@ ODDITIES: dict[str, Callable[[DraftTree], Any]] = {
 
 BULK_ODDITIES: dict[str, dict[str, Any]] = {
     "parents before the root": {"parents": [-1, 1]},
-    "parents behind their children": {"parents": [2, 1], "depths": [1, 2]},
+    "parents behind their children": {"parents": [2, 1]},
     "wrong depths": {"depths": [1, 1]},
     "too few depths": {"depths": [1]},
     "too few parents": {"parents": [0]},
@@ -120,8 +120,13 @@ class BulkDrafter(Drafter):
     name = "odd"
 
     def __init__(self, **columns: Any) -> None:
-        right = {"parents": [0, 1], "sources": [Source.OTHER] * 2, "scores": [0.5] * 2}
-        self._columns = {**right, **columns}
+        self._columns = {
+            "parents": [0, 1],
+            "sources": [Source.OTHER] * 2,
+            "scores": [0.5] * 2,
+            "depths": [1, 2],
+            **columns,
+        }
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
         tree.add_nodes([3, 4], **self._columns)

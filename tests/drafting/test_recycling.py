@@ -14,8 +14,8 @@ from hdserve.databases.model import ModelDatabase
 from hdserve.databases.ngram import BUCKET_ROWS
 from hdserve.drafting.base import DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
-from hdserve.drafting.single_databases import RecycledDrafter
 from hdserve.tree import DraftTree
+from tests.drafters import only
 from tests.drafting.helpers import VOCAB_SIZE, check_tree, make_sequence, propose
 
 
@@ -57,13 +57,13 @@ def model() -> BigramModel:
     return BigramModel()
 
 
-def make_drafter(database: ModelDatabase | None = None) -> RecycledDrafter:
+def make_drafter(database: ModelDatabase | None = None) -> Hierarchy:
     database = database or ModelDatabase(1 << 22)
-    return RecycledDrafter(DraftResources(VOCAB_SIZE, database))
+    return Hierarchy(DraftResources(VOCAB_SIZE, database), only("recycled"))
 
 
 def generate(
-    drafter: RecycledDrafter, model: BigramModel, seq: Sequence, num_tokens: int
+    drafter: Hierarchy, model: BigramModel, seq: Sequence, num_tokens: int
 ) -> list[DraftTree]:
     """Let ``model`` answer; returns the tree of every step."""
     output = model.answer(seq.token_ids[-1], num_tokens)
@@ -167,7 +167,7 @@ def test_nothing_follows_an_ending_token(model: BigramModel) -> None:
     likely = model.answer(3, 12)
     ending = likely[2]
     resources = DraftResources(VOCAB_SIZE, database, ending_token_ids=frozenset({ending}))
-    drafter = RecycledDrafter(resources)
+    drafter = Hierarchy(resources, only("recycled"))
     generate(drafter, model, make_sequence([3]), 12)
     trees = generate(drafter, model, make_sequence([3]), 12)
     drafted = [(tree.token_ids[parent], parent) for tree in trees for parent in tree.parents[1:]]

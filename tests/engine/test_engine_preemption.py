@@ -10,10 +10,10 @@ import torch
 from hdserve import core
 from hdserve.core import FinishReason, PromptScores, Source, SpeculationParams
 from hdserve.drafting.base import Drafter, DraftResources
-from hdserve.drafting.single_databases import ContextDrafter
+from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.engine.engine import Engine
 from hdserve.engine.scheduling.scheduler import GROWTH_TOKENS
-from tests.drafters import OracleDrafter
+from tests.drafters import OracleDrafter, only
 from tests.engine.helpers import GREEDY
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import VOCAB_SIZE, make_model
@@ -77,7 +77,7 @@ def test_drafters_go_on_where_they_were(model: torch.nn.Module) -> None:
     """What they keep of a sequence stays while it waits."""
     sequences = make_sequences()
     wanted = plain_tokens(model, sequences)
-    engine = make(model, (ContextDrafter(DraftResources(VOCAB_SIZE)),))
+    engine = make(model, (Hierarchy(DraftResources(VOCAB_SIZE), only("context")),))
     run(engine, sequences)
     assert engine.stats.num_preemptions > 0
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
@@ -113,7 +113,7 @@ def run_until_one_waits(engine: Engine, sequences: list[core.Sequence]) -> core.
 def test_one_that_waits_can_be_aborted(model: torch.nn.Module) -> None:
     """Nothing of it stays."""
     sequences = make_sequences()
-    engine = make(model, (ContextDrafter(DraftResources(VOCAB_SIZE)),))
+    engine = make(model, (Hierarchy(DraftResources(VOCAB_SIZE), only("context")),))
     waiting = run_until_one_waits(engine, sequences)
     engine.abort(waiting.request_id)
     assert waiting.finish_reason is FinishReason.ABORT

@@ -16,15 +16,17 @@ from hdserve.core import SpeculationParams
 from hdserve.databases.model import ModelDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.drafting.base import Drafter, DraftResources
+from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.registry import DRAFTERS, build_drafters, known_drafters
 from hdserve.engine.host import ModelHost
 from tests.chaos.drafter import NAME, install
+from tests.drafters import DATABASES, only
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import VOCAB_SIZE, make_model
 from tests.sampling import SAMPLING
 
-NAMES = sorted(known_drafters())
-"""Those of entry points, too, where a package that has some is installed."""
+NAMES = [*sorted(known_drafters()), *DATABASES]
+"""Those of entry points, too, where a package that has some is installed; and databases alone."""
 
 FEW_SETTINGS = ("greedy", "all filters", "everything")
 CASES = [
@@ -40,8 +42,9 @@ CASES = [
 
 
 def _build(name: str, outputs: list[list[int]]) -> Drafter:
-    """The drafter ``name``; the model generated the first half of ``outputs`` before, the corpus
-    holds the rest, and each of ``draft_from`` all of them but their beginnings."""
+    """The drafter ``name``, or ``hierarchy`` with the database ``name`` alone; the model generated
+    the first half of ``outputs`` before, the corpus holds the rest, and each of ``draft_from`` all
+    of them but their beginnings."""
     half = len(outputs) // 2
     model_database, other = ModelDatabase(1 << 22), ModelDatabase(1 << 22)
     model_database.apply("default", outputs[:half])
@@ -50,6 +53,8 @@ def _build(name: str, outputs: list[list[int]]) -> Drafter:
     for output in outputs[half:]:
         builder.add("corpus", output)
     resources = DraftResources(VOCAB_SIZE, model_database, builder.finish(), (other,))
+    if name in DATABASES:
+        return Hierarchy(resources, only(name))
     config = DraftingConfig(drafters=(DrafterConfig(name=name),))
     return build_drafters(config, resources)[0]
 
@@ -76,7 +81,7 @@ def test_drafted_equals_plain(name: str, setting: str) -> None:
     assert sum(seq.counts.num_draft_tokens for seq in sequences) > 0
 
 
-@pytest.mark.parametrize("name", sorted(DRAFTERS.keys() - {"recycled"}))
+@pytest.mark.parametrize("name", [*DRAFTERS, "context", "model", "statistics"])
 def test_accepts(name: str) -> None:
     """A text that repeats itself, was said before and stands in the corpus is drafted by all."""
     model = make_model()

@@ -232,8 +232,9 @@ def trees(data: bytes) -> None:
         elif call == 1:
             tree.add_path(token_ids, source)
         elif call == 2:
-            chain = list(range(len(token_ids)))
-            tree.add_nodes(token_ids, chain, [source] * len(chain), [0.5] * len(chain))
+            num = len(token_ids)
+            parents, depths = range(num), range(1, num + 1)
+            tree.add_nodes(token_ids, parents, [source] * num, [0.5] * num, depths)
         else:
             tree.truncate(pieces.byte() % 70)
     check_tree(tree, capacity, max_depth)

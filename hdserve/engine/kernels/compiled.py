@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 from numba.extending import intrinsic
 
+from hdserve.databases.compiled import OPTIONS, strictly_inlined
 from hdserve.databases.kernel_cache import keep_compiled
 from hdserve.engine.kernels.registers import HAS_AVX512
 
-OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""Options of numba: no reference counting (``_nrt``), which the callers' arrays do not need, and no
-``fastmath``, so that operations happen in the order in which they are written."""
-
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
-
-def inlined(function: _F) -> _F:
-    """Compile a part of an entry point, inlined."""
-    return cast("_F", numba.njit(**OPTIONS, forceinline=True)(function))
+inlined = strictly_inlined
+"""Compile a part of an entry point, inlined; operations happen in the order in which they are
+written, as everywhere here."""
 
 
 def apart(function: _F) -> _F:

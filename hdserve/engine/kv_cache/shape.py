@@ -23,13 +23,6 @@ class KVShape:
 
     layers: tuple[LayerShape, ...]
 
-    @classmethod
-    def of_equal_layers(
-        cls, num_layers: int, num_heads: int, key_size: int, value_size: int
-    ) -> KVShape:
-        """The shape of a model whose layers all store the same, as in most models."""
-        return cls((LayerShape(num_heads, key_size, value_size),) * num_layers)
-
     @property
     def num_layers(self) -> int:
         return len(self.layers)

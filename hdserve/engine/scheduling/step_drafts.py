@@ -200,5 +200,6 @@ def _told_later(seq: core.Sequence, number: int) -> Verified:
     num_drafted = number - 1
     tree = DraftTree(root, num_drafted)
     sources = [core.Source.PLAIN] * num_drafted
-    tree.add_nodes(token_ids[:-1], range(num_drafted), sources, [1.0] * num_drafted)
+    parents, depths = range(num_drafted), range(1, number)
+    tree.add_nodes(token_ids[:-1], parents, sources, [1.0] * num_drafted, depths)
     return Verified(seq, tree, Acceptance(range(number), token_ids), None)

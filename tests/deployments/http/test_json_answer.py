@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from deployments.http.json_answer import json_answer, json_pieces
+from deployments.events import named_event
+from deployments.http.json_answer import json_answer, json_pieces, long_event
 from deployments.off_loop import MAX_INLINE_SIZE, OffLoop
 from deployments.openai.long_list import LongList
 
@@ -52,3 +53,15 @@ def test_large_answers_are_made_beside_others() -> None:
         return bytes((await json_answer(OffLoop(), MAX_INLINE_SIZE + 1, make)).body)
 
     assert json.loads(asyncio.run(test())) == {"has_gone_on": True}
+
+
+def test_events_with_long_lists_are_those_of_others() -> None:
+    """In one line, of ASCII alone, as some clients take other characters for the ends of lines."""
+
+    def event(logprobs: Any) -> dict[str, Any]:
+        part = {"logprobs": logprobs, "text": "a\n\u2028"}
+        return {"type": "a.b", "response": {"output": [{"content": [part]}]}}
+
+    assert long_event(event(TOKENS)) == named_event(event(TOKENS[:]))
+    assert long_event(event([])) == named_event(event([]))
+    assert max(map(len, json_pieces(event(TOKENS)))) < 3000

@@ -276,7 +276,7 @@ def test_the_usage() -> None:
         (EngineStopped("the engine stopped"), "engine_stopped", None, "server_error"),
         (RequestTimeout("too late"), "request_timeout", None, "server_error"),
         (InvalidRequest("wrong", "input"), "invalid_value", "input", "invalid_prompt"),
-        (Overloaded("full", retry_after_s=7), "overloaded", None, "rate_limit_exceeded"),
+        (Overloaded("full"), "overloaded", None, "rate_limit_exceeded"),
     ],
 )
 def test_an_error_in_mid_stream(error: Any, code: str, param: str | None, reason: str) -> None:

@@ -25,6 +25,7 @@ from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.kv_cache.shape import KVShape, LayerShape
 from hdserve.tree import DraftTree
+from tests.engine.caches import equal_layers
 
 CPU = torch.device("cpu")
 needs_amx = pytest.mark.skipif(not can_attend_with_amx(), reason="the processor has no AMX")
@@ -56,9 +57,7 @@ def make_cache(
     sizes: tuple[int, int] = IN_VECTORS,
 ) -> KVCache:
     """Full of random numbers."""
-    cache = KVCache(
-        KVShape.of_equal_layers(1, NUM_KV_HEADS, *sizes), num_sequences * SEGMENT_ROWS, dtype, CPU
-    )
+    cache = KVCache(equal_layers(1, NUM_KV_HEADS, *sizes), num_sequences * SEGMENT_ROWS, dtype, CPU)
     for stored in cache.read_all(0):
         stored.copy_(torch.randn(stored.shape, generator=torch.Generator().manual_seed(1)))
     return cache
@@ -223,7 +222,7 @@ def test_few_rows_are_always_attended_for(dtype: torch.dtype, size: int) -> None
     """Whether the kernel can read such a cache or not."""
     with_amx = size == 64 and dtype == torch.bfloat16 and can_attend_with_amx()
     known = {UNLIMITED} if with_amx else {17, UNLIMITED}
-    assert max_attended_rows(KVShape.of_equal_layers(3, 2, size, size), dtype) in known
+    assert max_attended_rows(equal_layers(3, 2, size, size), dtype) in known
 
 
 def test_a_kernel_that_gains_with_many_rows_attends_for_them(
@@ -235,7 +234,7 @@ def test_a_kernel_that_gains_with_many_rows_attends_for_them(
         time.sleep(0.3 if query.shape[2] > 200 else 0.0)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend_slowly)
-    assert max_attended_rows(KVShape.of_equal_layers(1, 2, 64, 64), torch.float32) == UNLIMITED
+    assert max_attended_rows(equal_layers(1, 2, 64, 64), torch.float32) == UNLIMITED
 
 
 @needs_amx

@@ -20,8 +20,8 @@ from hdserve.engine.batch.step_plan import Span
 from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
-from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.tree import DraftTree
+from tests.engine.caches import equal_layers
 
 NUM_HEADS = 4
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def test_packed_attention_is_attention(
     dtype, key_size, value_size, tolerance, is_readable = kind
     sinks = SINKS if has_sinks else None
     generator = torch.Generator().manual_seed(0)
-    cache = KVCache(KVShape.of_equal_layers(2, num_kv_heads, key_size, value_size), 160, dtype, CPU)
+    cache = KVCache(equal_layers(2, num_kv_heads, key_size, value_size), 160, dtype, CPU)
     cached_keys = random(generator, dtype, 160, num_kv_heads, key_size)
     cached_values = random(generator, dtype, 160, num_kv_heads, value_size)
     by_head = [cached.transpose(0, 1).unsqueeze(0) for cached in (cached_keys, cached_values)]

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import ROW_ALIGNMENT, Owned, Segment, align
-from hdserve.engine.kv_cache.shape import KVShape
+from tests.engine.caches import equal_layers
 
-SHAPE = KVShape.of_equal_layers(num_layers=2, num_heads=3, key_size=4, value_size=5)
+SHAPE = equal_layers(num_layers=2, num_heads=3, key_size=4, value_size=5)
 CPU = torch.device("cpu")
 
 
@@ -148,7 +148,7 @@ def test_keep_moves_all_at_once(moves: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("size", [1, 8, 32, 48])
 def test_rows_of_all_sizes_move(dtype: torch.dtype, size: int) -> None:
     """By the kernel or without it: all bits of the rows, and of no others."""
-    cache = KVCache(KVShape.of_equal_layers(2, 3, size, 2 * size), 64, dtype, CPU)
+    cache = KVCache(equal_layers(2, 3, size, 2 * size), 64, dtype, CPU)
     held = [stored for layer in range(2) for stored in cache.read_all(layer)]
     for stored in held:
         stored.copy_(torch.randn(stored.shape))

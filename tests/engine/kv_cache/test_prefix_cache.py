@@ -13,12 +13,12 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.prefix_cache import BLOCK_TOKENS, PrefixCache
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
-from hdserve.engine.kv_cache.shape import KVShape
 from tests.drafters import OracleDrafter
+from tests.engine.caches import equal_layers
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
 
-SHAPE = KVShape.of_equal_layers(num_layers=2, num_heads=1, key_size=1, value_size=1)
+SHAPE = equal_layers(num_layers=2, num_heads=1, key_size=1, value_size=1)
 LONG = 3 * BLOCK_TOKENS
 
 

@@ -48,10 +48,10 @@ from hdserve.config import DraftingConfig, EngineConfig, ModelConfig
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.loaded_model import LoadedModel
-from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.engine.loading.loader import load_model, prepare_model
 from hdserve.errors import ConfigError, UnsupportedModel
 from tests.drafters import JunkDrafter
+from tests.engine.caches import equal_layers
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
@@ -352,7 +352,7 @@ def test_sizes_are_read_off_the_model() -> None:
     loaded = prepare_model(model, EngineConfig())
     assert loaded.vocab_size == VOCAB_SIZE
     assert loaded.max_model_len == MAX_POSITIONS
-    assert loaded.kv_shape == KVShape.of_equal_layers(2, 2, 8, 8)
+    assert loaded.kv_shape == equal_layers(2, 2, 8, 8)
     stored = [*model.parameters(), *model.buffers()]
     assert loaded.weight_bytes == sum(4 * tensor.numel() for tensor in stored)
 

@@ -26,12 +26,12 @@ from hdserve.engine.hardware.workers import Workers
 from hdserve.engine.kernels.registers import HAS_AVX512_BF16
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
-from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.engine.linear.prepacked import multiply_prepacked_by_plan
 from hdserve.engine.linear.prepacked_weights import prepack
 from hdserve.engine.linear.skinny import multiply_rows_by_plan
 from hdserve.engine.native.operators import NativeOperators, load_operators
 from hdserve.tree import DraftTree
+from tests.engine.caches import equal_layers
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler")
 
@@ -62,7 +62,7 @@ def make_cache(
     dtype: torch.dtype, num_sequences: int, key_size: int = KEY_SIZE, value_size: int = VALUE_SIZE
 ) -> KVCache:
     """Full of the same random numbers each time."""
-    shape = KVShape.of_equal_layers(NUM_LAYERS, NUM_KV_HEADS, key_size, value_size)
+    shape = equal_layers(NUM_LAYERS, NUM_KV_HEADS, key_size, value_size)
     cache = KVCache(shape, num_sequences * SEGMENT_ROWS, dtype, CPU)
     for layer in range(NUM_LAYERS):
         for stored in cache.read_all(layer):

@@ -1,0 +1,115 @@
+"""The log probabilities of a response: those of the tokens of its messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any
+
+from deployments.generation import TokenInfo
+
+_MAX_KEPT = 64
+"""How many of the last tokens may be text after what is none: a parser holds back what may begin a
+mark."""
+
+
+class TextTokens:
+    """Finds the tokens of the pieces of text among all tokens of an answer, which also has
+    reasoning, calls, and the marks of both.
+
+    A piece of text behind another one begins where that has ended.  One behind something else comes
+    after it and a mark, as a rule at the beginning of a token::
+
+        Two and two. </think> Four, <tool_call>{"name": ... }</tool_call> Done
+                              ^ text                                      ^ text
+    """
+
+    def __init__(self) -> None:
+        self._tokens: deque[TokenInfo] = deque()
+        self._data = b""
+        """What the tokens stand for, without what is taken of the first one."""
+
+        self._num_taken = 0
+        """How many bytes of the first token are taken."""
+
+        self._goes_on = True
+        """Whether there was nothing but text."""
+
+    def add(self, tokens: Iterable[TokenInfo]) -> None:
+        """Take tokens that the model wrote; the text leaves out those that are skipped."""
+        if not self._goes_on:
+            self._forget()
+        kept = [token for token in tokens if not token.is_skipped]
+        self._tokens += kept
+        self._data += b"".join(token.data for token in kept)
+
+    def pass_over(self, part: str) -> None:
+        """Note that what comes next in the answer is no text, but this, as it is written or in
+        other words."""
+        self._goes_on = False
+        data = part.encode()
+        end = self._data.find(data) + len(data) if data in self._data else 0
+        self._taken(end, end)
+
+    def take(self, text: str) -> list[TokenInfo]:
+        """Return the tokens of which the next piece is the first to have any byte; where its bytes
+        are not to be found, as of broken characters, all that are left."""
+        data = text.encode()
+        start = self._place(data)
+        end = len(self._data) if start < 0 else start + len(data)
+        self._goes_on = True
+        return self._taken(max(start, 0), end)
+
+    def _place(self, data: bytes) -> int:
+        """Return where a piece of text begins; -1 if it is not to be found."""
+        if self._goes_on:
+            return self._data.find(data)
+        starts = accumulate((len(token.data) for token in self._tokens), initial=-self._num_taken)
+        found = (start for start in starts if start >= 0 and self._data.startswith(data, start))
+        return next(found, self._data.rfind(data))
+
+    def _taken(self, start: int, end: int) -> list[TokenInfo]:
+        """Take what is before ``end``, and return the tokens that reach beyond ``start``."""
+        self._data = self._data[end:]
+        place, self._num_taken = -self._num_taken, 0
+        found = []
+        while self._tokens and place < end:
+            token = self._tokens[0]
+            next_place = place + len(token.data)
+            if next_place > start and place >= 0:
+                found.append(token)
+            if next_place > end:
+                self._num_taken = end - place
+                break
+            self._tokens.popleft()
+            place = next_place
+        return found
+
+    def _forget(self) -> None:
+        """Drop the tokens of what is no text, except for the last."""
+        num_bytes = -self._num_taken
+        while len(self._tokens) > _MAX_KEPT:
+            num_bytes += len(self._tokens.popleft().data)
+            self._num_taken = 0
+        self._data = self._data[max(num_bytes, 0) :]
+
+
+def in_event(token: TokenInfo) -> dict[str, Any]:
+    """Return what events of text have of a token."""
+    top = [_shown(other.data, other.logprob) for other in token.top]
+    return {**_shown(token.data, token.logprob), "top_logprobs": top}
+
+
+def in_part(token: TokenInfo) -> dict[str, Any]:
+    """Return what a part of a message has of a token: the bytes, too."""
+    top = [_with_bytes(other.data, other.logprob) for other in token.top]
+    return {**_with_bytes(token.data, token.logprob), "top_logprobs": top}
+
+
+def _shown(data: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": data.decode(errors="replace"), "logprob": logprob}
+
+
+def _with_bytes(data: bytes, logprob: float | None) -> dict[str, Any]:
+    return {**_shown(data, logprob), "bytes": list(data)}

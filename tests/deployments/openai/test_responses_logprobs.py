@@ -1,0 +1,204 @@
+"""Messages of responses have the log probabilities of their tokens, and of no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from deployments.events import Event
+from deployments.generation import Alternative, Delta, TokenInfo
+from deployments.http.json_answer import json_pieces, long_event
+from deployments.openai.responses_events import ResponseEvents
+from deployments.openai.responses_logprobs import TextTokens
+from deployments.openai.responses_protocol import ResponsesBody
+from deployments.parsers.reasoning_parsers import ThinkParser
+from deployments.parsers.tool_parsers import HermesToolParser
+from tests.deployments.answers import SUMMARY
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "Wait: Done."}}\n</tool_call>'
+EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+
+
+def tokens_of(text: str, size: int) -> list[TokenInfo]:
+    """Tokens of ``size`` bytes each, which need not be whole characters."""
+    data = text.encode()
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    return [
+        TokenInfo(piece, -float(index), (Alternative(b"\xc3", -1.0), Alternative(b"b", -2.0)))
+        for index, piece in enumerate(pieces)
+    ]
+
+
+def answered(tokens: list[TokenInfo], num_each: int, **fields: Any) -> list[Event]:
+    """The events of an answer of ``num_each`` tokens in each step."""
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **asked, **fields})
+    made = ResponseEvents(body, "r", HermesToolParser)
+    found: list[Event] = []
+    parser, data = ThinkParser(is_open=False), b""
+    for start in range(0, len(tokens), num_each):
+        step = tuple(tokens[start : start + num_each])
+        data += b"".join(token.data for token in step if not token.is_skipped)
+        text = data.decode(errors="ignore")
+        data = data[len(text.encode()) :]
+        is_last = start + num_each >= len(tokens)
+        reasoning, said = parser.push(text)
+        ended = parser.finish() if is_last else ("", "")
+        delta = Delta(0, 0, said + ended[1], (1,), (0,), step, "stop" if is_last else None)
+        found += made.add(delta._replace(reasoning=reasoning + ended[0] or None))
+    return found + made.end(SUMMARY)
+
+
+def written(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """The events as a client reads them."""
+    lines = [long_event(event).decode().split("\n") for event in events]
+    assert all(len(each) == 4 for each in lines)
+    return [json.loads(data.removeprefix("data: ")) for _, data, _, _ in lines]
+
+
+def told(events: list[dict[str, Any]]) -> list[list[float]]:
+    """The log probabilities of each message, which all events agree on."""
+    found = []
+    (*_, last) = events
+    for index, item in enumerate(last["response"]["output"]):
+        if item["type"] != "message":
+            continue
+        own = [event for event in events if event.get("output_index") == index]
+        (part,) = item["content"]
+        deltas = [event for event in own if event["type"] == "response.output_text.delta"]
+        (done,) = [event for event in own if event["type"] == "response.output_text.done"]
+        (part_done,) = [event for event in own if event["type"] == "response.content_part.done"]
+        assert part_done["part"] == own[-1]["item"]["content"][0] == part
+        assert done["logprobs"] == [entry for event in deltas for entry in event["logprobs"]]
+        found.append([entry["logprob"] for entry in part["logprobs"]])
+        assert [entry["logprob"] for entry in done["logprobs"]] == found[-1]
+    return found
+
+
+def joined(tokens: list[TokenInfo], logprobs: list[float]) -> str:
+    """The text of the tokens that have these log probabilities."""
+    return b"".join(tokens[-int(logprob)].data for logprob in logprobs).decode()
+
+
+@pytest.mark.parametrize("num_each", [1, 3, 1000])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_is_said_has_its_tokens_and_no_others(size: int, num_each: int) -> None:
+    """However they come, and whatever is thought and called between: that is the same text."""
+    thought = "<think>Wait: Äh: Done.</think>\n\n"
+    tokens = [TokenInfo(data, 0.0, ()) for data in (b"<s>",)]
+    tokens[0] = tokens[0]._replace(is_skipped=True)
+    for text in (thought, "Wait:", CALL, " Äh: Done."):
+        tokens += tokens_of(text, size)
+    tokens = [token._replace(logprob=-float(place)) for place, token in enumerate(tokens)]
+    events = written(answered(tokens, num_each))
+    for event in events:
+        assert EVENTS.validate_python(event).type == event["type"]
+    first, second = told(events)
+    assert (joined(tokens, first), joined(tokens, second)) == ("Wait:", " Äh: Done.")
+    assert min(second) == 1 - len(tokens)
+    whole = Response.model_validate(events[-1]["response"])
+    assert whole.output_text == "Wait: Äh: Done."
+
+
+@pytest.mark.parametrize("num_each", [1, 3, 1000])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_tokens_that_are_text_in_part_belong_to_it(size: int, num_each: int) -> None:
+    """As a mark need not end where a token does; no token comes twice."""
+    tokens = tokens_of(f"<think>no</think>Well{CALL}done", size)
+    first, second = told(written(answered(tokens, num_each)))
+    assert "Well" in joined(tokens, first)
+    assert "done" in joined(tokens, second)
+    assert len(joined(tokens, first)) < 4 + 2 * size
+    assert len({*first, *second}) == len(first) + len(second)
+
+
+def test_the_shapes_are_those_of_the_api() -> None:
+    """A part has the bytes, too."""
+    events = answered(tokens_of("Ä", 1), 2)
+    (message,) = Response.model_validate(written(events[-1:])[0]["response"]).output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    entry, _ = part.logprobs or []
+    shown = {"token": "\ufffd", "logprob": -1.0}
+    other = {"token": "b", "logprob": -2.0}
+    assert entry.to_dict() == {
+        "token": "\ufffd",
+        "logprob": 0.0,
+        "bytes": [195],
+        "top_logprobs": [{**shown, "bytes": [195]}, {**other, "bytes": [98]}],
+    }
+    (delta,) = [event for event in events if event["type"] == "response.output_text.delta"]
+    first, _ = delta["logprobs"]
+    assert first == {"token": "\ufffd", "logprob": 0.0, "top_logprobs": [shown, other]}
+
+
+@pytest.mark.parametrize("num_tokens", [3, 1000])
+def test_a_whole_response_is_the_one_a_stream_ends_with(num_tokens: int) -> None:
+    """Also where there is so much of it that it is written piece by piece."""
+    tokens = tokens_of("ab\u2028" * num_tokens, 5)
+    events = answered(tokens, 7)
+    (last,) = written(events[-1:])
+    assert last["response"]["output"][0]["content"][0]["logprobs"] != []
+    whole = json.loads(b"".join(json_pieces(events[-1]["response"])))
+    assert whole == last["response"]
+    assert max(map(len, json_pieces(events[-1]))) < 10_000 + 5 * num_tokens
+    assert (whole["top_logprobs"], whole["max_tool_calls"]) == (2, None)
+
+
+def test_nothing_is_told_that_was_not_asked_for() -> None:
+    body = ResponsesBody.parse({"model": "m", "input": "hi"})
+    made = ResponseEvents(body, "r", None)
+    events = [*made.add(Delta(0, 0, "Well.", (1,), (0,), None, "stop")), *made.end(SUMMARY)]
+    assert told(written(events)) == [[]]
+    assert made.size == 0
+
+
+def test_how_much_there_is_to_write() -> None:
+    """Tokens and alternatives; those of reasoning are read, too."""
+    body = ResponsesBody.parse({"model": "m", "input": "hi", "top_logprobs": 2})
+    made = ResponseEvents(body, "r", None)
+    made.collect(Delta(0, 0, "Well.", (1,), (0,), tuple(tokens_of("Well.", 1)), "stop"))
+    assert made.size == 5 * 3
+
+
+def infos(*texts: str) -> list[TokenInfo]:
+    return [TokenInfo(text.encode(), -1.0, ()) for text in texts]
+
+
+def test_tokens_of_pieces() -> None:
+    """The first piece that has a byte of a token has it."""
+    tokens = TextTokens()
+    hello, mark, rest = infos(" Hello", "<b", ">")
+    tokens.add([hello, mark])
+    assert tokens.take("Hel") == [hello]
+    assert tokens.take("lo") == []
+    tokens.add([rest])
+    assert tokens.take("<b>") == [mark, rest]
+
+
+def test_text_that_is_not_what_tokens_stand_for_has_all_that_are_left() -> None:
+    """Bytes that make no character, for one."""
+    tokens = TextTokens()
+    half = TokenInfo(b"\xc3", -1.0, ())
+    tokens.add([half, *infos("a")])
+    assert tokens.take("\ufffda") == [half, *infos("a")]
+    tokens.add(infos("b"))
+    assert tokens.take("b") == infos("b")
+
+
+def test_text_behind_long_reasoning_is_found() -> None:
+    """What cannot be text any more is forgotten, and what a parser may have held back is not."""
+    tokens = TextTokens()
+    for index in range(1000):
+        tokens.add(infos(f"{index}, "))
+        tokens.pass_over(f"{index}, ")
+    assert len(tokens._tokens) < 100
+    tokens.add(infos("</think>", "4", ", <to"))
+    assert tokens.take("4, ") == infos("4", ", <to")
+    assert tokens.take("<to") == []
