@@ -64,6 +64,7 @@ NOT_RUN = {
     "kubectl delete -k github.com": "comes from the network, too",
     "kubectl": "there is no cluster: here each is run until it asks for one",
     "docker build": "needs Docker: k8s/test_dockerfile reads what it builds from",
+    "docker pull": "needs Docker",
     "docker save": "needs Docker",
     "kind load": "needs a cluster in Docker",
     "minikube image load": "needs a cluster",
@@ -80,6 +81,7 @@ NOT_RUN = {
     "lm_eval": "as above",
     "echo": "is the system's",
     "base64": "is the system's",
+    "tr": "is the system's",
     "openssl": "is the system's",
 }
 """Why, by how they begin."""
@@ -141,8 +143,11 @@ def _beginning(line: str) -> str:
 
 
 def check_yaml(data: Any, directory: Path) -> None:
-    """A whole configuration, sections of one, or a part of a kustomization, of a Serve config file,
-    or a manifest."""
+    """A whole configuration, sections of one, a part of a kustomization or of a Serve config file,
+    operations of a patch of the RayService, or a manifest."""
+    if isinstance(data, list):
+        patch = {"target": {"kind": "RayService"}, "patch": yaml.safe_dump(data)}
+        data = {"patches": [patch]}
     if data.keys() & {"images", "labels", "patches"}:
         check_kustomization(data, directory)
         return

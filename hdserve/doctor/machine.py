@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,6 +32,17 @@ _HOST = "127.0.0.1"
 _MIN_PORT, _MAX_PORT = 1024, 65535
 _OWN_TITLE = b'"title":"hdserve"'
 """A text near the beginning of hdserve's ``/openapi.json``, and in no other server's."""
+
+PROXY_ANSWERS = frozenset(
+    {
+        "success",
+        "Route table is not populated yet.",
+        "No replicas are available yet.",
+        "This node is being drained.",
+        "Service Unavailable",  # HAProxy, when no gateway is left behind it
+    }
+)
+"""What Ray Serve's proxies say to ``/-/healthz``."""
 
 
 def check_python() -> Iterator[Finding]:
@@ -128,13 +140,26 @@ def _closed_port(port: int) -> Finding:
 
 
 def _taken_port(port: int) -> Finding:
-    with suppress(OSError, ValueError, http.client.HTTPException):  # no answer, or not HTTP
-        url = f"http://{_HOST}:{port}/openapi.json"
-        with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
-            if _OWN_TITLE in answer.read(1000):
-                return ok("port", f"hdserve answers on {port}")
+    if _OWN_TITLE in _answer(port, "/openapi.json"):
+        return ok("port", f"hdserve answers on {port}")
+    if _answer(port, "/-/healthz").decode(errors="replace").strip() in PROXY_ANSWERS:
+        text = f"Ray Serve's proxy listens on {port}, but the application does not answer"
+        return failure("port", text, "serve status  # why it does not; on Kubernetes, in the head")
     text = f"another program listens on {port}; 'ss -ltnp' shows which"
     return failure("port", text, f"hdserve serve --port {_free_port(port)}")
+
+
+def _answer(port: int, path: str) -> bytes:
+    """Return how a server's answer begins; empty if it does not answer, or not by HTTP."""
+    with suppress(OSError, ValueError, http.client.HTTPException):
+        url = f"http://{_HOST}:{port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
+                return bytes(answer.read(1000))
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.read(1000)
+    return b""
 
 
 def _free_port(taken: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.problems import statistics_fault
 from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
 from hdserve.engine.forward.compiled import can_compile as compiler_exists
-from hdserve.engine.hardware.description import describe_hardware
+from hdserve.engine.hardware.description import Hardware, describe_hardware
 from hdserve.engine.loading.loader import read_architecture
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, UnsupportedModel
@@ -31,12 +31,14 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
     try:
         found = describe_hardware(model.engine.device)
     except ConfigError as error:
-        yield failure(subject, error.message, "engine: {device: auto}")
+        found = describe_hardware("auto")
+        if found.has_unused_gpu:
+            yield _unused_gpu(failure, subject, found)
+        else:
+            yield failure(subject, error.message, "engine: {device: auto}")
         return
     if found.has_unused_gpu:
-        index = "https://download.pytorch.org/whl/cu130"
-        text = f"torch {found.torch_version} cannot use this machine's NVIDIA GPU"
-        yield warning(subject, text, f"make setup TORCH_INDEX={index}")
+        yield _unused_gpu(warning, subject, found)
         return
     yield ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
     weights, subject = weight_bytes(model), f"{model.name}: memory"
@@ -47,6 +49,16 @@ def check_device(model: ModelConfig) -> Iterator[Finding]:
     elif weights > found.free_bytes:
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
         yield failure(subject, text, "engine: {dtype: bfloat16}  # or a smaller model")
+
+
+def _unused_gpu(make: Callable[[str, str, str], Finding], subject: str, found: Hardware) -> Finding:
+    text = f"torch {found.torch_version} cannot use this machine's NVIDIA GPU"
+    index = "https://download.pytorch.org/whl/cu130"
+    return make(
+        subject,
+        text,
+        f"make setup TORCH_INDEX={index}  # for driver 580 or later; else of an older CUDA",
+    )
 
 
 def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> Iterator[Finding]:

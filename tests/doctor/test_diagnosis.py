@@ -12,12 +12,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from huggingface_hub import constants
+from ray.serve._private.constants import (
+    DRAINING_MESSAGE,
+    HEALTHY_MESSAGE,
+    NO_REPLICAS_MESSAGE,
+    NO_ROUTES_MESSAGE,
+)
+from ray.serve._private.haproxy_templates import HAPROXY_HEALTHZ_RULES_TEMPLATE
 from typer.testing import CliRunner
 
 from deployments.http.documented_api import DocumentedApi
@@ -37,6 +45,7 @@ from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
 from hdserve.doctor.model import check_compiler, check_device, check_model
 from hdserve.doctor.weights import weight_bytes
+from hdserve.engine.hardware import description
 from hdserve.models import bundled_model_path, bundled_statistics
 from tests.closed import closed as closed_directory
 from tests.ports import free_port
@@ -270,16 +279,19 @@ class Answering:
         self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._answer_once)
+        self._thread = threading.Thread(target=self._answer_all)
         self._thread.start()
 
-    def _answer_once(self) -> None:
-        connection, _ = self._listener.accept()
-        with connection:
-            connection.recv(1000)
-            connection.sendall(self._answer)
+    def _answer_all(self) -> None:
+        with contextlib.suppress(OSError):  # no longer listening
+            while True:
+                connection, _ = self._listener.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(self._answer)
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
 
@@ -297,6 +309,48 @@ def test_who_listens(answer: bytes, verdict: str) -> None:
     """hdserve is told from other servers, and from what does not speak HTTP."""
     with contextlib.closing(Answering(answer)) as server:
         assert verdicts(check_port(server.port)) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "is_proxy"),
+    [
+        (200, HEALTHY_MESSAGE, True),
+        (503, NO_REPLICAS_MESSAGE, True),
+        (503, "Service Unavailable", True),
+        (200, "<html>success</html>", False),
+        (404, "Not Found", False),
+    ],
+)
+def test_a_proxy_without_an_application(status: int, answer: str, is_proxy: bool) -> None:
+    """Ray Serve's own, which listens while no gateway does, is no other program: another port
+    would not help."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_health = self.path == "/-/healthz"
+            self.send_response(status if is_health else 404)
+            self.end_headers()
+            self.wfile.write((answer if is_health else f"Path '{self.path}' not found.").encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        (finding,) = check_port(server.server_port)
+        server.shutdown()
+        thread.join()
+    assert verdicts([finding]) == ["failure"]
+    assert ("Ray Serve's proxy listens" in finding.text) == is_proxy
+    assert finding.remedy.startswith("serve status" if is_proxy else "hdserve serve --port")
+
+
+def test_the_answers_of_a_proxy_are_those_of_ray() -> None:
+    ours = {HEALTHY_MESSAGE, NO_ROUTES_MESSAGE, NO_REPLICAS_MESSAGE, DRAINING_MESSAGE}
+    assert ours <= machine.PROXY_ANSWERS
+    (other,) = machine.PROXY_ANSWERS - ours
+    assert f'status 503 content-type text/plain string "{other}"' in HAPROXY_HEALTHZ_RULES_TEMPLATE
 
 
 def test_a_port_that_is_for_root(tmp_path: Path) -> None:
@@ -441,6 +495,16 @@ def test_device() -> None:
     if not torch.cuda.is_available():
         wanted = configured(engine={"device": "cuda"})
         assert verdicts(check_device(wanted)) == ["failure"]
+
+
+def test_a_gpu_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another torch is what helps, whether the model would run on the CPU or not at all."""
+    monkeypatch.setattr(description, "_NVIDIA_DRIVER", tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for device, verdict in (("auto", "warning"), ("cuda", "failure")):
+        (finding,) = check_device(configured(engine={"device": device}))
+        assert verdicts([finding]) == [verdict]
+        assert finding.remedy.startswith("make setup TORCH_INDEX=")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from tests.k8s.manifests import K8S
 _NAME = re.compile(r"\b(?:vllm:|hdserve_)\w+")
 OF_KUBERNETES = {
     "kube_pod_status_ready": {"namespace", "pod", "condition"},
+    "kube_pod_created": {"namespace", "pod"},
     "kube_pod_status_phase": {"namespace", "pod", "phase"},
     "kube_pod_container_status_restarts_total": {"namespace", "pod", "container"},
+    "kube_cronjob_created": {"cronjob", "namespace"},
     "kube_cronjob_status_last_successful_time": {"cronjob", "namespace"},
     "kube_statefulset_status_replicas_ready": {"namespace", "statefulset"},
     "kubelet_volume_stats_available_bytes": {"namespace", "persistentvolumeclaim"},

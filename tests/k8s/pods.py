@@ -14,24 +14,33 @@ def worker_pods(overlay: str) -> list[Manifest]:
     return [group["template"]["spec"] for group in groups(ray_service(overlay))[1:]]
 
 
-def run_as_the_pod(
+def start_as_the_pod(
     pod: Manifest, container: Manifest, places: Mapping[str, Path]
-) -> subprocess.CompletedProcess[str]:
-    """Run what a container runs as the user it runs as, which takes root, with directories of this
-    machine in place of those it names."""
+) -> subprocess.Popen[str]:
+    """Start what a container runs as the user it runs as, which takes root, with directories of
+    this machine in place of those it names."""
     command = container["command"]
     for old, new in places.items():
         command = [word.replace(old, str(new)) for word in command]
     security = pod["securityContext"]
-    return subprocess.run(
+    return subprocess.Popen(
         command,
         user=security["runAsUser"],
         group=security["runAsGroup"],
         extra_groups=[security["fsGroup"]],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+
+
+def run_as_the_pod(
+    pod: Manifest, container: Manifest, places: Mapping[str, Path]
+) -> subprocess.CompletedProcess[str]:
+    """The same, until it has ended."""
+    with start_as_the_pod(pod, container, places) as process:
+        stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def make_empty_dir(path: Path, pod: Manifest) -> None:

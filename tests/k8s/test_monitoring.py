@@ -23,7 +23,14 @@ from deployments.metrics.catalogue import METRICS
 from deployments.metrics.samples import Report, Sample
 from deployments.metrics.text import render as metrics_text
 from hdserve.config import default_config
-from tests.k8s.manifests import of_kind, render
+from tests.k8s.manifests import (
+    OVERLAYS,
+    application_config,
+    groups,
+    of_kind,
+    ray_service,
+    render,
+)
 from tests.k8s.monitoring import (
     OF_KUBERNETES,
     dashboard,
@@ -189,8 +196,42 @@ def test_pods_and_volumes_are_those_of_the_overlays() -> None:
     (statefulset,) = re.findall(r'statefulset="([^"]*)"', found["HdserveRedisDown"])
     assert statefulset == redis["metadata"]["name"]
     (backup,) = of_kind(render("backup"), "CronJob")
-    (cronjob,) = re.findall(r'cronjob="([^"]*)"', found["HdserveBackupOld"])
-    assert (cronjob, namespace) == (backup["metadata"]["name"], backup["metadata"]["namespace"])
+    cronjobs = set(re.findall(r'cronjob="([^"]*)"', found["HdserveBackupOld"]))
+    assert cronjobs == {backup["metadata"]["name"]}
+    assert namespace == backup["metadata"]["namespace"]
+
+
+def test_a_backup_that_never_succeeded_is_old() -> None:
+    """There is no time of its last success; then the time it was created counts."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == "HdserveBackupOld")
+    success, created = re.findall(r"kube_cronjob_\w+", rule["expr"])
+    assert (success, created) == (
+        "kube_cronjob_status_last_successful_time",
+        "kube_cronjob_created",
+    )
+    assert re.search(rf"\({success}{{[^}}]*}} or {created}{{[^}}]*}}\)", rule["expr"])
+
+
+def test_pods_that_are_replaced_are_missed() -> None:
+    """Those of Ray alone, which are never restarted.  What the autoscaler takes away has been there
+    for longer than what counts, and a cluster that goes right after its start has fewer pods."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == "HdservePodsReplaced")
+    (pattern,) = set(re.findall(r'pod=~"([^"]*)"', rule["expr"]))
+    for pod in ("head-9qw4z", "cpu-worker-9qw4z", "h100-worker-9qw4z"):
+        assert re.fullmatch(pattern, f"hdserve-x7k2p-{pod}")
+    for pod in ("hdserve-redis-0", "hdserve-backup-29384-x7k2p", "hdserve-volume"):
+        assert not re.fullmatch(pattern, pod)
+    (lifetime_s,) = map(int, re.findall(r"< (\d+)", rule["expr"]))
+    (most,) = map(int, re.findall(r"> (\d+)", rule["expr"]))
+    for overlay in OVERLAYS:
+        service = ray_service(overlay)
+        cluster = service["spec"]["rayClusterConfig"]
+        idle_s = cluster["autoscalerOptions"]["idleTimeoutSeconds"]
+        for model in application_config(service).models:
+            if model.autoscaling is not None:
+                assert lifetime_s <= model.autoscaling.downscale_delay_s + idle_s
+        _, *workers = groups(service)
+        assert 1 + sum(group["minReplicas"] for group in workers) <= most
 
 
 def test_the_service_is_scraped_once() -> None:

@@ -105,17 +105,21 @@ def test_what_is_written_to_a_node_is_bounded(target: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_logs_fit_their_volume(overlay: str) -> None:
     """Those of fifty processes, each log as long as Ray lets it become, in half of it; a node is
-    chosen that has some room for them."""
+    chosen that has some room for them.  With the autoscaler, those of the head are on the volume
+    that KubeRay mounts, and makes without a bound where there is none of its name."""
     service = ray_service(overlay)
-    autoscaler = service["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    cluster = service["spec"]["rayClusterConfig"]
+    autoscaler = cluster["autoscalerOptions"]
+    assert cluster["enableInTreeAutoscaling"] is True
     for group in groups(service):
         pod = group["template"]["spec"]
-        (tmp,) = (volume for volume in pod["volumes"] if volume["name"] == "tmp")
+        name = "ray-logs" if group is cluster["headGroupSpec"] else "tmp"
+        (logs,) = (volume for volume in pod["volumes"] if volume["name"] == name)
         for container in (*pod["containers"], autoscaler):
             named = environment(container)
             num_files = int(named["RAY_ROTATION_BACKUP_COUNT"]) + 1
             num_bytes = int(named["RAY_ROTATION_MAX_BYTES"]) * num_files
-            assert 50 * num_bytes <= gibibytes(tmp["emptyDir"]["sizeLimit"]) * 2**30 / 2
+            assert 50 * num_bytes <= gibibytes(logs["emptyDir"]["sizeLimit"]) * 2**30 / 2
         (container,) = pod["containers"]
         assert gibibytes(container["resources"]["requests"]["ephemeral-storage"]) > 0
 

@@ -4,6 +4,7 @@ done."""
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tests.k8s.manifests import (
     OVERLAYS,
     ROOT,
     application_config,
+    containers,
     groups,
     of_kind,
+    pod_specs,
     ray_service,
     render,
     serve_config,
@@ -81,3 +84,37 @@ def test_scaling_by_hand_replaces_nothing() -> None:
     within["applications"][0]["args"]["config"]["models"][2]["num_replicas"] = 3
     assert code_version(beside) == code_version(config)
     assert code_version(within) != code_version(config)
+
+
+def test_bounds_beside_the_arguments_replace_nothing() -> None:
+    """Of a model that scales by itself, when there were some before: the first entry, or that it
+    is taken away, does."""
+    bounds = {"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 24}
+    configs = [serve_config(ray_service("gpu")) for _ in range(3)]
+    for config, num_replicas in zip(configs[1:], (1, 5), strict=True):
+        entry = {
+            "name": "model-qwen2.5-7b",
+            "autoscaling_config": {**bounds, "min_replicas": num_replicas},
+        }
+        config["applications"][0]["deployments"].append(entry)
+    without, few, many = map(code_version, configs)
+    assert few == many != without
+
+
+def test_all_images_of_a_development_machine_are_named() -> None:
+    """So that they can be loaded onto a node that has no way to a registry."""
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    images = {
+        container["image"]
+        for pod in pod_specs(render("overlays/cpu-dev"))
+        for container in containers(pod)
+    }
+    assert images
+    for image in images:
+        assert f"kind load docker-image {image}\n" in text
+
+
+def test_options_of_the_system_are_those_of_every_system() -> None:
+    """``base64`` of macOS and BSD has no ``-w``."""
+    for name in ("kubernetes.md", "kubernetes-operations.md"):
+        assert not re.search(r"base64 -(w|-wrap)", (ROOT / "docs" / name).read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
@@ -30,7 +31,7 @@ from tests.k8s.manifests import (
     ray_service,
     render,
 )
-from tests.k8s.pods import run_as_the_pod, worker_pods
+from tests.k8s.pods import run_as_the_pod, start_as_the_pod, worker_pods
 
 CLAIM = "hdserve-data"
 MOUNT = "/var/lib/hdserve"
@@ -97,14 +98,27 @@ def test_directories_are_made(overlay: str, place: Path) -> None:
 
 @pytest.mark.parametrize("is_made", [False, True])
 def test_a_volume_of_another_user_is_told(is_made: bool, place: Path) -> None:
-    """Where the driver of a volume ignores ``fsGroup`` it is root's; so may what is in it be."""
+    """Where the driver of a volume ignores ``fsGroup`` it is root's; so may what is in it be.  The
+    pod waits and says so until it is put right: KubeRay deletes one that fails, with its log."""
     pod, *_ = worker_pods("gpu")
+    user = pod["securityContext"]["runAsUser"]
     if is_made:
-        os.chown(place, pod["securityContext"]["runAsUser"], -1)
+        os.chown(place, user, -1)
         (place / "models").mkdir()
-    result = run_as_the_pod(pod, init_container(pod, "volume"), {MOUNT: place})
-    assert result.returncode == 1
-    assert "user 10001 cannot write to" in result.stderr
+    container = copy.deepcopy(init_container(pod, "volume"))
+    script, num_sleeps = re.subn(r"sleep \d+", "sleep 0.1", container["command"][-1])
+    assert num_sleeps == 1
+    container["command"][-1] = script
+    with start_as_the_pod(pod, container, {MOUNT: place}) as process:
+        assert process.stderr is not None
+        told = (line for line in process.stderr if "user 10001 cannot write to" in line)
+        for _ in range(3):
+            assert next(told, "")
+        for path in (place, *place.iterdir()):
+            os.chown(path, user, -1)
+        process.communicate(timeout=60.0)
+    assert process.returncode == 0
+    assert (place / "models").stat().st_uid == user
 
 
 def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:

@@ -74,6 +74,16 @@ def test_processes_run_where_their_group_says(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_model_that_reserves_a_gpu_runs_on_it(overlay: str) -> None:
+    """Or not at all: with ``auto`` a replica whose PyTorch cannot use the GPU, as under an old
+    driver, serves on the CPU of an expensive pod, and reports no error."""
+    models = application_config(ray_service(overlay)).models
+    reserving = [model for model in models if model.num_gpus]
+    assert bool(reserving) == (overlay != "cpu-dev")
+    assert {model.engine.device for model in reserving} <= {"cuda"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_fewest_pods_have_room(overlay: str) -> None:
     """For all that is started at first, on its own group's; gateways find room without one of
     them, where there is more than one of their group."""
