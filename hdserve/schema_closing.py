@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+from hdserve.schema_parts import subschemas, with_parts
 
 Schema = Mapping[str, Any]
 
@@ -76,14 +76,30 @@ def closed(schema: Schema) -> Schema:
     Raises:
         RecursionError: it is too deep.
     """
+    found: Schema = _closed(schema) if is_closable(schema) else schema
+    return found
+
+
+def is_closable(schema: Schema) -> bool:
+    """Return whether :func:`closed` closes objects of ``schema``, as no value is held to several
+    schemas at once."""
     waiting = [schema]
     while waiting:
         item = waiting.pop()
         if not _is_plain(item):
-            return schema
+            return False
         waiting += subschemas(item)
-    found: Schema = _closed(schema)
-    return found
+    return True
+
+
+def opened(schema: Any) -> Any:
+    """Return a schema, or a list of schemas, whose objects :func:`closed` leaves as they are."""
+    if isinstance(schema, (list, tuple)):
+        return [opened(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = with_parts(schema, opened)
+    return {"additionalProperties": True, **found} if "properties" in found else found
 
 
 def _is_plain(schema: Schema) -> bool:
@@ -175,17 +191,12 @@ def _closed(schema: Any) -> Any:
         return [_closed(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[key] = {name: _closed(item) for name, item in value.items()}
-        else:
-            found[key] = _closed(value) if key in SCHEMAS else value
-    return {**found, "additionalProperties": False} if _can_close(schema) else found
+    found = with_parts(schema, _closed)
+    return {**found, "additionalProperties": False} if can_close(schema) else found
 
 
-def _can_close(schema: Schema) -> bool:
-    """Whether an object can consist of the listed properties only."""
+def can_close(schema: Schema) -> bool:
+    """Return whether an object can consist of the listed properties only."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not _OPENING.isdisjoint(schema):
         return False

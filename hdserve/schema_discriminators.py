@@ -8,12 +8,12 @@ refuses alternatives that it cannot tell apart, or that refer to themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from hdserve.schema_closing import texts_of
-from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+from hdserve.schema_parts import subschemas, with_parts
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
@@ -37,12 +37,25 @@ def told_apart(schema: Schema) -> Schema:
     Raises:
         RecursionError: it is too deep.
     """
-    if not isinstance(schema.get("$defs", {}), Mapping) or any(_has_id(schema)):
+    if not _is_simple(schema):
         return schema
     forms = _Forms(schema)
     found = forms.rewritten(schema)
     definitions = dict(forms.definitions())
     return {**found, "$defs": {**found.get("$defs", {}), **definitions}} if definitions else found
+
+
+def telling(root: Schema) -> Callable[[Schema], bool]:
+    """Return a function that says whether the alternatives of a schema in ``root`` are among those
+    that :func:`told_apart` tells apart."""
+    if not _is_simple(root):
+        return lambda _: False
+    forms = _Forms(root)
+    return lambda schema: forms.discriminator(schema) is not None
+
+
+def _is_simple(root: Schema) -> bool:
+    return isinstance(root.get("$defs", {}), Mapping) and not any(_has_id(root))
 
 
 def _has_id(schema: Schema) -> Iterator[bool]:
@@ -86,20 +99,15 @@ class _Forms:
             return [self.rewritten(item) for item in schema]
         if not isinstance(schema, Mapping):
             return schema
-        found: dict[str, Any] = {}
-        for key, value in schema.items():
-            if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-                found[key] = {name: self.rewritten(item) for name, item in value.items()}
-            else:
-                found[key] = self.rewritten(value) if key in SCHEMAS else value
-        required = self._discriminator(schema)
+        found = with_parts(schema, self.rewritten)
+        required = self.discriminator(schema)
         if required is not None:
             del found["discriminator"]
             forms = found.pop("oneOf")
             found["anyOf"] = [self._with_required(form, required) for form in forms]
         return found
 
-    def _discriminator(self, schema: Schema) -> str | None:
+    def discriminator(self, schema: Schema) -> str | None:
         """Return the property that distinguishes the alternatives of a schema, if one does."""
         discriminator, forms = schema.get("discriminator"), schema.get("oneOf")
         name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
@@ -30,3 +30,14 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         else:
             continue
         yield from (item for item in found if isinstance(item, Mapping))
+
+
+def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return ``schema`` with each schema, or list of schemas, directly below it changed."""
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
+            found[key] = {name: change(item) for name, item in value.items()}
+        else:
+            found[key] = change(value) if key in SCHEMAS else value
+    return found

@@ -1,0 +1,344 @@
+"""What of a JSON Schema a grammar can hold.
+
+A grammar remembers little: not which values or names have been, nor what comes later, nor what a
+value must not be.  Keywords that ask for that are left out here, and named.  Each is a condition of
+its own, so the rest allows all that the schema allows.  Some of them are written in other words
+instead, which say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hdserve.schema_closing import can_close, is_closable, opened
+from hdserve.schema_discriminators import telling
+from hdserve.schema_numbers import are_held, has_too_many_multiples
+from hdserve.schema_overlap import exclude_each_other
+from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
+from hdserve.schema_patterns import is_readable, without_look_around
+from hdserve.schema_references import referred
+
+Schema = Mapping[str, Any]
+
+OPTIONS = "x-guidance"
+"""The keyword for llguidance's options, among them one to be more lenient than a schema."""
+
+HELD_FORMATS = frozenset(
+    {
+        "date",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "time",
+        "uri",
+        "uuid",
+    }
+)
+"""The text formats that are enforced.  Others are annotations for readers of a schema, as in JSON
+Schema."""
+
+MAX_UNHELD = 100
+"""The most keywords that are named."""
+
+_MAX_NAME_CHARACTERS = 64
+_MAX_PATH_CHARACTERS = 200
+
+_UNHELD = frozenset(
+    {
+        "$dynamicAnchor",
+        "$dynamicRef",
+        "$recursiveAnchor",
+        "$recursiveRef",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "if",
+        "maxContains",
+        "minContains",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""The keywords that no grammar holds, other than in other words."""
+
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
+_NOTES = frozenset({"default", "deprecated", "description", "examples", "title", "type"})
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
+_TWINS = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
+_IN_PLACE = frozenset(
+    {
+        "$dynamicRef",
+        "$recursiveRef",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "contains",
+        "dependentSchemas",
+        "if",
+        "oneOf",
+    }
+)
+"""Keywords whose schemas evaluate parts of the same value."""
+
+
+class Held(NamedTuple):
+    """What a grammar can hold.
+
+    Attributes:
+        schema: it allows all that the whole schema allows.
+        unheld: the paths of the keywords that were left out, without the indices of lists; the
+            first of them if there are very many.
+    """
+
+    schema: Schema
+    unheld: tuple[str, ...]
+
+
+def held(schema: Schema) -> Held:
+    """Return what of ``schema`` a grammar can hold.
+
+    Annotations that llguidance does not know are left out, too, and not named.  What no reference
+    leads to is not named either.
+
+    Raises:
+        RecursionError: it is too deep.
+    """
+    holding = _Holding(schema)
+    found = holding.part(schema, "")
+    if holding.unheld and not holding.is_closable:
+        found = opened(found)
+    return Held(found, tuple(sorted(holding.unheld)))
+
+
+class _Holding:
+    """The way through one schema.
+
+    Attributes:
+        unheld: the paths of what was left out so far.
+        is_closable: whether objects are closed later.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._used = _used(root)
+        self._is_told_apart = telling(root)
+        self._has_too_many_multiples = has_too_many_multiples(root)
+        self.is_closable = is_closable(root)
+        self.unheld: set[str] = set()
+
+    def part(self, schema: Any, path: str) -> Any:
+        """Return what can be held of a schema, or of a list of schemas, at a path."""
+        if isinstance(schema, (list, tuple)):
+            return [self.part(item, path) for item in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        place = _Place(self, schema, path)
+        found = {
+            key: self._below(key, value, path)
+            for key, value in schema.items()
+            if key not in _UNHELD and not _is_note(key, value)
+        }
+        self._replace_unknown(place, found)
+        self._replace_alternatives(place, found)
+        self._check_text(place, found)
+        self._check_numbers(place, found)
+        self._check_references(place, found)
+        return found
+
+    def leave_out(self, schema: Schema, path: str) -> None:
+        """Name what was left out of a schema that is used."""
+        is_used = self._used is None or id(schema) in self._used
+        if is_used and len(self.unheld) < MAX_UNHELD:
+            self.unheld.add(path)
+
+    def _below(self, key: str, value: Any, path: str) -> Any:
+        if key in NAMED_SCHEMAS and isinstance(value, Mapping):
+            inside = _joined(path, key)
+            return {name: self.part(item, _joined(inside, name)) for name, item in value.items()}
+        return self.part(value, _joined(path, key)) if key in SCHEMAS else value
+
+    def _replace_unknown(self, place: _Place, found: dict[str, Any]) -> None:
+        """Write keywords that grammars do not know in other words, or leave them out."""
+        for key in sorted(_UNHELD & place.schema.keys()):
+            if _asks_nothing(place.schema, key):
+                continue
+            if key == "propertyNames" and self._list_names(place.schema[key], found):
+                continue
+            if key in _TWINS and _IN_PLACE.isdisjoint(place.schema):
+                twin = _TWINS[key]
+                if not isinstance(found.get(twin), list):
+                    found.setdefault(twin, self.part(place.schema[key], _joined(place.path, key)))
+                    continue
+            place.leave_out(key)
+
+    def _list_names(self, names: Any, found: dict[str, Any]) -> bool:
+        """Write names of which there are only some as the properties that they are; return whether
+        that was possible."""
+        properties = found.get("properties", {})
+        listed = self._listed(names)
+        is_possible = isinstance(properties, Mapping) and "patternProperties" not in found
+        if listed is None or not is_possible:
+            return False
+        other = found.get("additionalProperties", True)
+        found["properties"] = {name: properties.get(name, other) for name in listed}
+        found["additionalProperties"] = False
+        return True
+
+    def _listed(self, names: Any) -> list[str] | None:
+        """Return the only names that a schema allows, if it does no more than to list them."""
+        if isinstance(names, Mapping) and "$ref" in names and names.keys() - {"$ref"} <= _NOTES:
+            names = referred(names, self._root)
+        if not isinstance(names, Mapping):
+            return None
+        keys = names.keys() - _NOTES
+        values = [names["const"]] if keys == {"const"} else names.get("enum")
+        is_list = keys in ({"const"}, {"enum"}) and isinstance(values, (list, tuple))
+        if not is_list or names.get("type", "string") != "string":
+            return None
+        return [*dict.fromkeys(name for name in values or () if isinstance(name, str))]
+
+    def _replace_alternatives(self, place: _Place, found: dict[str, Any]) -> None:
+        """Make ``anyOf`` of ``oneOf``, unless the alternatives are told apart later."""
+        forms = place.schema.get("oneOf")
+        if not isinstance(forms, (list, tuple)) or self._is_told_apart(place.schema):
+            return
+        if not exclude_each_other(forms, self._root):
+            place.leave_out("oneOf")
+        any_of = {"anyOf": found.pop("oneOf")}
+        if "anyOf" not in found:
+            found |= any_of
+        elif isinstance(found.get("allOf", []), list):
+            found["allOf"] = [*found.get("allOf", []), any_of]
+
+    def _check_text(self, place: _Place, found: dict[str, Any]) -> None:
+        pattern = found.get("pattern")
+        if isinstance(pattern, str) and not is_readable(pattern):
+            same = without_look_around(found)
+            if same is None:
+                place.leave_out("pattern")
+            del found["pattern"]
+            found |= same or {}
+        patterns = found.get("patternProperties")
+        if not isinstance(patterns, Mapping) or all(map(is_readable, patterns)):
+            return
+        readable = {name: item for name, item in patterns.items() if is_readable(name)}
+        found["patternProperties"] = readable
+        place.leave_out("patternProperties")
+        if found.pop("additionalProperties", True) not in (True, {}):
+            place.leave_out("additionalProperties")
+
+    def _check_numbers(self, place: _Place, found: dict[str, Any]) -> None:
+        unheld = [key for key in _BOUNDS if key in found and not are_held(key, found[key])]
+        if self._has_too_many_multiples and "multipleOf" in found:
+            unheld.append("multipleOf")
+        unheld += self._unheld_counts(found)
+        for key in unheld:
+            del found[key]
+            place.leave_out(key)
+
+    def _unheld_counts(self, found: Schema) -> Iterator[str]:
+        """Yield the keywords that count the properties of an object of which some are listed, but
+        not required: a grammar counts only to the first of these."""
+        properties, required = found.get("properties"), found.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, (list, tuple)):
+            return
+        names = {name for name in required if isinstance(name, str)}
+        if properties.keys() <= names:
+            return
+        is_closed = found.get("additionalProperties") is False or (
+            self.is_closable and can_close(found)
+        )
+        fewest = len(names) + is_closed
+        least, most = found.get("minProperties"), found.get("maxProperties")
+        if isinstance(least, (int, float)) and least > fewest:
+            yield "minProperties"
+        if isinstance(most, (int, float)) and not (is_closed and most == fewest):
+            yield "maxProperties"
+
+    def _check_references(self, place: _Place, found: dict[str, Any]) -> None:
+        """Leave out what refers to another document, which nothing here fetches."""
+        reference = found.get("$ref")
+        is_elsewhere = isinstance(reference, str) and not reference.startswith("#")
+        if is_elsewhere and self._used is not None:
+            del found["$ref"]
+            place.leave_out("$ref")
+
+
+class _Place(NamedTuple):
+    holding: _Holding
+    schema: Schema
+    path: str
+
+    def leave_out(self, key: str) -> None:
+        """Name a keyword that was left out here."""
+        self.holding.leave_out(self.schema, _joined(self.path, key))
+
+
+def _joined(path: str, name: str) -> str:
+    """Return the path of what is below another, of bounded length."""
+    name = name if len(name) <= _MAX_NAME_CHARACTERS else name[: _MAX_NAME_CHARACTERS - 3] + "..."
+    if not path:
+        return name
+    if len(path) + len(name) < _MAX_PATH_CHARACTERS:
+        return f"{path}.{name}"
+    return f"{path[: _MAX_PATH_CHARACTERS // 2].removesuffix('...')}...{name}"
+
+
+def _used(root: Schema) -> set[int] | None:
+    """Return the ids of the schemas in ``root`` that values are held to; ``None`` if it may be any
+    of them, as some have names of their own."""
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) in found:
+            continue
+        found.add(id(schema))
+        if "$id" in schema and schema is not root:
+            return None
+        reference = schema.get("$ref")
+        target = referred(schema, root)
+        if target is None and isinstance(reference, str) and reference.startswith("#"):
+            return None
+        waiting += [] if target is None else [target]
+        others = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+        waiting += subschemas(others)
+    return found
+
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def _is_note(key: str, value: Any) -> bool:
+    """Return whether a keyword asks for nothing that a grammar knows."""
+    if key == "format":
+        return isinstance(value, str) and value not in HELD_FORMATS
+    return key == OPTIONS
+
+
+def _asks_nothing(schema: Schema, key: str) -> bool:
+    """Return whether a keyword that grammars do not know allows everything here."""
+    value = schema[key]
+    if key == "uniqueItems":
+        return value is False
+    if key == "propertyNames":
+        return value in _ANY_NAME
+    if key in ("then", "else"):
+        return "if" not in schema
+    if key == "if":
+        return schema.keys().isdisjoint(("then", "else"))
+    if key in ("minContains", "maxContains"):
+        return "contains" not in schema
+    if key.startswith(("unevaluated", "dependen")):
+        return value is True or value == {}
+    return key.endswith("Anchor")
