@@ -74,6 +74,12 @@ _UNHELD = frozenset(
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 _NOTES = frozenset({"default", "deprecated", "description", "examples", "title", "type"})
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
+_COUNTS = ("minProperties", "maxProperties")
+_EXAMINED = _UNHELD.union(
+    _BOUNDS, _COUNTS, ("$ref", "multipleOf", "oneOf", "pattern", "patternProperties")
+)
+"""The keywords that may be left out."""
+
 _TWINS = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
 _IN_PLACE = frozenset(
     {
@@ -89,6 +95,8 @@ _IN_PLACE = frozenset(
     }
 )
 """Keywords whose schemas evaluate parts of the same value."""
+
+_DEFINITIONS = ("$defs", "definitions")
 
 
 class Held(NamedTuple):
@@ -142,12 +150,14 @@ class _Holding:
             return [self.part(item, path) for item in schema]
         if not isinstance(schema, Mapping):
             return schema
-        place = _Place(self, schema, path)
         found = {
             key: self._below(key, value, path)
             for key, value in schema.items()
             if key not in _UNHELD and not _is_note(key, value)
         }
+        if _EXAMINED.isdisjoint(schema):
+            return found
+        place = _Place(self, schema, path)
         self._replace_unknown(place, found)
         self._replace_alternatives(place, found)
         self._check_text(place, found)
@@ -314,9 +324,6 @@ def _used(root: Schema) -> set[int] | None:
         others = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
         waiting += subschemas(others)
     return found
-
-
-_DEFINITIONS = ("$defs", "definitions")
 
 
 def _is_note(key: str, value: Any) -> bool:

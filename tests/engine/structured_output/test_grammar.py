@@ -265,7 +265,7 @@ def test_a_grammar_without_any_text_is_refused() -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"$schema": 5}, "$schema must be a string"),
+        ({"required": 5}, "Expected array for 'required', got 5"),
         ({"type": "strin"}, "Invalid type: strin"),
         ({"type": "string", "pattern": "("}, "regex parse error: ( ^ error: unclosed group"),
     ],
@@ -326,7 +326,7 @@ def test_a_schema_has_no_options_of_its_own(options: Any) -> None:
 def test_deep_schemas_are_refused() -> None:
     """Nesting beyond what the library reads is an error of the request."""
     schema: dict[str, Any] = {}
-    for _ in range(900):
+    for _ in range(200):
         schema = {"items": schema}
     with pytest.raises(InvalidRequest):
         GRAMMARS.check(grammar.json_schema(schema))
