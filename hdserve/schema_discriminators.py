@@ -55,15 +55,18 @@ def telling(root: Schema) -> Callable[[Schema], bool]:
 
 
 def _is_simple(root: Schema) -> bool:
-    return isinstance(root.get("$defs", {}), Mapping) and not any(_has_id(root))
+    return isinstance(root.get("$defs", {}), Mapping) and not has_id(root)
 
 
-def _has_id(schema: Schema) -> Iterator[bool]:
+def has_id(schema: Schema) -> bool:
+    """Return whether a schema below ``schema`` has an ``$id``, which makes another base of it."""
     waiting = [*subschemas(schema)]
     while waiting:
         item = waiting.pop()
-        yield "$id" in item
+        if "$id" in item:
+            return True
         waiting += subschemas(item)
+    return False
 
 
 class _Form(NamedTuple):

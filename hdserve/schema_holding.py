@@ -8,11 +8,12 @@ instead, which say the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from hdserve.schema_closing import can_close, is_closable, opened
-from hdserve.schema_discriminators import telling
+from hdserve.schema_discriminators import has_id, telling
 from hdserve.schema_numbers import are_held, has_too_many_multiples
 from hdserve.schema_overlap import exclude_each_other
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
@@ -133,16 +134,28 @@ class _Holding:
 
     Attributes:
         unheld: the paths of what was left out so far.
-        is_closable: whether objects are closed later.
     """
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._used = _used(root)
-        self._is_told_apart = telling(root)
-        self._has_too_many_multiples = has_too_many_multiples(root)
-        self.is_closable = is_closable(root)
         self.unheld: set[str] = set()
+
+    @cached_property
+    def is_closable(self) -> bool:
+        """Whether objects are closed later."""
+        return is_closable(self._root)
+
+    @cached_property
+    def _used(self) -> set[int] | None:
+        return _used(self._root)
+
+    @cached_property
+    def _is_told_apart(self) -> Callable[[Schema], bool]:
+        return telling(self._root)
+
+    @cached_property
+    def _has_too_many_multiples(self) -> bool:
+        return has_too_many_multiples(self._root)
 
     def part(self, schema: Any, path: str) -> Any:
         """Return what can be held of a schema, or of a list of schemas, at a path."""
@@ -163,6 +176,8 @@ class _Holding:
         self._check_text(place, found)
         self._check_numbers(place, found)
         self._check_references(place, found)
+        if not place.is_whole and "properties" in found and not can_close(schema):
+            found.setdefault("additionalProperties", True)  # it may need others
         return found
 
     def leave_out(self, schema: Schema, path: str) -> None:
@@ -179,7 +194,7 @@ class _Holding:
 
     def _replace_unknown(self, place: _Place, found: dict[str, Any]) -> None:
         """Write keywords that grammars do not know in other words, or leave them out."""
-        for key in sorted(_UNHELD & place.schema.keys()):
+        for key in sorted(_UNHELD & place.schema.keys(), reverse=True):
             if _asks_nothing(place.schema, key):
                 continue
             if key == "propertyNames" and self._list_names(place.schema[key], found):
@@ -249,7 +264,7 @@ class _Holding:
 
     def _check_numbers(self, place: _Place, found: dict[str, Any]) -> None:
         unheld = [key for key in _BOUNDS if key in found and not are_held(key, found[key])]
-        if self._has_too_many_multiples and "multipleOf" in found:
+        if "multipleOf" in found and self._has_too_many_multiples:
             unheld.append("multipleOf")
         unheld += self._unheld_counts(found)
         for key in unheld:
@@ -284,14 +299,19 @@ class _Holding:
             place.leave_out("$ref")
 
 
-class _Place(NamedTuple):
-    holding: _Holding
-    schema: Schema
-    path: str
+class _Place:
+    """A schema within the whole, and whether something of it was left out."""
+
+    def __init__(self, holding: _Holding, schema: Schema, path: str) -> None:
+        self.schema = schema
+        self.path = path
+        self.is_whole = True
+        self._holding = holding
 
     def leave_out(self, key: str) -> None:
         """Name a keyword that was left out here."""
-        self.holding.leave_out(self.schema, _joined(self.path, key))
+        self.is_whole = False
+        self._holding.leave_out(self.schema, _joined(self.path, key))
 
 
 def _joined(path: str, name: str) -> str:
@@ -307,6 +327,8 @@ def _joined(path: str, name: str) -> str:
 def _used(root: Schema) -> set[int] | None:
     """Return the ids of the schemas in ``root`` that values are held to; ``None`` if it may be any
     of them, as some have names of their own."""
+    if has_id(root):
+        return None
     found: set[int] = set()
     waiting = [root]
     while waiting:
@@ -314,8 +336,6 @@ def _used(root: Schema) -> set[int] | None:
         if id(schema) in found:
             continue
         found.add(id(schema))
-        if "$id" in schema and schema is not root:
-            return None
         reference = schema.get("$ref")
         target = referred(schema, root)
         if target is None and isinstance(reference, str) and reference.startswith("#"):
