@@ -43,7 +43,7 @@ EMAIL = (
         "(?i)abc",
         "(?<name>a)(?P<other>b)",
         r"\\b",
-        r"[(?=\]\b]",
+        r"[(?=\]]",
         r"\(?=",
         r"[^\]]*",
         "[]a]",
@@ -52,10 +52,8 @@ EMAIL = (
 )
 def test_grammars_take_these(pattern: str) -> None:
     assert is_readable(pattern)
-    assert (
-        not LLMatcher.validate_grammar(grammar.json_schema({"type": "string", "pattern": pattern}))
-        or r"\b" in pattern
-    )  # a wrong one, of which the compiler tells
+    schema = {"type": "string", "pattern": pattern}
+    assert not LLMatcher.validate_grammar(grammar.json_schema(schema))
 
 
 @pytest.mark.parametrize(
@@ -106,9 +104,8 @@ def test_durations_need_no_look_ahead() -> None:
 @pytest.mark.parametrize("length", [253, 254])
 def test_hostnames_are_of_the_length_that_a_look_ahead_tells(length: int) -> None:
     assert not is_readable(HOSTNAME)
-    text = (
-        ".".join(["a" * 63] * 4)[:length] if length < 254 else ".".join(["a" * 63] * 4)[:252] + "bc"
-    )
+    labels = ".".join(["a" * 63] * 4)
+    text = labels[:251] + "." + "b" * (length - 252)
     assert len(text) == length
     assert allows("hostname", HOSTNAME, text) == bool(re.match(HOSTNAME, text)) == (length < 254)
 

@@ -319,7 +319,7 @@ def test_a_schema_has_no_options_of_its_own(options: Any) -> None:
     assert text == grammar.json_schema(plain)
     held = json.loads(text)["grammars"][0]["json_schema"]
     assert held["properties"] == plain["properties"]
-    with pytest.raises(ValueError, match="cannot be enforced: not$"):
+    with pytest.raises(ValueError, match=r"cannot be enforced: not$"):
         grammar.json_schema({"not": {}, "x-guidance": options})
 
 
