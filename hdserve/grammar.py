@@ -14,7 +14,8 @@ from llguidance import LLMatcher
 from hdserve.errors import InvalidRequest
 from hdserve.schema_closing import closed
 from hdserve.schema_discriminators import told_apart
-from hdserve.schema_holding import OPTIONS, Held, held
+from hdserve.schema_holding import Held, held
+from hdserve.schema_keywords import OPTIONS
 from hdserve.schema_numbers import check_numbers, has_too_many_multiples
 from hdserve.schema_references import check_references
 

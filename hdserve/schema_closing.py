@@ -112,11 +112,11 @@ def _is_plain(schema: Schema) -> bool:
     reference = schema.get("$ref", "#")
     if not isinstance(reference, str) or not _WITHIN.fullmatch(reference):
         return False
-    return "oneOf" not in schema or _are_disjoint(schema["oneOf"])
+    return "oneOf" not in schema or are_disjoint(schema["oneOf"])
 
 
-def _are_disjoint(schemas: Any) -> bool:
-    """Whether no value matches two of the schemas, even once they are closed.
+def are_disjoint(schemas: Any) -> bool:
+    """Return whether no value matches two of the schemas, even once they are closed.
 
     Any two must differ in type, or be objects that differ in the text of a required property.  They
     are not compared pair by pair, which would take too long; conflicts are recorded as bits.

@@ -14,88 +14,29 @@ from typing import Any, NamedTuple
 
 from hdserve.schema_closing import can_close, is_closable, opened
 from hdserve.schema_discriminators import has_id, telling
+from hdserve.schema_keywords import (
+    BOUNDS,
+    EXAMINED,
+    IN_PLACE,
+    NOTES,
+    TWINS,
+    UNHELD,
+    asks_nothing,
+    is_note,
+)
 from hdserve.schema_numbers import are_held, has_too_many_multiples
-from hdserve.schema_overlap import exclude_each_other
+from hdserve.schema_overlap import Comparison
 from hdserve.schema_parts import NAMED_SCHEMAS, SCHEMAS, subschemas
 from hdserve.schema_patterns import is_readable, without_look_around
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
 
-OPTIONS = "x-guidance"
-"""The keyword for llguidance's options, among them one to be more lenient than a schema."""
-
-HELD_FORMATS = frozenset(
-    {
-        "date",
-        "date-time",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "time",
-        "uri",
-        "uuid",
-    }
-)
-"""The text formats that are enforced.  Others are annotations for readers of a schema, as in JSON
-Schema."""
-
 MAX_UNHELD = 100
 """The most keywords that are named."""
 
 _MAX_NAME_CHARACTERS = 64
 _MAX_PATH_CHARACTERS = 200
-
-_UNHELD = frozenset(
-    {
-        "$dynamicAnchor",
-        "$dynamicRef",
-        "$recursiveAnchor",
-        "$recursiveRef",
-        "contains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "else",
-        "if",
-        "maxContains",
-        "minContains",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "uniqueItems",
-    }
-)
-"""The keywords that no grammar holds, other than in other words."""
-
-_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
-_NOTES = frozenset({"default", "deprecated", "description", "examples", "title", "type"})
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
-_COUNTS = ("minProperties", "maxProperties")
-_EXAMINED = _UNHELD.union(
-    _BOUNDS, _COUNTS, ("$ref", "multipleOf", "oneOf", "pattern", "patternProperties")
-)
-"""The keywords that may be left out."""
-
-_TWINS = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
-_IN_PLACE = frozenset(
-    {
-        "$dynamicRef",
-        "$recursiveRef",
-        "$ref",
-        "allOf",
-        "anyOf",
-        "contains",
-        "dependentSchemas",
-        "if",
-        "oneOf",
-    }
-)
-"""Keywords whose schemas evaluate parts of the same value."""
 
 _DEFINITIONS = ("$defs", "definitions")
 
@@ -138,6 +79,7 @@ class _Holding:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._comparison = Comparison(root)
         self.unheld: set[str] = set()
 
     @cached_property
@@ -166,9 +108,9 @@ class _Holding:
         found = {
             key: self._below(key, value, path)
             for key, value in schema.items()
-            if key not in _UNHELD and not _is_note(key, value)
+            if key not in UNHELD and not is_note(key, value)
         }
-        if _EXAMINED.isdisjoint(schema):
+        if EXAMINED.isdisjoint(schema):
             return found
         place = _Place(self, schema, path)
         self._replace_unknown(place, found)
@@ -194,13 +136,13 @@ class _Holding:
 
     def _replace_unknown(self, place: _Place, found: dict[str, Any]) -> None:
         """Write keywords that grammars do not know in other words, or leave them out."""
-        for key in sorted(_UNHELD & place.schema.keys(), reverse=True):
-            if _asks_nothing(place.schema, key):
+        for key in sorted(UNHELD & place.schema.keys(), reverse=True):
+            if asks_nothing(place.schema, key):
                 continue
             if key == "propertyNames" and self._list_names(place.schema[key], found):
                 continue
-            if key in _TWINS and _IN_PLACE.isdisjoint(place.schema):
-                twin = _TWINS[key]
+            if key in TWINS and IN_PLACE.isdisjoint(place.schema):
+                twin = TWINS[key]
                 if not isinstance(found.get(twin), list):
                     found.setdefault(twin, self.part(place.schema[key], _joined(place.path, key)))
                     continue
@@ -221,11 +163,11 @@ class _Holding:
 
     def _listed(self, names: Any) -> list[str] | None:
         """Return the only names that a schema allows, if it does no more than to list them."""
-        if isinstance(names, Mapping) and "$ref" in names and names.keys() - {"$ref"} <= _NOTES:
+        if isinstance(names, Mapping) and "$ref" in names and names.keys() - {"$ref"} <= NOTES:
             names = referred(names, self._root)
         if not isinstance(names, Mapping):
             return None
-        keys = names.keys() - _NOTES
+        keys = names.keys() - NOTES
         values = [names["const"]] if keys == {"const"} else names.get("enum")
         is_list = keys in ({"const"}, {"enum"}) and isinstance(values, (list, tuple))
         if not is_list or names.get("type", "string") != "string":
@@ -237,7 +179,7 @@ class _Holding:
         forms = place.schema.get("oneOf")
         if not isinstance(forms, (list, tuple)) or self._is_told_apart(place.schema):
             return
-        if not exclude_each_other(forms, self._root):
+        if not self._comparison.exclude_each_other(forms):
             place.leave_out("oneOf")
         any_of = {"anyOf": found.pop("oneOf")}
         if "anyOf" not in found:
@@ -263,7 +205,7 @@ class _Holding:
             place.leave_out("additionalProperties")
 
     def _check_numbers(self, place: _Place, found: dict[str, Any]) -> None:
-        unheld = [key for key in _BOUNDS if key in found and not are_held(key, found[key])]
+        unheld = [key for key in BOUNDS if key in found and not are_held(key, found[key])]
         if "multipleOf" in found and self._has_too_many_multiples:
             unheld.append("multipleOf")
         unheld += self._unheld_counts(found)
@@ -344,28 +286,3 @@ def _used(root: Schema) -> set[int] | None:
         others = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
         waiting += subschemas(others)
     return found
-
-
-def _is_note(key: str, value: Any) -> bool:
-    """Return whether a keyword asks for nothing that a grammar knows."""
-    if key == "format":
-        return isinstance(value, str) and value not in HELD_FORMATS
-    return key == OPTIONS
-
-
-def _asks_nothing(schema: Schema, key: str) -> bool:
-    """Return whether a keyword that grammars do not know allows everything here."""
-    value = schema[key]
-    if key == "uniqueItems":
-        return value is False
-    if key == "propertyNames":
-        return value in _ANY_NAME
-    if key in ("then", "else"):
-        return "if" not in schema
-    if key == "if":
-        return schema.keys().isdisjoint(("then", "else"))
-    if key in ("minContains", "maxContains"):
-        return "contains" not in schema
-    if key.startswith(("unevaluated", "dependen")):
-        return value is True or value == {}
-    return key.endswith("Anchor")

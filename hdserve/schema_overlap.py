@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
+from hdserve.schema_closing import are_disjoint
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
 
-_MAX_COMPARISONS = 10_000
-"""The most comparisons of two schemas, about 0.05 s."""
+_MAX_COMPARISONS = 2000
+"""The most comparisons of two schemas within a whole, about 0.01 s."""
 
 _MAX_DEPTH = 8
 """How deep within two schemas, counting references, a difference is looked for."""
@@ -28,28 +29,31 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def exclude_each_other(schemas: Any, root: Schema) -> bool:
-    """Return whether it is certain that no value matches two of the schemas.
+class Comparison:
+    """Compares the alternatives of one schema.
 
     Args:
-        root: the schema that they are in, which references begin at.
+        root: the whole, which references begin at.
     """
-    if not isinstance(schemas, (list, tuple)):
-        return False
-    listed = [_values(schema) for schema in schemas]
-    known = [values for values in listed if values is not None]
-    if len(known) == len(listed) and sum(map(len, known)) == len(set().union(*known)):
-        return True
-    comparison = _Comparison(root)
-    return all(comparison.are_apart(one, other, 0) for one, other in combinations(schemas, 2))
 
-
-class _Comparison:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._num_left = _MAX_COMPARISONS
 
-    def are_apart(self, one: Any, other: Any, depth: int) -> bool:
+    def exclude_each_other(self, schemas: Any) -> bool:
+        """Return whether it is certain that no value matches two of the schemas."""
+        if not isinstance(schemas, (list, tuple)):
+            return False
+        listed = [_values(schema) for schema in schemas]
+        known = [values for values in listed if values is not None]
+        if len(known) == len(listed) and sum(map(len, known)) == len(set().union(*known)):
+            return True
+        return are_disjoint(schemas) or all(
+            self._num_left > 0 and self._are_apart(one, other, 0)
+            for one, other in combinations(schemas, 2)
+        )
+
+    def _are_apart(self, one: Any, other: Any, depth: int) -> bool:
         """Return whether no value matches two schemas, as far as can be told."""
         self._num_left -= 1
         if one is False or other is False:
@@ -71,14 +75,14 @@ class _Comparison:
         for key in ("anyOf", "oneOf"):
             forms = one.get(key)
             if isinstance(forms, (list, tuple)) and all(
-                self.are_apart(form, other, depth + 1) for form in forms
+                self._are_apart(form, other, depth + 1) for form in forms
             ):
                 return True
         parts = one.get("allOf")
         found = [*parts] if isinstance(parts, (list, tuple)) else []
         target = referred(one, self._root) if "$ref" in one else None
         found += [] if target is None else [target]
-        return any(self.are_apart(part, other, depth + 1) for part in found)
+        return any(self._are_apart(part, other, depth + 1) for part in found)
 
     def _are_objects_apart(self, one: Schema, other: Schema, depth: int) -> bool:
         """Compare a property that either object needs, in both."""
@@ -86,7 +90,7 @@ class _Comparison:
             return False
         names = dict.fromkeys([*_required(one), *_required(other)])
         return any(
-            self.are_apart(_property(one, name), _property(other, name), depth + 1)
+            self._are_apart(_property(one, name), _property(other, name), depth + 1)
             for name in names
         )
 

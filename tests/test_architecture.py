@@ -27,6 +27,7 @@ LAYERS = {
     "hdserve.schema_closing": 1,
     "hdserve.schema_discriminators": 1,
     "hdserve.schema_holding": 1,
+    "hdserve.schema_keywords": 1,
     "hdserve.schema_numbers": 1,
     "hdserve.schema_overlap": 1,
     "hdserve.schema_parts": 1,

@@ -154,7 +154,7 @@ def test_what_is_named_is_bounded() -> None:
     assert len(path) < 250
     assert path.startswith("properties.xxx")
     assert path.endswith(".not")
-    many = {"properties": {str(index): {"not": {}} for index in range(1000)}}
+    many: dict[str, Any] = {"properties": {str(index): {"not": {}} for index in range(1000)}}
     assert len(held(many).unheld) == MAX_UNHELD
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hdserve.schema_overlap import exclude_each_other
+from hdserve.schema_overlap import Comparison
 
 TEXT = {"type": "string"}
 
@@ -43,7 +43,7 @@ APART: list[list[Any]] = [
 
 @pytest.mark.parametrize("schemas", APART, ids=lambda found: str(found)[:60])
 def test_these_exclude_each_other(schemas: list[Any]) -> None:
-    assert exclude_each_other(schemas, ROOT)
+    assert Comparison(ROOT).exclude_each_other(schemas)
 
 
 OVERLAPPING: list[Any] = [
@@ -66,10 +66,10 @@ OVERLAPPING: list[Any] = [
 
 @pytest.mark.parametrize("schemas", OVERLAPPING, ids=lambda found: str(found)[:60])
 def test_of_these_nothing_is_certain(schemas: Any) -> None:
-    assert not exclude_each_other(schemas, ROOT)
+    assert not Comparison(ROOT).exclude_each_other(schemas)
 
 
 def test_comparing_takes_no_long() -> None:
     """However many there are that differ in nothing."""
-    forms = [{"anyOf": [{"anyOf": [{}] * 50}] * 50}] * 1000
-    assert not exclude_each_other(forms, {})
+    forms: list[Any] = [{"anyOf": [{"anyOf": [{}] * 50}] * 50}] * 1000
+    assert not Comparison({}).exclude_each_other(forms)

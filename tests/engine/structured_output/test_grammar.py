@@ -26,7 +26,7 @@ from hdserve.drafting.base import Drafter
 from hdserve.engine.structured_output.grammar import Grammars, GrammarState, _reason
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import HdserveError, InvalidRequest
-from hdserve.schema_holding import HELD_FORMATS
+from hdserve.schema_keywords import HELD_FORMATS
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 
