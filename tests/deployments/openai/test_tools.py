@@ -539,6 +539,7 @@ def test_strict_tools_whose_numbers_are_multiples_of_too_much_are_refused() -> N
         "function": {
             "name": "f",
             "parameters": {"properties": {"n": {"type": "integer", "multipleOf": 10**9}}},
+            "strict": True,
         },
     }
     with pytest.raises(InvalidRequest, match="multipleOf") as caught:
