@@ -513,6 +513,39 @@ def test_a_verbosity_that_no_template_reads_is_named(
     assert found.headers.get("x-hdserve-ignored") == (name if is_named else None)
 
 
+UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+SCHEMAS: dict[str, tuple[str, Any]] = {
+    "/v1/chat/completions": (
+        "response_format.json_schema.schema",
+        lambda form: {"response_format": {"type": "json_schema", "json_schema": form}},
+    ),
+    "/v1/completions": (
+        "response_format.json_schema.schema",
+        lambda form: {"response_format": {"type": "json_schema", "json_schema": form}},
+    ),
+    "/v1/responses": (
+        "text.format.schema",
+        lambda form: {"text": {"format": {"type": "json_schema", **form}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", SCHEMAS)
+def test_what_of_a_schema_is_not_enforced_is_named(path: str, stream: bool) -> None:
+    """Or refused, where the schema is strict; by its place in the request."""
+    begin, fields = SCHEMAS[path]
+    keyword = f"{begin}.properties.tags.uniqueItems"
+    model = serve.deployment(Reasoning).bind()
+    form = {"name": "n", "schema": UNIQUE}
+    found = answer(model, path, stream=stream, **fields(form))
+    assert (found.status_code, found.headers.get("x-hdserve-ignored")) == (200, keyword)
+    found = answer(model, path, stream=stream, **fields({**form, "strict": True}))
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, begin.partition(".")[0])
+    assert error["message"] == f"this keyword cannot be enforced: {keyword}"
+
+
 def test_header_values_are_harmless() -> None:
     """Names a client made up cannot break or forge a header."""
     found = _header_value(["ok", "a\r\nset-cookie: x", "é🙂", "\x7f\x00", "\ud800", "x" * 5000])
