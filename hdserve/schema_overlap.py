@@ -86,7 +86,8 @@ class Comparison:
 
     def _are_objects_apart(self, one: Schema, other: Schema, depth: int) -> bool:
         """Compare a property that either object needs, in both."""
-        if not _kinds(one) == _kinds(other) == {"object"}:
+        kinds = [found for found in (_kinds(one), _kinds(other)) if found is not None]
+        if not kinds or set.intersection(*kinds) != {"object"}:
             return False
         names = dict.fromkeys([*_required(one), *_required(other)])
         return any(

@@ -37,6 +37,7 @@ APART: list[list[Any]] = [
     [{"allOf": [A], "title": "t"}, {"anyOf": [B, TEXT]}],
     [record(a=TEXT), record(a={"type": "null"}, b=TEXT)],
     [record(a=TEXT), {**record(b=TEXT), "additionalProperties": False}],
+    [record(a=TEXT), {"properties": {"a": {"type": "null"}}}],
     [record(a=record(b={"const": 1})), record(a=record(b={"const": 2}))],
 ]
 
