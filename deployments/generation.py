@@ -39,6 +39,7 @@ class GenerationRequest:
         chat_text: the text of the conversation, where a replica has made it already.
         sampling: fields of ``SamplingParams`` the client set.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
+        unheld: the paths of keywords of the request's schemas that the grammar does not hold.
         reasons_first: whether that grammar has room for reasoning before what was asked for; a
             replica says so.
         prompt_logprobs_param: the parameter that asked for the log probabilities of prompts, which
@@ -67,6 +68,7 @@ class GenerationRequest:
     chat_text: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
+    unheld: tuple[str, ...] = ()
     reasons_first: bool = False
     prompt_logprobs_param: str | None = None
     num_choices: int = 1

@@ -6,9 +6,7 @@ Nothing here knows a tokenizer; :mod:`hdserve.engine.structured_output.grammar` 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
-from math import isfinite, lcm
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -16,46 +14,20 @@ from llguidance import LLMatcher
 from hdserve.errors import InvalidRequest
 from hdserve.schema_closing import closed
 from hdserve.schema_discriminators import told_apart
-from hdserve.schema_parts import NAMED_SCHEMAS, with_subschemas
+from hdserve.schema_holding import Held, held
+from hdserve.schema_keywords import OPTIONS
+from hdserve.schema_numbers import check_numbers, has_too_many_multiples
 from hdserve.schema_references import check_references
-
-_OPTIONS = "x-guidance"
-"""The keyword for llguidance's options, among them one to be more lenient than a schema."""
 
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 """White space in a JSON text: none, a space, or a newline and its indentation.  JSON allows any
 amount, in which a small model loses itself."""
 
-HELD_FORMATS = frozenset(
-    {
-        "date",
-        "date-time",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "time",
-        "uri",
-        "uuid",
-    }
-)
-"""The text formats that are enforced.  Others are annotations for readers of a schema, as in JSON
-Schema."""
-
 _MARKS, _THOUGHTS = "hdserve_marks", "hdserve_thoughts"
-_MAX_DIVISOR_STATES = 40_000
-"""The most states of ``multipleOf``, which compile in at most about 0.2 s and 20 MB."""
 
 _MAX_VALUES = 100_000
 """The most different values (texts, numbers and so on) of a schema, about as many as a grammar can
 be made of.  Examining each of a million takes seconds."""
-
-_MAX_INT = 2**63 - 1
-_NEXT = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
-"""By bound keyword, the distance from an integer bound to the first integer that it allows."""
-
-_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:
@@ -65,7 +37,8 @@ def json_schema(schema: Mapping[str, Any]) -> str:
 
     Raises:
         ValueError: the schema is too large or too deep, its ``multipleOf`` numbers need too many
-            states, a number has too many digits, or a reference leads to itself.
+            states, a number has too many digits, a keyword cannot be enforced, or a reference
+            leads to itself.
     """
     try:
         return json.dumps({"grammars": [{"json_schema": with_json_options(schema)}]})
@@ -241,21 +214,40 @@ def quoted(text: str) -> str:
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Add to ``schema`` how its JSON texts are to be written, overriding what it says itself.
 
-    Annotations that llguidance does not know are removed, objects that list their properties are
-    closed to others, see :func:`hdserve.schema_closing.closed`, and alternatives get the property
-    that tells them apart, see :func:`hdserve.schema_discriminators.told_apart`.
+    It is written in the words that llguidance knows, see :func:`hdserve.schema_holding.held`,
+    objects that list their properties are closed to others, see
+    :func:`hdserve.schema_closing.closed`, and alternatives get the property that tells them apart,
+    see :func:`hdserve.schema_discriminators.told_apart`.
 
     Raises:
         ValueError: it is too large, its ``multipleOf`` numbers need too many states, a number has
-            too many digits, or a reference leads to itself.
+            too many digits, a keyword cannot be enforced, or a reference leads to itself.
     """
     check_size(schema)
     check_references(schema)
-    _check_divisors([*_divisors(schema)])
-    _check_numbers(schema)
-    found = told_apart(_without_notes(schema))
+    if has_too_many_multiples(schema):
+        raise ValueError("multipleOf: the numbers are too large, or too many together")
+    check_numbers(schema)
+    whole, unheld = held(schema)
+    if unheld:
+        raise ValueError(f"this keyword cannot be enforced: {unheld[0]}")
+    found = told_apart(whole)
     check_size(found)
-    return {_OPTIONS: _JSON_OPTIONS, **closed(found)}
+    return {OPTIONS: _JSON_OPTIONS, **closed(found)}
+
+
+def enforceable(schema: Mapping[str, Any]) -> Held:
+    """Return what of ``schema`` a grammar can hold, see :func:`hdserve.schema_holding.held`.
+
+    Raises:
+        ValueError: it is too large or too deep, or a reference leads to itself.
+    """
+    check_size(schema)
+    check_references(schema)
+    try:
+        return held(schema)
+    except RecursionError as error:
+        raise ValueError("the schema is too deep") from error
 
 
 def check_size(schemas: Any) -> None:
@@ -273,98 +265,3 @@ def check_size(schemas: Any) -> None:
         if num_values > _MAX_VALUES:
             raise ValueError(f"more than {_MAX_VALUES} values are too many for a schema")
         waiting += parts
-
-
-def _check_divisors(divisors: list[int]) -> None:
-    """Refuse ``multipleOf`` numbers that need too many states.
-
-    Multiples of n need n states, and those of several numbers at once their least common
-    multiple.
-    """
-    limit = _MAX_DIVISOR_STATES
-    if sum(divisors) > limit or sum(divisors) + lcm(*divisors) > limit:
-        raise ValueError("multipleOf: the numbers are too large, or too many together")
-
-
-def _divisors(schema: Any) -> Iterator[int]:
-    """Yield every ``multipleOf`` in a schema, without its decimal point."""
-    if isinstance(schema, (list, tuple)):
-        for item in schema:
-            yield from _divisors(item)
-    elif isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if isinstance(value, (list, tuple, Mapping)):  # perhaps a property of that name
-                yield from _divisors(value)
-            elif key != "multipleOf":
-                continue
-            elif isinstance(value, int):
-                yield max(1, value)
-            elif isinstance(value, float) and isfinite(value):
-                yield max(1, Fraction(str(value)).numerator)
-
-
-def _check_numbers(schema: Any) -> None:
-    """Refuse numbers that would change when they are stored as floating-point numbers."""
-    for key, number in _numbers(schema):
-        first = number if number % 1 else int(number) + _NEXT.get(key, 0)
-        if not _is_held(number) or not _is_held(first):
-            raise ValueError(f"{key}: a number has more digits than can be held")
-
-
-def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers of values and bounds in a schema, with their keywords."""
-    if isinstance(schema, (list, tuple)):
-        for item in schema:
-            yield from _numbers(item)
-    elif isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-                yield from _numbers([*value.values()])
-            elif key in ("const", "enum"):
-                yield from ((key, number) for number in _numbers_in(value))
-            elif key in _NEXT and isinstance(value, (int, float)):
-                yield key, value
-            else:
-                yield from _numbers(value)
-
-
-def _numbers_in(value: Any) -> Iterator[int | float]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _numbers_in(item)
-    elif isinstance(value, Mapping):
-        yield from _numbers_in([*value.values()])
-    elif isinstance(value, (int, float)):
-        yield value
-
-
-def _is_held(number: int | float) -> bool:
-    """Tell whether llguidance stores ``number`` exactly; an integer must also fit 64 bits."""
-    if isinstance(number, float):
-        if not isfinite(number):
-            return True  # an error will be reported
-        if not number.is_integer():
-            return _as_read(number) == number
-    whole = int(number)
-    return -_MAX_INT <= whole <= _MAX_INT and min(int(float(whole)), _MAX_INT) == whole
-
-
-def _as_read(number: float) -> float:
-    """Read ``number`` as llguidance does: its digits as an integer, rounded, then divided."""
-    digits, _, exponent = repr(number).partition("e")
-    whole, _, places = digits.partition(".")
-    return int(whole + places) / float(f"1e{len(places) - int(exponent or 0)}")
-
-
-def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema without annotations for its readers."""
-    found = with_subschemas(schema, _without_notes)
-    return {key: value for key, value in found.items() if not _is_note(key, value)}
-
-
-def _is_note(key: str, value: Any) -> bool:
-    if key == "format":
-        return isinstance(value, str) and value not in HELD_FORMATS
-    if key == "propertyNames":
-        return value in _ANY_NAME
-    return key == _OPTIONS or (key == "uniqueItems" and value is False)

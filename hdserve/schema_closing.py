@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hdserve.schema_parts import subschemas, with_subschemas
+from hdserve.schema_parts import subschemas, with_parts
 
 Schema = Mapping[str, Any]
 
@@ -76,13 +76,30 @@ def closed(schema: Schema) -> Schema:
     Raises:
         RecursionError: it is too deep.
     """
+    found: Schema = _closed(schema) if is_closable(schema) else schema
+    return found
+
+
+def is_closable(schema: Schema) -> bool:
+    """Return whether :func:`closed` closes objects of ``schema``, as no value is held to several
+    schemas at once."""
     waiting = [schema]
     while waiting:
         item = waiting.pop()
         if not _is_plain(item):
-            return schema
+            return False
         waiting += subschemas(item)
-    return _closed(schema)
+    return True
+
+
+def opened(schema: Any) -> Any:
+    """Return a schema, or a list of schemas, whose objects :func:`closed` leaves as they are."""
+    if isinstance(schema, (list, tuple)):
+        return [opened(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = with_parts(schema, opened)
+    return {"additionalProperties": True, **found} if "properties" in found else found
 
 
 def _is_plain(schema: Schema) -> bool:
@@ -95,11 +112,11 @@ def _is_plain(schema: Schema) -> bool:
     reference = schema.get("$ref", "#")
     if not isinstance(reference, str) or not _WITHIN.fullmatch(reference):
         return False
-    return "oneOf" not in schema or _are_disjoint(schema["oneOf"])
+    return "oneOf" not in schema or are_disjoint(schema["oneOf"])
 
 
-def _are_disjoint(schemas: Any) -> bool:
-    """Whether no value matches two of the schemas, even once they are closed.
+def are_disjoint(schemas: Any) -> bool:
+    """Return whether no value matches two of the schemas, even once they are closed.
 
     Any two must differ in type, or be objects that differ in the text of a required property.  They
     are not compared pair by pair, which would take too long; conflicts are recorded as bits.
@@ -168,13 +185,18 @@ def _names(value: Any) -> list[str]:
     return [item for item in items if isinstance(item, str)]
 
 
-def _closed(schema: Schema) -> Schema:
-    found = with_subschemas(schema, _closed)
-    return {**found, "additionalProperties": False} if _can_close(schema) else found
+def _closed(schema: Any) -> Any:
+    """Return a schema, or a list of schemas, with its objects closed."""
+    if isinstance(schema, (list, tuple)):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = with_parts(schema, _closed)
+    return {**found, "additionalProperties": False} if can_close(schema) else found
 
 
-def _can_close(schema: Schema) -> bool:
-    """Whether an object can consist of the listed properties only."""
+def can_close(schema: Schema) -> bool:
+    """Return whether an object can consist of the listed properties only."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not _OPENING.isdisjoint(schema):
         return False

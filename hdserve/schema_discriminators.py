@@ -8,12 +8,12 @@ refuses alternatives that it cannot tell apart, or that refer to themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from hdserve.schema_closing import texts_of
-from hdserve.schema_parts import subschemas, with_subschemas
+from hdserve.schema_parts import subschemas, with_parts
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
@@ -37,7 +37,7 @@ def told_apart(schema: Schema) -> Schema:
     Raises:
         RecursionError: it is too deep.
     """
-    if not isinstance(schema.get("$defs", {}), Mapping) or any(_has_id(schema)):
+    if not _is_simple(schema):
         return schema
     forms = _Forms(schema)
     found = forms.rewritten(schema)
@@ -45,12 +45,28 @@ def told_apart(schema: Schema) -> Schema:
     return {**found, "$defs": {**found.get("$defs", {}), **definitions}} if definitions else found
 
 
-def _has_id(schema: Schema) -> Iterator[bool]:
+def telling(root: Schema) -> Callable[[Schema], bool]:
+    """Return a function that says whether the alternatives of a schema in ``root`` are among those
+    that :func:`told_apart` tells apart."""
+    if not _is_simple(root):
+        return lambda _: False
+    forms = _Forms(root)
+    return lambda schema: forms.discriminator(schema) is not None
+
+
+def _is_simple(root: Schema) -> bool:
+    return isinstance(root.get("$defs", {}), Mapping) and not has_id(root)
+
+
+def has_id(schema: Schema) -> bool:
+    """Return whether a schema below ``schema`` has an ``$id``, which makes another base of it."""
     waiting = [*subschemas(schema)]
     while waiting:
         item = waiting.pop()
-        yield "$id" in item
+        if "$id" in item:
+            return True
         waiting += subschemas(item)
+    return False
 
 
 class _Form(NamedTuple):
@@ -80,17 +96,21 @@ class _Forms:
             name, schema, required = self._waiting.pop()
             yield name, _requiring(self.rewritten(schema), required)
 
-    def rewritten(self, schema: Schema) -> Schema:
-        """Return a schema with its alternatives told apart."""
-        found = with_subschemas(schema, self.rewritten)
-        required = self._discriminator(schema)
+    def rewritten(self, schema: Any) -> Any:
+        """Return a schema, or a list of schemas, with its alternatives told apart."""
+        if isinstance(schema, (list, tuple)):
+            return [self.rewritten(item) for item in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        found = with_parts(schema, self.rewritten)
+        required = self.discriminator(schema)
         if required is not None:
             del found["discriminator"]
             forms = found.pop("oneOf")
             found["anyOf"] = [self._with_required(form, required) for form in forms]
         return found
 
-    def _discriminator(self, schema: Schema) -> str | None:
+    def discriminator(self, schema: Schema) -> str | None:
         """Return the property that distinguishes the alternatives of a schema, if one does."""
         discriminator, forms = schema.get("discriminator"), schema.get("oneOf")
         name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None

@@ -32,21 +32,12 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (item for item in found if isinstance(item, Mapping))
 
 
-def with_subschemas(
-    schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return ``schema`` with each of the schemas directly below it changed."""
+def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return ``schema`` with each schema, or list of schemas, directly below it changed."""
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[key] = {
-                name: change(item) if isinstance(item, Mapping) else item
-                for name, item in value.items()
-            }
-        elif key in SCHEMAS and isinstance(value, (list, tuple)):
-            found[key] = [change(item) if isinstance(item, Mapping) else item for item in value]
-        elif key in SCHEMAS and isinstance(value, Mapping):
-            found[key] = change(value)
+            found[key] = {name: change(item) for name, item in value.items()}
         else:
-            found[key] = value
+            found[key] = change(value) if key in SCHEMAS else value
     return found

@@ -124,7 +124,7 @@ class Thinking(Body):
 
 
 class OutputFormat(ClosedBody):
-    """The form of the answer, which is always held."""
+    """The form of the answer, which is held as far as it can be."""
 
     type: Literal["json_schema"]
     schema_: Schema = Field(alias="schema")
@@ -143,6 +143,8 @@ class _Chat(ChatBody):
     wrong."""
 
     format_param: ClassVar[str] = "output_config"
+    schema_path: ClassVar[str] = "output_config.format.schema"
+    parameters_name: ClassVar[str] = "input_schema"
 
 
 class CountTokensBody(OfferedBody):

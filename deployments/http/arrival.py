@@ -14,6 +14,7 @@ from deployments.http.json_body import off_loop_by_body, read_json
 from deployments.http.request_id import request_id
 from deployments.http.tracing import trace_of
 from deployments.off_loop import MAX_INLINE_SIZE
+from deployments.openai.held_schema import not_held
 from deployments.openai.request_body import OfferedBody
 from deployments.session import SESSION_HEADER, session_id
 from hdserve.errors import InvalidRequest, Unsupported
@@ -94,11 +95,17 @@ class Arrival:
             trace=trace_of(request),
         )
 
-    async def ignored_header(self, body: OfferedBody) -> dict[str, str]:
+    async def ignored_header(
+        self, body: OfferedBody, unheld: tuple[str, ...] = ()
+    ) -> dict[str, str]:
         """Return the header that names what of ``body`` is ignored, which the metrics are told.
 
+        Args:
+            unheld: the paths of keywords of its schemas that are not enforced.
+
         Raises:
-            Unsupported: something is left out, and the configuration wants strict requests.
+            Unsupported: something is left out or not enforced, and the configuration wants strict
+                requests.
             InvalidRequest: there are undocumented fields, and it does.
         """
         gateway = self.gateway
@@ -107,10 +114,12 @@ class Arrival:
         if gateway.config.gateway.strict_requests:
             for error in left_out.values():
                 raise error
+            for path in unheld:
+                raise not_held(path)
             if undocumented:
                 name = _header_value(undocumented[:1])[:100]
                 raise InvalidRequest(f"the parameter {name!r} is unknown", name)
-        ignored = tuple(sorted(unread.union(ignored)))
+        ignored = tuple(sorted(unread.union(ignored, unheld)))
         gateway.http_metrics.ignored(len(ignored))
         return {"x-hdserve-ignored": _header_value(ignored)} if ignored else {}
 

@@ -118,7 +118,7 @@ async def answer(
     async def begin() -> tuple[AnswerBuilder, AsyncGenerator[Records], Mapping[str, str]]:
         builder, generation = await prepare()
         generation = await arrival.owned(generation)
-        headers = await arrival.ignored_header(body)
+        headers = await arrival.ignored_header(body, generation.unheld)
         records = gateway.generate(body.model, generation, deadline)
         return builder, with_params_named(body.param_names, records), headers
 

@@ -49,7 +49,7 @@ def add_messages_routes(api: FastAPI, gateway: Gateway) -> None:
         with params_named(body.param_names):
             chat = await arrival.work(body.to_chat)
             generation = await arrival.generation(chat.to_generation, arrival.own_id)
-        ignored = await arrival.ignored_header(body)
+        ignored = await arrival.ignored_header(body, generation.unheld)
         response.headers.update(ignored | anthropic_headers(request.scope))
         asking = gateway.tokenize_chat(body.model, await arrival.sized(generation))
         return {"input_tokens": len(await arrival.deadline.wait(asking))}

@@ -114,7 +114,8 @@ _MAX_METADATA = 1024
 
 
 class TextFormat(ClosedBody):
-    """``text.format``; ``strict`` or not, a schema is always held."""
+    """``text.format``: a schema of which, unless it is ``strict``, what cannot be held is left
+    out."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -133,7 +134,8 @@ class TextFormat(ClosedBody):
             return {"type": self.type}
         if self.name is None or self.schema_ is None:
             raise InvalidRequest("text.format needs a name and a schema", "text")
-        return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
+        schema = {"name": self.name, "schema": self.schema_, "strict": self.strict}
+        return {"type": self.type, "json_schema": schema}
 
 
 class TextOptions(ClosedBody):
@@ -155,6 +157,7 @@ class _Chat(ChatBody):
     wrong."""
 
     format_param: ClassVar[str] = "text"
+    schema_path: ClassVar[str] = "text.format.schema"
 
 
 class Reasoning(Body):

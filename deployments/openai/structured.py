@@ -9,21 +9,40 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.openai.body import ClosedBody, Truth
+from deployments.openai.held_schema import held_schema
 from deployments.openai.json_text import parse_json
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
 
 Schema = Mapping[str, Any]
-MakeGrammar = Callable[[], str]
 Choices = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000, fail_fast=True)]
 
 
+class Constraint(NamedTuple):
+    """What output must match.
+
+    Attributes:
+        grammar: of the output.
+        param: the parameter that asked for it.
+        unheld: the paths in the request of keywords of its schemas that it does not hold.
+    """
+
+    grammar: str
+    param: str
+    unheld: tuple[str, ...] = ()
+
+
+MakeConstraint = Callable[[], Constraint]
+"""Makes a grammar, which of a large schema takes time."""
+
+
 class JsonSchema(ClosedBody):
-    """``json_schema`` of a response format; ``strict`` or not, the schema is always held."""
+    """``json_schema`` of a response format: a schema of which, unless it is ``strict``, what cannot
+    be held is left out.  Without one it is any JSON object."""
 
     name: str
     description: str | None = None
-    schema_: Schema = Field(alias="schema")
+    schema_: Schema | None = Field(default=None, alias="schema")
     strict: Truth | None = None
 
 
@@ -33,20 +52,24 @@ class ResponseFormat(ClosedBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def form(self, param: str) -> MakeGrammar | None:
-        """Return a function that makes the grammar; ``None`` where any text will do.
+    def form(self, path: str) -> MakeConstraint | None:
+        """Return a function that makes the constraint; ``None`` where any text will do.
 
         Args:
-            param: what the client calls it.
+            path: of its schema, as the client has it.
 
         Raises:
             InvalidRequest: ``json_schema`` is missing.
         """
-        if self.type == "json_schema":
-            if self.json_schema is None:
-                raise InvalidRequest(f"{param}.json_schema is missing", param)
-            return partial(_of_schema, self.json_schema.schema_, param)
-        return grammar.json_object if self.type == "json_object" else None
+        if self.type == "text":
+            return None
+        param = path.partition(".")[0]
+        if self.type == "json_schema" and self.json_schema is None:
+            raise InvalidRequest(f"{param}.json_schema is missing", param)
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            return partial(_plain, grammar.json_object, param)
+        is_strict = bool(self.json_schema.strict)
+        return partial(_of_schema, self.json_schema.schema_, path, is_strict=is_strict)
 
 
 class StructuredOutputs(ClosedBody):
@@ -84,32 +107,29 @@ class StructuredOutputs(ClosedBody):
                 raise Unsupported(reason, "structured_outputs")
         return {name: value for name, value in data.items() if name not in cls.unsupported}
 
-    def forms(self, param: str = "structured_outputs") -> list[MakeGrammar]:
-        """Return a function for each field that is set, which makes its grammar."""
-        found: list[MakeGrammar] = []
+    def forms(self, path: str = "structured_outputs.json") -> list[MakeConstraint]:
+        """Return a function for each field that is set, which makes its constraint.
+
+        Args:
+            path: of its schema, as the client has it.
+        """
+        param = path.partition(".")[0]
+        found: list[MakeConstraint] = []
         if self.json_ is not None:
-            found.append(partial(_of_schema, self.json_, param))
+            found.append(partial(_of_schema, self.json_, path, is_strict=False))
         if self.json_object:
-            found.append(grammar.json_object)
+            found.append(partial(_plain, grammar.json_object, param))
         if self.regex is not None:
-            found.append(partial(grammar.regex, self.regex))
+            found.append(partial(_plain, partial(grammar.regex, self.regex), param))
         if self.choice is not None:
-            found.append(partial(grammar.choice, self.choice))
+            found.append(partial(_plain, partial(grammar.choice, self.choice), param))
         return found
 
 
-class Constraint(NamedTuple):
-    """A grammar and the parameter that asked for it."""
-
-    grammar: str
-    param: str
-
-
 class _Demand(NamedTuple):
-    """A parameter that asks for a form, and what makes its grammar, which of a large schema takes
-    time."""
+    """A parameter that asks for a form, and what makes its constraint."""
 
-    make_grammar: MakeGrammar
+    make: MakeConstraint
     param: str
 
 
@@ -118,6 +138,9 @@ class StructuredFields(BaseModel):
 
     format_param: ClassVar[str] = "response_format"
     """The name that the client knows ``response_format`` by."""
+
+    schema_path: ClassVar[str] = "response_format.json_schema.schema"
+    """Where the client has the schema of ``response_format``."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -145,12 +168,12 @@ class StructuredFields(BaseModel):
         """
         demands = self._demands()
         _check_is_one(demands)
-        return next((Constraint(item.make_grammar(), item.param) for item in demands), None)
+        return demands[0].make() if demands else None
 
     def _demands(self) -> list[_Demand]:
         found = []
         if self.response_format:
-            form = self.response_format.form(self.format_param)
+            form = self.response_format.form(self.schema_path)
             found += [] if form is None else [_Demand(form, self.format_param)]
         if self.structured_outputs:
             forms = self.structured_outputs.forms()
@@ -200,8 +223,15 @@ def _schema(data: Schema | str, param: str) -> Schema:
     return schema
 
 
-def _of_schema(schema: Schema | str, param: str) -> str:
+def _of_schema(data: Schema | str, path: str, *, is_strict: bool) -> Constraint:
+    param = path.partition(".")[0]
+    schema = _schema(data, param)
     try:
-        return grammar.json_schema(_schema(schema, param))
+        found = held_schema(schema, path, is_strict=is_strict)
+        return Constraint(grammar.json_schema(found.schema), param, found.unheld)
     except ValueError as error:
         raise InvalidRequest(str(error), param) from error
+
+
+def _plain(make_grammar: Callable[[], str], param: str) -> Constraint:
+    return Constraint(make_grammar(), param)

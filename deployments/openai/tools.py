@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from itertools import chain, islice
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.held_schema import held_schema
 from deployments.openai.kinds import named_kind, only_kinds
 from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.structured import Constraint
 from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.schema_holding import MAX_UNHELD
 
 MAX_TOOLS = MAX_MESSAGES
 """The most tools: clients with many servers of tools have more than OpenAI's 128.  All share the
@@ -22,7 +25,8 @@ parts that a body may have, and they take as long to read as that many messages.
 
 
 class FunctionDefinition(Body):
-    """``function`` of a tool; ``strict`` or not, a call that is required holds the parameters."""
+    """``function`` of a tool, to whose parameters a call that is required is held; what of them
+    cannot be held is left out, unless they are ``strict``."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
     description: str | None = None
@@ -114,6 +118,9 @@ Tools = Annotated[
 class ToolFields(BaseModel):
     """The parameters of a chat that are about tools."""
 
+    parameters_name: ClassVar[str] = "parameters"
+    """The name that the client knows the parameters of a function by."""
+
     tools: Tools | None = None
     tool_choice: (
         Annotated[
@@ -187,7 +194,7 @@ class ToolFields(BaseModel):
         Raises:
             Unsupported: there are tools, but nothing that reads calls.
             InvalidRequest: a chosen tool is not among the tools, or the parameters of one can be no
-                object.
+                object, or are strict and cannot be held.
         """
         if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
             return None
@@ -203,29 +210,55 @@ class ToolFields(BaseModel):
         functions = self._functions()
         if self.call_mode != "required":
             return None
-        return Constraint(self._calls(functions, parser), "tools")
+        return self._calls(functions, parser)
 
     def or_calls(self, constraint: Constraint, parser: type[ToolParser] | None) -> Constraint:
         """Return ``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
-            InvalidRequest: the parameters of tools are too large or too deep, hold numbers to
-                multiples of too much, or can be no object.
+            InvalidRequest: the parameters of tools are too large or too deep, are strict and cannot
+                be held, or can be no object.
         """
         if parser is None or not self.tools or self.call_mode != "auto":
             return constraint
         calls = self._calls(self._functions(), parser)
-        return Constraint(grammar.either(calls, constraint.grammar), constraint.param)
+        either = grammar.either(calls.grammar, constraint.grammar)
+        return Constraint(either, constraint.param, constraint.unheld + calls.unheld)
 
-    def _calls(self, functions: list[Function], parser: type[ToolParser]) -> str:
+    def _calls(self, functions: list[Function], parser: type[ToolParser]) -> Constraint:
         is_one = self.names_tool or self.parallel_tool_calls is False
+        strict = {tool.function.name for tool in self.tools or () if tool.function.strict}
         try:
             grammar.check_size([function.parameters for function in functions])
-            return parser.grammar(functions, is_one=is_one)
+            held = [self._held(function, strict) for function in functions]
+            text = parser.grammar([function for function, _ in held], is_one=is_one)
         except RecursionError as error:
             raise InvalidRequest("the parameters of a tool are too deep", "tools") from error
         except ValueError as error:
             raise InvalidRequest(f"the parameters of a tool: {error}", "tools") from error
+        unheld = chain.from_iterable(paths for _, paths in held)
+        return Constraint(text, "tools", tuple(islice(unheld, MAX_UNHELD)))
+
+    def _held(self, function: Function, strict: set[str]) -> tuple[Function, tuple[str, ...]]:
+        """Return a function with what is held of its parameters, and the paths of what is not.
+
+        Args:
+            strict: the names of those that are strict.
+
+        Raises:
+            InvalidRequest: they are too large or too deep, or a reference leads to itself.
+            Unsupported: they are strict and cannot be held.
+        """
+        path = f"tools.{function.name}.{self.parameters_name}"
+        is_strict = function.name in strict
+        try:
+            schema, unheld = held_schema(function.parameters, path, is_strict=is_strict)
+        except ValueError as error:
+            reason = f"the parameters of {function.name!r}: {error}"
+            raise InvalidRequest(reason, "tools") from error
+        if "$ref" not in schema:
+            schema = {**schema, "type": "object"}
+        return Function(function.name, schema), unheld
 
     def _functions(self) -> list[Function]:
         """Return what may be called.

@@ -104,8 +104,9 @@ class GatewayConfig(StrictModel):
     on which nothing arrives.  ``None`` sends none."""
 
     strict_requests: bool = False
-    """Whether a request with an undocumented field, or with tools, items or parts that are left
-    out, is refused; otherwise these are named in the header ``x-hdserve-ignored``."""
+    """Whether a request with an undocumented field, with tools, items or parts that are left out,
+    or with a schema that cannot be enforced in full, is refused; otherwise these are named in the
+    header ``x-hdserve-ignored``."""
 
     allowed_origins: tuple[str, ...] = ()
     """Origins whose web pages may ask this server from a browser, as in

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from benchmarks.server_processes import server_processes
 from tests.serving import ServedApplication
@@ -353,6 +354,47 @@ def test_ignored_fields_are_named(application: ServedApplication) -> None:
     body = {"model": MODELS[0], "messages": QUESTION, "max_tokens": 1, "frobnicate": 1}
     answer = httpx.post(f"{application.base_url}/v1/chat/completions", json=body)
     assert answer.headers["x-hdserve-ignored"] == "frobnicate"
+
+
+Day = Literal["monday", "friday"]
+Guests = dict[Day, Literal[1, 2, 3]]
+
+
+class Booking(BaseModel):
+    guests: Guests
+
+
+class Wishes(Booking):
+    tags: Annotated[set[Literal["quiet", "window", "garden"]], Field(max_length=3)]
+
+
+def test_models_of_pydantic_are_held(client: openai.OpenAI) -> None:
+    """The client sends them as strict: dictionaries of listed keys are held, and sets, whose items
+    differ, are refused where they are."""
+    options: dict[str, Any] = {"model": MODELS[1], "messages": QUESTION, "max_tokens": 200}
+    answer = client.chat.completions.parse(**options, response_format=Booking)
+    assert answer.choices[0].message.parsed is not None
+    path = "response_format.json_schema.schema.properties.tags.uniqueItems"
+    with pytest.raises(openai.BadRequestError, match=f"cannot be enforced: {path}") as caught:
+        client.chat.completions.parse(**options, response_format=Wishes)
+    assert caught.value.param == "response_format"
+
+
+def test_what_cannot_be_held_of_a_model_is_named(client: openai.OpenAI) -> None:
+    """Where it is not strict, whole or streamed."""
+    options: dict[str, Any] = {"model": MODELS[1], "messages": QUESTION, "max_tokens": 200}
+    schema = Wishes.model_json_schema()
+    form: Any = {"type": "json_schema", "json_schema": {"name": "wishes", "schema": schema}}
+    raw = client.chat.completions.with_raw_response.create(**options, response_format=form)
+    path = "properties.tags.uniqueItems"
+    assert raw.headers["x-hdserve-ignored"] == f"response_format.json_schema.schema.{path}"
+    text = raw.parse().choices[0].message.content
+    assert text is not None
+    Wishes.model_validate_json(text)
+    event = client.chat.completions.with_raw_response.create(
+        **options, response_format=form, stream=True
+    )
+    assert event.headers["x-hdserve-ignored"] == raw.headers["x-hdserve-ignored"]
 
 
 def test_small_routes(application: ServedApplication) -> None:

@@ -205,6 +205,19 @@ def test_the_form_of_the_answer() -> None:
     assert caught.value.param == "output_config"
 
 
+def test_what_cannot_be_held_is_left_out_unless_it_is_strict() -> None:
+    schema = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
+    path = "properties.a.uniqueItems"
+    found = generation(output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert found.unheld == (f"output_config.format.schema.{path}",)
+    tool = {"name": "f", "input_schema": schema}
+    found = generation(tools=[tool], tool_choice={"type": "any"})
+    assert found.unheld == (f"tools.f.input_schema.{path}",)
+    with pytest.raises(Unsupported, match=f"f.input_schema.{path}") as caught:
+        generation(tools=[{**tool, "strict": True}], tool_choice={"type": "any"})
+    assert caught.value.param == "tools"
+
+
 def test_what_is_asked_in_vain_is_named() -> None:
     body = parsed(
         messages=[

@@ -39,6 +39,7 @@ from deployments.replica.heartbeat import AnswersCalls
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.schema_holding import MAX_UNHELD
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 BODIES: dict[str, dict[str, Any]] = {
@@ -334,14 +335,14 @@ def gateway(*, strict_requests: bool = False) -> Gateway:
     return Gateway(ServeConfig(models=CONFIG.models, gateway=options), {})
 
 
-def ignored(gateway: Gateway, body: OfferedBody) -> dict[str, str]:
+def ignored(gateway: Gateway, body: OfferedBody, *unheld: str) -> dict[str, str]:
     """The header of what of ``body`` is ignored."""
 
     async def receive() -> Message:
         return {"type": "http.request"}
 
     request = Request({"type": "http", "headers": []}, receive)
-    return asyncio.run(Arrival(gateway, request).ignored_header(body))
+    return asyncio.run(Arrival(gateway, request).ignored_header(body, unheld))
 
 
 def test_what_is_ignored_is_counted() -> None:
@@ -381,6 +382,18 @@ def test_what_is_left_out_is_refused_where_requests_are_strict() -> None:
     assert ignored(gateway(), body) == {"x-hdserve-ignored": "tools.web_search, zebra"}
     with pytest.raises(Unsupported, match=r"^tools of type 'web_search' are not supported$"):
         ignored(gateway(strict_requests=True), body)
+
+
+def test_what_is_not_enforced_is_named_or_refused() -> None:
+    """As what is left out; among the other names, in a header of bounded length."""
+    body = CompletionBody.parse({"model": "m", "prompt": "hi", "zebra": 1, "apple": 1})
+    name = "guided_json.not"
+    assert ignored(gateway(), body, name) == {"x-hdserve-ignored": f"apple, {name}, zebra"}
+    with pytest.raises(Unsupported, match=f"^this keyword cannot be enforced: {name}$") as caught:
+        ignored(gateway(strict_requests=True), body, name)
+    assert caught.value.param == "guided_json"
+    many = [f"{'x' * 150}{index}" for index in range(MAX_UNHELD)]
+    assert len(ignored(gateway(), body, *many)["x-hdserve-ignored"]) == 1000
 
 
 RESULTS: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
@@ -498,6 +511,39 @@ def test_a_verbosity_that_no_template_reads_is_named(
     found = answer(serve.deployment(Reasoning).bind(*variables), path, **fields(value))
     assert str({"verbosity": value}) in found.text
     assert found.headers.get("x-hdserve-ignored") == (name if is_named else None)
+
+
+UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+SCHEMAS: dict[str, tuple[str, Any]] = {
+    "/v1/chat/completions": (
+        "response_format.json_schema.schema",
+        lambda form: {"response_format": {"type": "json_schema", "json_schema": form}},
+    ),
+    "/v1/completions": (
+        "response_format.json_schema.schema",
+        lambda form: {"response_format": {"type": "json_schema", "json_schema": form}},
+    ),
+    "/v1/responses": (
+        "text.format.schema",
+        lambda form: {"text": {"format": {"type": "json_schema", **form}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", SCHEMAS)
+def test_what_of_a_schema_is_not_enforced_is_named(path: str, stream: bool) -> None:
+    """Or refused, where the schema is strict; by its place in the request."""
+    begin, fields = SCHEMAS[path]
+    keyword = f"{begin}.properties.tags.uniqueItems"
+    model = serve.deployment(Reasoning).bind()
+    form = {"name": "n", "schema": UNIQUE}
+    found = answer(model, path, stream=stream, **fields(form))
+    assert (found.status_code, found.headers.get("x-hdserve-ignored")) == (200, keyword)
+    found = answer(model, path, stream=stream, **fields({**form, "strict": True}))
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, begin.partition(".")[0])
+    assert error["message"] == f"this keyword cannot be enforced: {keyword}"
 
 
 def test_header_values_are_harmless() -> None:

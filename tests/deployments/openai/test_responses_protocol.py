@@ -206,6 +206,25 @@ def test_unknown_fields_are_known_by_name() -> None:
     assert request(tools=[TOOL | {"f": 1}]).tools == request(tools=[TOOL]).tools
 
 
+def test_what_cannot_be_held_is_left_out_unless_it_is_strict() -> None:
+    """Of the form of the answer and of functions, which may be in a namespace."""
+    schema = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    function = {"type": "function", "name": "f", "parameters": schema}
+    group = {"type": "namespace", "name": "ns", "tools": [function]}
+    path = "properties.a.uniqueItems"
+    assert request(text={"format": form}).unheld == (f"text.format.schema.{path}",)
+    found = request(tools=[function, group], tool_choice="required")
+    assert found.unheld == (f"tools.f.parameters.{path}", f"tools.ns__f.parameters.{path}")
+    for fields in (
+        {"text": {"format": {**form, "strict": True}}},
+        {"tools": [{**function, "strict": True}], "tool_choice": "required"},
+    ):
+        with pytest.raises(Unsupported, match=path) as caught:
+            request(**fields)
+        assert caught.value.param == next(iter(fields))
+
+
 def test_what_agents_ask_for_and_never_get_is_named() -> None:
     """It would change no answer."""
     fields = {

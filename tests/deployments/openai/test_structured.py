@@ -21,6 +21,11 @@ FORMS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"response_format": {"type": "json_object"}}, grammar.json_object(), "response_format"),
     ({"response_format": FORMAT}, grammar.json_schema(SCHEMA), "response_format"),
     (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+        grammar.json_object(),
+        "response_format",
+    ),
+    (
         {"structured_outputs": {"json": SCHEMA}},
         grammar.json_schema(SCHEMA),
         "structured_outputs",
@@ -58,6 +63,56 @@ def test_forms(fields: dict[str, Any], text: str | None, param: str | None) -> N
         assert body.ignored == ()
 
 
+UNIQUE = {"properties": {"tags": {"type": "array", "uniqueItems": True}}}
+HELD = grammar.json_schema({"properties": {"tags": {"type": "array"}}})
+
+
+def formatted(**fields: Any) -> dict[str, Any]:
+    """A response format with a schema that cannot be held."""
+    schema = {"name": "n", "schema": UNIQUE, **fields}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        (formatted(), "response_format.json_schema.schema"),
+        (formatted(strict=False), "response_format.json_schema.schema"),
+        ({"structured_outputs": {"json": UNIQUE}}, "structured_outputs.json"),
+        ({"guided_json": json.dumps(UNIQUE)}, "guided_json"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_held_is_left_out(fields: dict[str, Any], path: str) -> None:
+    """Unless the schema is strict."""
+    for body in (
+        ChatBody.parse({"model": "m", "messages": USER, **fields}),
+        CompletionBody.parse({"model": "m", "prompt": "x", **fields}),
+    ):
+        request = body.to_generation("r")
+        assert request.sampling["grammar"] == HELD
+        assert request.unheld == (f"{path}.properties.tags.uniqueItems",)
+
+
+def test_a_strict_schema_is_held_or_refused() -> None:
+    """The error says where the keyword is that cannot be held."""
+    body = ChatBody.parse({"model": "m", "messages": USER, **formatted(strict=True)})
+    with pytest.raises(Unsupported) as caught:
+        body.to_generation("r")
+    path = "response_format.json_schema.schema.properties.tags.uniqueItems"
+    assert caught.value.message == f"this keyword cannot be enforced: {path}"
+    assert caught.value.param == "response_format"
+
+
+def test_a_path_is_text() -> None:
+    """Whatever a client calls a property."""
+    schema = {"name": "n", "schema": {"properties": {"\ud800": {"not": {}}}}, "strict": True}
+    form = {"type": "json_schema", "json_schema": schema}
+    body = ChatBody.parse({"model": "m", "messages": USER, "response_format": form})
+    with pytest.raises(Unsupported, match=r"properties\.\\ud800\.not$"):
+        body.to_generation("r")
+
+
 def nested(depth: int) -> dict[str, Any]:
     """A schema of so many levels."""
     schema: dict[str, Any] = {}
@@ -71,10 +126,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-        "response_format",
-    ),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
         "response_format",
     ),
     ({"response_format": {"type": "json_object", "shcema": {}}}, "response_format"),

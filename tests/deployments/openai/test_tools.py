@@ -22,6 +22,7 @@ from hdserve.core import DraftCounts
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.schema_holding import MAX_UNHELD
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {
@@ -142,6 +143,56 @@ def test_a_format_of_the_answer_leaves_calls_possible(
         assert found == request(tools=[TOOL], tool_choice=choice)
     chosen = request(tools=[TOOL], guided_regex="ab*").sampling["grammar"]
     assert chosen == grammar.regex("ab*")
+
+
+def unique(name: str, **fields: Any) -> dict[str, Any]:
+    """A tool with a keyword that cannot be held."""
+    parameters = {"type": "object", "properties": {"tags": {"uniqueItems": True}}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def test_what_cannot_be_held_of_parameters_is_left_out() -> None:
+    """Of each tool that the grammar has, and no other; its path tells which tool it is."""
+    plain = {"type": "object", "properties": {"tags": {}}}
+    tools = [TOOL, unique("g"), unique("h", strict=False)]
+    path = "parameters.properties.tags.uniqueItems"
+    found = request(tools=tools, tool_choice="required")
+    assert found.unheld == (f"tools.g.{path}", f"tools.h.{path}")
+    same = request(
+        tools=[TOOL, *(unique(x, parameters=plain) for x in "gh")], tool_choice="required"
+    )
+    assert found.sampling["grammar"] == same.sampling["grammar"]
+    assert request(tools=tools, tool_choice=NAMED).unheld == (f"tools.g.{path}",)
+    form = {"type": "json_object"}
+    assert request(tools=tools, response_format=form).unheld == found.unheld
+    assert request(tools=tools).unheld == ()
+
+
+def test_strict_parameters_are_held_or_refused() -> None:
+    """By name; not where nothing is held to them."""
+    tools = [TOOL, unique("g", strict=True)]
+    path = r"tools\.g\.parameters\.properties\.tags\.uniqueItems"
+    with pytest.raises(Unsupported, match=f"^this keyword cannot be enforced: {path}$") as caught:
+        request(tools=tools, tool_choice="required")
+    assert caught.value.param == "tools"
+    assert request(tools=tools, tool_choice=allowed("required", "f")).unheld == ()
+    assert request(tools=tools).unheld == ()
+
+
+def test_what_is_left_out_of_many_tools_is_bounded() -> None:
+    tools = [unique(f"f{index}") for index in range(2 * MAX_UNHELD)]
+    assert len(request(tools=tools, tool_choice="required").unheld) == MAX_UNHELD
+
+
+def test_arguments_without_their_reference_are_an_object() -> None:
+    """Where it leads elsewhere, and says nothing here."""
+    tool = {"name": "f", "parameters": {"$ref": "https://example.com/a.json"}}
+    found = request(tools=[{"type": "function", "function": tool}], tool_choice="required")
+    assert found.unheld == ("tools.f.parameters.$ref",)
+    assert (
+        found.sampling["grammar"]
+        == request(tools=[TOOL], tool_choice="required").sampling["grammar"]
+    )
 
 
 def test_a_required_call_is_of_an_allowed_tool() -> None:
@@ -482,12 +533,13 @@ def test_a_call_is_told_to_its_end_before_the_next_begins(size: int) -> None:
     assert [json.loads(text) for text in texts.values()] == [{"a": "é"}] * 2
 
 
-def test_tools_whose_numbers_are_multiples_of_too_much_are_refused() -> None:
-    tool = {
+def test_strict_tools_whose_numbers_are_multiples_of_too_much_are_refused() -> None:
+    tool: dict[str, Any] = {
         "type": "function",
         "function": {
             "name": "f",
             "parameters": {"properties": {"n": {"type": "integer", "multipleOf": 10**9}}},
+            "strict": True,
         },
     }
     with pytest.raises(InvalidRequest, match="multipleOf") as caught:

@@ -93,7 +93,7 @@ def test_other_marks_may_not_come_in_between() -> None:
 
 
 def test_what_is_wrong_is_told_as_of_the_answer_alone() -> None:
-    wrong = grammar.json_schema({"not": {}})
+    wrong = grammar.json_schema({"type": "frob"})
     reasons = []
     for text in (wrong, behind("thought blank", wrong)):
         with pytest.raises(InvalidRequest) as caught:

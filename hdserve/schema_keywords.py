@@ -1,0 +1,108 @@
+"""Keywords of a JSON Schema, by what a grammar can do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OPTIONS = "x-guidance"
+"""The keyword for llguidance's options, among them one to be more lenient than a schema."""
+
+HELD_FORMATS = frozenset(
+    {
+        "date",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "time",
+        "uri",
+        "uuid",
+    }
+)
+"""The text formats that are enforced.  Others are annotations for readers of a schema, as in JSON
+Schema."""
+
+UNHELD = frozenset(
+    {
+        "$dynamicAnchor",
+        "$dynamicRef",
+        "$recursiveAnchor",
+        "$recursiveRef",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "if",
+        "maxContains",
+        "minContains",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""The keywords that no grammar holds, other than in other words."""
+
+NOTES = frozenset({"default", "deprecated", "description", "examples", "title", "type"})
+"""Keywords that may be beside a list of names."""
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
+"""Keywords whose numbers a grammar may be unable to hold."""
+
+EXAMINED = UNHELD.union(
+    BOUNDS,
+    ("$ref", "maxProperties", "minProperties"),
+    ("multipleOf", "oneOf", "pattern", "patternProperties"),
+)
+"""The keywords that may be left out."""
+
+TWINS = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
+"""By keyword, the one that says the same where nothing else evaluates parts of the value."""
+
+IN_PLACE = frozenset(
+    {
+        "$dynamicRef",
+        "$recursiveRef",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "contains",
+        "dependentSchemas",
+        "if",
+        "oneOf",
+    }
+)
+"""Keywords whose schemas evaluate parts of the same value."""
+
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
+
+
+def is_note(key: str, value: Any) -> bool:
+    """Return whether a keyword asks for nothing that a grammar knows."""
+    if key == "format":
+        return isinstance(value, str) and value not in HELD_FORMATS
+    return key == OPTIONS
+
+
+def asks_nothing(schema: Mapping[str, Any], key: str) -> bool:
+    """Return whether a keyword that grammars do not know allows everything here."""
+    value = schema[key]
+    if key == "uniqueItems":
+        return value is False
+    if key == "propertyNames":
+        return value in _ANY_NAME
+    if key in ("then", "else"):
+        return "if" not in schema
+    if key == "if":
+        return schema.keys().isdisjoint(("then", "else"))
+    if key in ("minContains", "maxContains"):
+        return "contains" not in schema
+    if key.startswith(("unevaluated", "dependen")):
+        return value in (True, {})
+    return key.endswith("Anchor")

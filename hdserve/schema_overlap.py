@@ -1,0 +1,144 @@
+"""Whether the alternatives of a JSON Schema exclude each other.
+
+Then exactly one of them matches wherever any does, and ``oneOf`` says the same as ``anyOf``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from hdserve.schema_closing import are_disjoint
+from hdserve.schema_references import referred
+
+Schema = Mapping[str, Any]
+
+_MAX_COMPARISONS = 2000
+"""The most comparisons of two schemas within a whole, about 0.01 s."""
+
+_MAX_DEPTH = 8
+"""How deep within two schemas, counting references, a difference is looked for."""
+
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "boolean"),
+    ((int, float), "number"),
+    (str, "string"),
+    ((list, tuple), "array"),
+    (Mapping, "object"),
+)
+
+
+class Comparison:
+    """Compares the alternatives of one schema.
+
+    Args:
+        root: the whole, which references begin at.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._num_left = _MAX_COMPARISONS
+
+    def exclude_each_other(self, schemas: Any) -> bool:
+        """Return whether it is certain that no value matches two of the schemas."""
+        if not isinstance(schemas, (list, tuple)):
+            return False
+        listed = [_values(schema) for schema in schemas]
+        known = [values for values in listed if values is not None]
+        if len(known) == len(listed) and sum(map(len, known)) == len(set().union(*known)):
+            return True
+        return are_disjoint(schemas) or all(
+            self._num_left > 0 and self._are_apart(one, other, 0)
+            for one, other in combinations(schemas, 2)
+        )
+
+    def _are_apart(self, one: Any, other: Any, depth: int) -> bool:
+        """Return whether no value matches two schemas, as far as can be told."""
+        self._num_left -= 1
+        if one is False or other is False:
+            return True
+        if self._num_left < 0 or depth > _MAX_DEPTH:
+            return False
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return False
+        return (
+            _differ(_kinds(one), _kinds(other))
+            or _differ(_values(one), _values(other))
+            or self._are_parts_apart(one, other, depth)
+            or self._are_parts_apart(other, one, depth)
+            or self._are_objects_apart(one, other, depth)
+        )
+
+    def _are_parts_apart(self, one: Schema, other: Schema, depth: int) -> bool:
+        """Compare all that the same value must match with another schema."""
+        for key in ("anyOf", "oneOf"):
+            forms = one.get(key)
+            if isinstance(forms, (list, tuple)) and all(
+                self._are_apart(form, other, depth + 1) for form in forms
+            ):
+                return True
+        parts = one.get("allOf")
+        found = [*parts] if isinstance(parts, (list, tuple)) else []
+        target = referred(one, self._root) if "$ref" in one else None
+        found += [] if target is None else [target]
+        return any(self._are_apart(part, other, depth + 1) for part in found)
+
+    def _are_objects_apart(self, one: Schema, other: Schema, depth: int) -> bool:
+        """Compare a property that either object needs, in both."""
+        kinds = [found for found in (_kinds(one), _kinds(other)) if found is not None]
+        if not kinds or set.intersection(*kinds) != {"object"}:
+            return False
+        names = dict.fromkeys([*_required(one), *_required(other)])
+        return any(
+            self._are_apart(_property(one, name), _property(other, name), depth + 1)
+            for name in names
+        )
+
+
+def _differ(one: set[Any] | None, other: set[Any] | None) -> bool:
+    """Return whether two sets, if both are known, have nothing in common."""
+    return one is not None and other is not None and one.isdisjoint(other)
+
+
+def _kinds(schema: Schema) -> set[str] | None:
+    """Return the types of a schema; ``None`` if it says nothing of them."""
+    declared = schema.get("type")
+    if declared is None:
+        values = _values(schema)
+        return None if values is None else {kind for kind, _ in values}
+    kinds = {declared} if isinstance(declared, str) else {*_texts(declared)}
+    return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def _values(schema: Any) -> set[tuple[str, Any]] | None:
+    """Return the only values of a schema, with their types; ``None`` if it has others, or lists and
+    objects among them."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, (list, tuple)):
+        return None
+    found = {(_kind(value), value) for value in values if not isinstance(value, (list, Mapping))}
+    return found if not any(isinstance(value, (list, Mapping)) for value in values) else None
+
+
+def _kind(value: Any) -> str:
+    return next((kind for types, kind in _KINDS if isinstance(value, types)), "null")
+
+
+def _required(schema: Schema) -> Iterator[str]:
+    return _texts(schema.get("required"))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    items = value if isinstance(value, (list, tuple)) else ()
+    return (item for item in items if isinstance(item, str))
+
+
+def _property(schema: Schema, name: str) -> Any:
+    """Return a schema that a property, if there is one, must match."""
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return True if "patternProperties" in schema else schema.get("additionalProperties", True)

@@ -1,0 +1,76 @@
+"""Alternatives are told from each other by types, values and the properties that they need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hdserve.schema_overlap import Comparison
+
+TEXT = {"type": "string"}
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """An object that needs its properties."""
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+ROOT: dict[str, Any] = {
+    "$defs": {
+        "a": record(kind={"const": "a"}),
+        "b": record(kind={"const": "b"}),
+        "tree": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+    }
+}
+A, B, TREE = ({"$ref": f"#/$defs/{name}"} for name in ("a", "b", "tree"))
+
+APART: list[list[Any]] = [
+    [TEXT],
+    [TEXT, {"type": "integer"}, {"type": ["null", "boolean"]}],
+    [{"const": "a"}, {"const": "b"}, {"enum": [1, None, True]}],
+    [{"type": "number", "const": 1}, {"const": 2}],
+    [{"const": True}, {"const": 1}],
+    [{"const": str(index)} for index in range(2000)],
+    [False, TEXT, False],
+    [A, B, {"type": "array"}],
+    [{"allOf": [A], "title": "t"}, {"anyOf": [B, TEXT]}],
+    [record(a=TEXT), record(a={"type": "null"}, b=TEXT)],
+    [record(a=TEXT), {**record(b=TEXT), "additionalProperties": False}],
+    [record(a=TEXT), {"properties": {"a": {"type": "null"}}}],
+    [record(a=record(b={"const": 1})), record(a=record(b={"const": 2}))],
+]
+
+
+@pytest.mark.parametrize("schemas", APART, ids=lambda found: str(found)[:60])
+def test_these_exclude_each_other(schemas: list[Any]) -> None:
+    assert Comparison(ROOT).exclude_each_other(schemas)
+
+
+OVERLAPPING: list[Any] = [
+    [TEXT, TEXT],
+    [TEXT, True],
+    [TEXT, {}],
+    [{"type": "integer"}, {"type": "number"}],
+    [{"const": 1}, {"const": 1.0}],
+    [{"const": "a"}, {"enum": ["b", "a"]}],
+    [{"const": [1]}, {"const": [2]}],
+    [A, A],
+    [TREE, {"type": "null"}],
+    [TREE, TEXT],
+    [record(a=TEXT), record(b={"type": "null"})],
+    [{"properties": {"a": {"const": kind}}, "required": ["a"]} for kind in "xy"],
+    [record(a=TEXT), {**record(b=TEXT), "additionalProperties": False, "patternProperties": {}}],
+    "no list",
+]
+
+
+@pytest.mark.parametrize("schemas", OVERLAPPING, ids=lambda found: str(found)[:60])
+def test_of_these_nothing_is_certain(schemas: Any) -> None:
+    assert not Comparison(ROOT).exclude_each_other(schemas)
+
+
+def test_comparing_takes_no_long() -> None:
+    """However many there are that differ in nothing."""
+    forms: list[Any] = [{"anyOf": [{"anyOf": [{}] * 50}] * 50}] * 1000
+    assert not Comparison({}).exclude_each_other(forms)
