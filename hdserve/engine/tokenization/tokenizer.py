@@ -23,7 +23,13 @@ from hdserve.engine.tokenization.chat_template.shown_parts import (
     ShownParts,
     shown_parts,
 )
-from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, may_differ, turn_form
+from hdserve.engine.tokenization.chat_template.turn_form import (
+    Messages,
+    TurnForm,
+    may_differ,
+    shown_fields,
+    turn_form,
+)
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import is_path, resolve_model
 from hdserve.models.hub import check_hub
@@ -231,13 +237,16 @@ class Tokenizer:
         """Return the messages with the turns in the form in which the template shows them."""
         if not may_differ(messages):
             return messages
-        if has_tools not in self._turn_forms:
+
+        def render(form: TurnForm, messages: Messages) -> str:
             tools = (PROBE_TOOL,) if has_tools else ()
-            self._turn_forms[has_tools] = turn_form(
-                lambda form, messages: self._render(CallForm(), form.of(messages), tools, {}),
-                has_tools=has_tools,
-            )
-        return self._turn_forms[has_tools].of(messages)
+            return self._render(CallForm(), form.of(messages), tools, {})
+
+        if has_tools not in self._turn_forms:
+            self._turn_forms[has_tools] = turn_form(render, has_tools=has_tools)
+        form = self._turn_forms[has_tools]
+        shown = shown_fields(render, messages) if form.joins_neighbours else ()
+        return form.of(messages, shown)
 
     def _form(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> CallForm:
         """Return the form in which the template shows them.
