@@ -77,7 +77,7 @@ def test_a_stream_has_each_log_probability_once(client: openai.OpenAI) -> None:
     }
     whole = client.chat.completions.create(**options)
     with client.chat.completions.stream(**options) as stream:
-        found = stream.get_final_completion()
+        found = stream.until_done().current_completion_snapshot
     assert len(found.choices) == 2
     for choice, wanted in zip(found.choices, whole.choices, strict=True):
         assert choice.message.content == wanted.message.content
