@@ -13,11 +13,8 @@ import pytest
 
 from deployments.generation import GenerationRequest
 from deployments.off_loop import OffLoop
-from deployments.replica.sequence_builder import (
-    MAX_ANSWER_LOGPROBS,
-    MAX_PROMPT_IDS,
-    SequenceBuilder,
-)
+from deployments.replica.answer_logprobs import MAX_ANSWER_LOGPROBS
+from deployments.replica.sequence_builder import MAX_PROMPT_IDS, SequenceBuilder
 from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.core import Sequence
@@ -72,8 +69,8 @@ def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
 
 
 def test_log_probabilities_of_whole_answers_are_bounded(host: ModelHost) -> None:
-    """By what all choices may come to have, which without ``max_tokens`` is what the context
-    leaves; those of a stream are sent as they come."""
+    """By what all choices may come to have, if ``max_tokens`` says so; those of a stream are sent
+    as they come."""
     longest = host.max_total_tokens
     fits = MAX_ANSWER_LOGPROBS // 64 // 21
     assert MAX_ANSWER_LOGPROBS >= 8 * 1024 * 6
@@ -81,17 +78,15 @@ def test_log_probabilities_of_whole_answers_are_bounded(host: ModelHost) -> None
     sampling = {"logprobs": 20, "max_tokens": fits}
     most = GenerationRequest("r", prompts=((5,),), num_choices=64, sampling=sampling)
     assert len(builder.build(most)) == 64
-    for more in (
-        {**sampling, "max_tokens": fits + 1},
-        {"logprobs": 20},
-    ):
-        asked = replace(most, sampling=more)
-        with pytest.raises(InvalidRequest, match=r"^logprobs: .* 21 log .* a stream") as caught:
-            builder.build(asked)
-        assert caught.value.param == "logprobs"
-        assert len(builder.build(replace(asked, is_streamed=True))) == 64
+    more = {**sampling, "max_tokens": fits + 1}
+    asked = replace(most, sampling=more)
+    with pytest.raises(InvalidRequest, match=r"^logprobs: .* 21 log .* a stream") as caught:
+        builder.build(asked)
+    assert caught.value.param == "logprobs"
+    assert len(builder.build(replace(asked, is_streamed=True))) == 64
     full = ((5,) * (longest - fits),)
-    assert len(builder.build(replace(most, prompts=full, sampling={"logprobs": 20}))) == 64
+    assert len(builder.build(replace(most, prompts=full, sampling=more))) == 64
+    assert len(builder.build(replace(most, sampling={"logprobs": 20}))) == 64
     assert len(builder.build(replace(most, sampling={}))) == 64
 
 
