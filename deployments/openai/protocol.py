@@ -356,18 +356,18 @@ class CompletionBody(GenerationBody):
         **OF_RESPONSES,
     }
 
-    prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
-        union_mode="left_to_right"
-    )
+    prompt: (
+        str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] | None
+    ) = Field(union_mode="left_to_right")
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """The prompts one by one."""
-        if isinstance(self.prompt, str):
-            return (self.prompt,)
+        """The prompts one by one; ``null`` is one without text."""
+        if self.prompt is None or isinstance(self.prompt, str):
+            return (self.prompt or "",)
         if self.prompt and isinstance(self.prompt[0], int):
             return (self.prompt,)
         return cast("tuple[Prompt, ...]", self.prompt)

@@ -149,9 +149,16 @@ class SequenceBuilder:
             yield encode_beginning(self._tokenizer, text, num_tokens, adds_special_tokens=False)
         for prompt in request.prompts:
             if isinstance(prompt, str):
-                yield encode_beginning(self._tokenizer, prompt, num_tokens)
+                found = encode_beginning(self._tokenizer, prompt, num_tokens)
+                yield found if found.token_ids else self._blank()
             else:
                 yield TextBeginning(prompt, is_whole=True)
+
+    def _blank(self) -> TextBeginning:
+        """Return what stands for a text without tokens, which the OpenAI API takes as well; nothing
+        if the tokenizer has no such token."""
+        token_id = self._tokenizer.blank_token_id
+        return TextBeginning([] if token_id is None else [token_id], is_whole=True)
 
     def chat_token_ids(self, request: GenerationRequest) -> list[int]:
         """Return the token ids of a conversation, however long it is.

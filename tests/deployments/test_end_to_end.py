@@ -283,6 +283,12 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "The restaurant" + by_ids.choices[0].text == one.choices[0].text
     assert by_ids.usage is not None
     assert by_ids.usage.prompt_tokens == 2 * len(ids)
+    for blank in (None, ""):
+        without = client.completions.create(prompt=blank, echo=True, logprobs=0, **body)
+        assert without.usage is not None
+        assert without.usage.prompt_tokens == 1
+        assert without.choices[0].logprobs is not None
+        assert without.choices[0].logprobs.text_offset[:2] == [0, 0]
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(prompt=[1 << 20], echo=True, **body)
     assert caught.value.param == "prompt"

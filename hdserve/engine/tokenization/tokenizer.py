@@ -122,6 +122,13 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.eos_token_id
         return token_id
 
+    @property
+    def blank_token_id(self) -> int | None:
+        """The token that a model can go on from where there is no text: the one that begins texts
+        or, without it, the one that ends them."""
+        token_id: int | None = self._tokenizer.bos_token_id
+        return self.eos_token_id if token_id is None else token_id
+
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """The tokens that a text without special tokens leaves out."""

@@ -253,6 +253,16 @@ def test_unsupported_parameters_are_refused(
     assert name in error.message
 
 
+def test_a_prompt_may_be_null() -> None:
+    """As the OpenAI API has it; it is not left out."""
+    for prompt in (None, ""):
+        body = CompletionBody.parse({"model": "m", "prompt": prompt})
+        assert body.to_generation("r").prompts == ("",)
+    with pytest.raises(InvalidRequest) as caught:
+        CompletionBody.parse({"model": "m"})
+    assert caught.value.param == "prompt"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "kind"),
     [

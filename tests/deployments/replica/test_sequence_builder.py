@@ -44,6 +44,15 @@ def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
     assert {seq.namespace for seq in sequences} == {"anna"}
 
 
+def test_a_text_without_tokens_is_the_end_of_another(host: ModelHost) -> None:
+    """This tokenizer has no token for the beginning; no ids are what the client wrote."""
+    request = GenerationRequest("r", prompts=("", "The restaurant", ()))
+    blank, text, no_ids = SequenceBuilder(host, OffLoop()).build(request)
+    assert blank.token_ids == [host.tokenizer.eos_token_id]
+    assert text.token_ids == host.tokenizer.encode("The restaurant")
+    assert no_ids.token_ids == []
+
+
 def test_each_prompt_draws_its_own_seed(host: ModelHost) -> None:
     """Equal prompts of a request are sampled independently, unless the client gives the seed; the
     choices of one differ by their index."""
