@@ -61,9 +61,9 @@ class ThinkingFields(BaseModel):
     def switches(self) -> Mapping[str, bool]:
         """Whether the model is to think, by the parameters that say so."""
         found = {
-            "thinking": self.thinking and self.thinking.is_wanted,
+            "thinking": None if self.thinking is None else self.thinking.is_wanted,
             "enable_thinking": self.enable_thinking,
-            "reasoning.enabled": self.reasoning and self.reasoning.enabled,
+            "reasoning.enabled": None if self.reasoning is None else self.reasoning.enabled,
         }
         return {name: value for name, value in found.items() if value is not None}
 
