@@ -108,8 +108,9 @@ def shown_fields(render: Render, messages: Messages) -> set[str]:
     if not names:
         return set()
     marks = {name: f"zqfield{place}zq" for place, name in enumerate(names)}
+    probe = [{"role": role, "content": "probe", **marks} for role in _SPEAKERS]
     try:
-        text = render(TurnForm(), [{"role": role, "content": "", **marks} for role in _SPEAKERS])
+        text = render(TurnForm(), [*probe, {"role": "user", "content": "probe"}])
     except Exception:  # it says nothing of them
         return names
     return {name for name, mark in marks.items() if mark in text}

@@ -229,7 +229,7 @@ def test_the_assistant_says_two_things_in_a_row(tmp_path: Path) -> None:
     assert text == "<user>u1<model>a2\n\na3"
 
 
-NAMED = GEMMA_3.replace("{{- (first if", "{{- m.name or '' }}{{- (first if")
+NAMED = GEMMA_3.replace("{{- (first if", "{{- m.name if m.name and m.content }}{{- (first if")
 
 
 def test_messages_that_cannot_be_one_are_refused(tmp_path: Path) -> None:
