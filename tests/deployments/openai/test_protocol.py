@@ -362,7 +362,7 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"speculation": {"max_draft_tokens": -1}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": True}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": False}}, "speculation"),
-    (CompletionBody, {"prompt": None}, "prompt"),
+    (CompletionBody, {"prompt": 5}, "prompt"),
     (CompletionBody, {"prompt": []}, "prompt"),
     (CompletionBody, {"prompt": [1, "a"]}, "prompt"),
     (CompletionBody, {"prompt": [[1], "a"]}, "prompt"),
