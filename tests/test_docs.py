@@ -34,11 +34,8 @@ from deployments.openai.protocol import (
 from deployments.openai.request_body import UNSUPPORTED_EXTENSIONS
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.openai.tools import MAX_TOOLS
-from deployments.replica.sequence_builder import (
-    MAX_ANSWER_LOGPROBS,
-    MAX_PROMPT_IDS,
-    MAX_PROMPT_LOGPROBS,
-)
+from deployments.replica.answer_logprobs import MAX_ANSWER_LOGPROBS
+from deployments.replica.sequence_builder import MAX_PROMPT_IDS, MAX_PROMPT_LOGPROBS
 from hdserve.bench.replay_files import read_replay
 from hdserve.cli.commands import app as command
 from hdserve.config import default_config
@@ -220,7 +217,7 @@ def test_every_parameter_is_documented(model: type[BaseModel]) -> None:
     "limit",
     [
         f"are at most {MAX_PROMPT_LOGPROBS:,} in a request",
-        f"may come to have {MAX_ANSWER_LOGPROBS:,} log probabilities",
+        f"may have {MAX_ANSWER_LOGPROBS:,} log probabilities",
         f"token ids of prompts, {MAX_PROMPT_IDS:,} at most",
         f"`echo` {MAX_ECHO_CHARACTERS:,} characters",
         f"answers per prompt, up to {MAX_CHOICES}, and {MAX_ANSWERS} to all prompts",

@@ -23,6 +23,7 @@ from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
 from deployments.openai.structured import Schema
+from deployments.openai.thinking import Thinking
 from deployments.openai.tools import MAX_TOOLS
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -109,20 +110,6 @@ class ToolChoice(ClosedBody):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class Thinking(Body):
-    """Whether the model is to think before it answers."""
-
-    type: Literal["adaptive", "between_tools", "disabled", "enabled"]
-    budget_tokens: int | None = None
-    display: str | None = None
-
-    @property
-    def unmet(self) -> set[str]:
-        """What is asked in vain: there is no budget but ``max_tokens``, and what was thought is
-        shown as it is."""
-        return {name for name in ("budget_tokens", "display") if getattr(self, name) is not None}
-
-
 class OutputFormat(ClosedBody):
     """The form of the answer, which is held as far as it can be."""
 
@@ -205,11 +192,12 @@ class CountTokensBody(OfferedBody):
             and self.output_config.task_budget is not None,
             f"system.{BILLING}": is_billed(texts_of(self.system)),
             "tools.strict": is_free and any(tool.strict for tool in self.tools or ()),
-            **{f"thinking.{name}": True for name in thinking},
         }
         said = {name for message in self.messages for name in message.unmet}
         said |= {name for tool in self.tools or () for name in tool.unmet}
-        return super().unmet.union(said, (name for name, is_asked in asked.items() if is_asked))
+        return super().unmet.union(
+            said, thinking, (name for name, is_asked in asked.items() if is_asked)
+        )
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
@@ -279,7 +267,7 @@ class CountTokensBody(OfferedBody):
     def _options(self) -> dict[str, Any]:
         """Return the variables of chat templates that say whether, and how much, to think; those
         that a template does not know change nothing."""
-        is_to_think = self.thinking is not None and self.thinking.type != "disabled"
+        is_to_think = self.thinking is not None and self.thinking.is_wanted
         values = {"thinking": is_to_think, "output_config.effort": self._effort}
         return {name: values[param] for param, names in self.variables.items() for name in names}
 

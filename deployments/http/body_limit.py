@@ -39,13 +39,17 @@ class BodyLimit:
             return
         identity = scope.get("state", {}).get("identity")
         max_bytes = max_bytes_of(scope, self._limits, identity)
+        reason = (
+            f"the request body is over the limit of {max_bytes} bytes, which is "
+            f"gateway.{_limit_name(scope, identity)} of the server's configuration"
+        )
         try:
-            _check(self._declared_bytes(scope), max_bytes)
-            await self._app(scope, self._counting(paced(receive), max_bytes), send)
+            _check(self._declared_bytes(scope), max_bytes, reason)
+            await self._app(scope, self._counting(paced(receive), max_bytes, reason), send)
         except BodyTooLarge as error:
             await error_answer(scope, error)(scope, receive, send)
 
-    def _counting(self, receive: Receive, max_bytes: int) -> Receive:
+    def _counting(self, receive: Receive, max_bytes: int, reason: str) -> Receive:
         num_bytes = 0
 
         async def counted() -> Message:
@@ -55,7 +59,7 @@ class BodyLimit:
             except TaskCancelledError:  # Ray's proxy reports that the client is gone
                 return {"type": "http.disconnect"}
             num_bytes += len(message.get("body", b""))
-            _check(num_bytes, max_bytes)
+            _check(num_bytes, max_bytes, reason)
             return message
 
         return counted
@@ -67,13 +71,18 @@ class BodyLimit:
 
 def max_bytes_of(scope: Scope, limits: GatewayConfig, identity: Identity | None) -> int:
     """Return how many bytes the body of a request may have."""
+    found: int = getattr(limits, _limit_name(scope, identity))
+    return found
+
+
+def _limit_name(scope: Scope, identity: Identity | None) -> str:
     is_import = scope["path"].endswith("/import") and identity and identity.is_admin
-    return limits.max_import_bytes if is_import else limits.max_body_bytes
+    return "max_import_bytes" if is_import else "max_body_bytes"
 
 
-def _check(num_bytes: int, max_bytes: int) -> None:
+def _check(num_bytes: int, max_bytes: int, reason: str) -> None:
     if num_bytes > max_bytes:
-        raise BodyTooLarge(f"the request body is over the limit of {max_bytes} bytes")
+        raise BodyTooLarge(reason)
 
 
 def paced(receive: Receive) -> Receive:

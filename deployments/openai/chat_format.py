@@ -46,6 +46,33 @@ class ChatFormat:
             ToolReader, tool_parser, is_one_call=is_one_call, is_named=is_named_call
         )
         self._readers: dict[int, ToolReader] = {}
+        self._begun: set[int] = set()
+        """The choices that have text, a call or reasoning."""
+
+    def opening(self, first: Mapping[str, Any], num_choices: int) -> list[dict[str, Any]]:
+        """Return the ``choices`` entries of the chunks before all others: the role of each choice,
+        in order and without anything else, since clients make a choice of its first chunk, and some
+        then add what that has once more.
+
+        The content is empty if the choice begins with text, and null if it begins with a call or
+        with reasoning.  It is null also if nobody knows yet: a text may follow, whereas an empty
+        one would be a part of the answer to some clients.
+
+        Args:
+            first: the entry of the chunk after these.
+        """
+        message = first["delta"]
+        has_text = "content" in message and "reasoning_content" not in message
+        return [
+            self._entry(
+                index,
+                {
+                    "role": "assistant",
+                    "content": "" if has_text and index == first["index"] else None,
+                },
+            )
+            for index in range(num_choices)
+        ]
 
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
         """Return the ``choices`` entries of the chunks of a delta: one for each call that begins,
@@ -55,18 +82,11 @@ class ChatFormat:
             self._readers[index] = self._make_reader()
         reader = self._readers[index]
         text, calls = reader.read(delta.text, is_last=delta.finish_reason is not None)
-        message: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if delta.reasoning:
-            message["reasoning_content"] = delta.reasoning
-        if text or is_first:
-            message["content"] = text
-        if calls:
-            message["tool_calls"] = calls[:1]
-        messages = [message, *({"tool_calls": [call]} for call in calls[1:])]
-        entries: list[dict[str, Any]] = [
-            {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
-            for message in messages
+        messages = [
+            self._message(delta, index, text, calls[:1]),
+            *({"tool_calls": [call]} for call in calls[1:]),
         ]
+        entries = [self._entry(index, message) for message in messages]
         entries[-1] |= {
             "logprobs": _logprobs_now(delta.logprobs),
             "finish_reason": reader.finish_reason(delta.finish_reason),
@@ -74,10 +94,30 @@ class ChatFormat:
         if delta.finish_reason is not None:
             entries[-1]["stop_reason"] = delta.stop_reason
         if self._shows_token_ids:
-            for entry in entries:
-                entry["token_ids"] = []
             entries[-1]["token_ids"] = list(delta.token_ids)
         return entries
+
+    def _message(
+        self, delta: Delta, index: int, text: str, calls: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return what a delta adds to a message; where the answer ends without anything, its text
+        is empty."""
+        message: dict[str, Any] = {}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if text:
+            message["content"] = text
+        if calls:
+            message["tool_calls"] = calls
+        if message or delta.reasoning is not None:
+            self._begun.add(index)
+        elif delta.finish_reason is not None and index not in self._begun:
+            message["content"] = ""
+        return message
+
+    def _entry(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        found = {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
+        return found | {"token_ids": []} if self._shows_token_ids else found
 
     def choice(self, answer: Answer, index: int) -> dict[str, Any]:
         """Return the ``choices`` entry of a whole answer."""

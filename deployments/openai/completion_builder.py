@@ -46,6 +46,7 @@ class CompletionBuilder:
             "model": model,
         }
         self._answers: dict[int, Answer] = {}
+        self._has_begun = False
         self._num_tokens: Counter[int] = Counter()
         """The number of tokens of each choice of a stream so far."""
         self._prompts: dict[int, Delta] = {}
@@ -53,7 +54,7 @@ class CompletionBuilder:
 
     def add(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the chunks of one delta: one, but two where a tool call begins and goes on, and
-        none where it has nothing to show."""
+        none where it has nothing to show.  Before the first of all come those of the roles."""
         index = self._index(delta)
         is_first = index not in self._answers
         if is_first:
@@ -65,18 +66,35 @@ class CompletionBuilder:
         for choice in choices[:-1]:
             choice.update({name: [] for name in sources})
         choices[-1] |= sources
-        usage_so_far: dict[str, Any] = {"usage": None} if self._includes_usage else {}
-        if self._counts_in_chunks:
-            usage_so_far["usage"] = token_counts(delta.num_prompt_tokens, self._num_tokens[index])
         chunks = [
-            {**self._head, "object": self._form.chunk_kind, "choices": [choice], **usage_so_far}
+            self._chunk(choice, delta.num_prompt_tokens, self._num_tokens[index])
             for choice in choices
             if self._counts_in_chunks or _has_content(choice)
         ]
-        if is_first and len(self._answers) == 1:
-            for chunk in chunks[:1]:
-                chunk |= self._form.beside_delta(delta)
-        return chunks
+        if self._has_begun or not chunks:
+            return chunks
+        self._has_begun = True
+        return self._opened(chunks, delta)
+
+    def _opened(self, chunks: list[dict[str, Any]], delta: Delta) -> list[dict[str, Any]]:
+        """Return the first chunks of a stream, made of ``delta``, behind those of the roles."""
+        (first,) = chunks[0]["choices"]
+        roles = self._form.opening(first, self._num_choices)
+        for role in roles:
+            role.update({name: [] for name in _sources(delta)})
+        opened = [*(self._chunk(role, delta.num_prompt_tokens, 0) for role in roles), *chunks]
+        opened[0] |= self._form.beside_delta(self._prompts[delta.prompt_index])
+        return opened
+
+    def _chunk(
+        self, choice: dict[str, Any], num_prompt_tokens: int, num_tokens: int
+    ) -> dict[str, Any]:
+        chunk = {**self._head, "object": self._form.chunk_kind, "choices": [choice]}
+        if self._counts_in_chunks:
+            chunk["usage"] = token_counts(num_prompt_tokens, num_tokens)
+        elif self._includes_usage:
+            chunk["usage"] = None
+        return chunk
 
     def end(self, summary: Summary) -> list[dict[str, Any]]:
         """Return the chunk after the last delta, if asked for: no choices, but usage and what

@@ -45,6 +45,10 @@ class CompletionFormat:
         self._num_characters: dict[int, int] = {}
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
+    def opening(self, first: Mapping[str, Any], num_choices: int) -> list[dict[str, Any]]:
+        """Return nothing, since texts have no roles."""
+        return []
+
     def deltas(self, delta: Delta, index: int, *, is_first: bool) -> list[dict[str, Any]]:
         """Return the ``choices`` entry of a delta's chunk."""
         text = (self._echo(delta.prompt_index) if is_first else "") + delta.text

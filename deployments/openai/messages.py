@@ -24,12 +24,14 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of the parts of a chat that are text: also those of the Responses API, as in vLLM."""
 
 
+SENT_BACK = frozenset({"annotations", "id", "index", "logprobs", "parsed", "status"})
+"""The fields that clients add when they send an answer back, to messages, parts and calls."""
+
+
 class Part(Body):
     """A part of a content."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "logprobs", "prompt_cache_breakpoint"}
-    )
+    without_effect: ClassVar[frozenset[str]] = SENT_BACK | {"prompt_cache_breakpoint"}
 
     type: Any = None
     text: Any = None
@@ -56,7 +58,7 @@ PartsOrTexts = Annotated[
 class CalledFunction(Body):
     """``function`` of a call."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+    without_effect: ClassVar[frozenset[str]] = SENT_BACK | {"parsed_arguments"}
 
     name: str
     arguments: str | Mapping[str, Any]
@@ -65,7 +67,7 @@ class CalledFunction(Body):
 class ToolCall(Body):
     """A call the model made earlier."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset({"index"})
+    without_effect: ClassVar[frozenset[str]] = SENT_BACK
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -85,7 +87,7 @@ class ToolCall(Body):
 class Message(Body):
     """One message of a conversation."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset({"annotations", "parsed"})
+    without_effect: ClassVar[frozenset[str]] = SENT_BACK
 
     role: Literal["assistant", "developer", "system", "tool", "user"]
     content: str | PartsOrTexts | None = None

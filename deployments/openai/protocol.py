@@ -9,6 +9,7 @@ from pydantic import Field, StrictBool, StrictFloat
 
 from deployments.generation import (
     REASONING_EFFORT,
+    THINKING_SWITCHES,
     THINKING_VARIABLES,
     VERBOSITY,
     GenerationRequest,
@@ -26,6 +27,8 @@ from deployments.openai.messages import (
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
 from deployments.openai.structured import Constraint, StructuredFields, one_of
+from deployments.openai.thinking import ReasoningEffort as ReasoningEffort
+from deployments.openai.thinking import ThinkingFields
 from deployments.openai.tools import ToolFields, Tools
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
@@ -47,7 +50,6 @@ _SMALLEST_TOP_P = 1e-9
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
 _SAMPLING_FIELDS = (
@@ -224,7 +226,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
         }
 
 
-class ChatBody(GenerationBody, ChatFields, ToolFields):
+class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
     """``POST /v1/chat/completions``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -249,7 +251,6 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
     logprobs: StrictBool | None = None  # a completion has a number here
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
-    reasoning_effort: ReasoningEffort | None = None
     verbosity: Verbosity | None = None
 
     @property
@@ -264,7 +265,8 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         parameters only where a call is required, or the answer is held to a form, too."""
         is_free = self.call_mode == "auto" and not self.asks_for_form
         is_unheld = is_free and any(tool.function.strict for tool in self.callable_tools)
-        return super().unmet.union({"tools.function.strict"} if is_unheld else ())
+        thinking = self.thinking.unmet if self.thinking is not None else ()
+        return super().unmet.union({"tools.function.strict"} if is_unheld else (), thinking)
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
@@ -273,7 +275,8 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
 
     @property
     def variables(self) -> Mapping[str, Collection[str]]:
-        return variables_of(self.reasoning_effort, self.verbosity)
+        name, effort = self.effort
+        return {**variables_of(effort, self.verbosity, name), **self.switch_variables}
 
     def to_generation(
         self, request_id: str, tool_parser: type[ToolParser] | None = HermesToolParser
@@ -308,7 +311,7 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
             request_id=request_id,
             messages=messages_for_template(self.messages),
             template_options=self._template_options(),
-            reasoning_effort=self.reasoning_effort,
+            reasoning_effort=self.effort[1],
             tools=self.template_tools(),
             chat_end=self.chat_end,
             sampling=sampling,
@@ -326,8 +329,10 @@ class ChatBody(GenerationBody, ChatFields, ToolFields):
         )
 
     def _template_options(self) -> Mapping[str, Any]:
+        given = self.chat_template_kwargs or {}
         verbosity = {} if self.verbosity is None else {VERBOSITY: self.verbosity}
-        return {**verbosity, **(self.chat_template_kwargs or {})}
+        switches = self.switch_options() if given.keys().isdisjoint(THINKING_SWITCHES) else {}
+        return {**verbosity, **switches, **given}
 
 
 class CompletionBody(GenerationBody):
@@ -352,18 +357,18 @@ class CompletionBody(GenerationBody):
         **OF_RESPONSES,
     }
 
-    prompt: str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] = Field(
-        union_mode="left_to_right"
-    )
+    prompt: (
+        str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] | None
+    ) = Field(union_mode="left_to_right")
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """The prompts one by one."""
-        if isinstance(self.prompt, str):
-            return (self.prompt,)
+        """The prompts one by one; ``null`` is one without text."""
+        if self.prompt is None or isinstance(self.prompt, str):
+            return (self.prompt or "",)
         if self.prompt and isinstance(self.prompt[0], int):
             return (self.prompt,)
         return cast("tuple[Prompt, ...]", self.prompt)

@@ -32,6 +32,7 @@ UNSUPPORTED_EXTENSIONS: Mapping[str, tuple[Any, ...]] = {
     "regex": (),
     "stop_regex": ([],),
     "enable_thinking": (),
+    "grammar": ("",),
     "guided_grammar": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deployments.generation import HEARTBEAT, Delta, GenerationRequest, Records
 from deployments.off_loop import off_loop
+from deployments.replica.answer_logprobs import LogprobsCount
 from deployments.replica.heartbeat import Heartbeat, beats_until
 from deployments.replica.reasoning_reader import ReasoningReader, ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
@@ -57,6 +58,7 @@ class RecordStreams:
         Raises:
             RequestError: a sequence cannot be decoded; its parameter has the client's name
                 for it.
+            InvalidRequest: a whole answer comes to have too many log probabilities.
             EngineStopped: the engine has failed.
         """
         merged: Outputs = asyncio.Queue()
@@ -64,8 +66,9 @@ class RecordStreams:
         readers = self._reasoning.of(request, sequences)
         shows_prompts = request.prompt_logprobs_param is not None
         prompts = _prompts(sequences, request.num_choices) if request.includes_prompts else {}
+        count = LogprobsCount(request)
         tasks = [
-            asyncio.create_task(self._pump(seq, clock, merged, trace))
+            asyncio.create_task(self._pump(seq, clock, merged, trace, count))
             for seq, clock in zip(sequences, clocks, strict=True)
         ]
         deltas = partial(
@@ -124,7 +127,12 @@ class RecordStreams:
         yield (*deltas, summary)
 
     async def _pump(
-        self, seq: Sequence, clock: RequestClock, merged: Outputs, trace: GenerationTrace
+        self,
+        seq: Sequence,
+        clock: RequestClock,
+        merged: Outputs,
+        trace: GenerationTrace,
+        count: LogprobsCount,
     ) -> None:
         outputs, spans = self._engine.generate(seq), trace.sequence(seq)
         try:
@@ -133,6 +141,7 @@ class RecordStreams:
                 spans.observe(output)
                 if output.error is not None:
                     raise output.error
+                count.add(output)
                 merged.put_nowait(output)
             merged.put_nowait(None)
         except Exception as error:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES, GenerationRequest
 from deployments.off_loop import OffLoop
+from deployments.replica.answer_logprobs import check_possible_logprobs
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.engine.tokenization.text_beginning import TextBeginning, encode_beginning
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 MAX_PROMPT_LOGPROBS = 1 << 17
 """The most log probabilities of prompts in one request, over all choices and with alternatives:
 some 8 MB of JSON, which as chunks of a stream hold up a gateway for some 0.3 s."""
-
-MAX_ANSWER_LOGPROBS = 1 << 20
-"""The most log probabilities that a whole answer may come to have, over all choices and with
-alternatives: some 75 MB of JSON, for which a gateway takes 0.2 GB and some 4.4 s of a thread.  On
-two busy cores its loop then halted for 0.14 to 0.29 s at most (50,000 tokens, 20 others each)."""
 
 MAX_PROMPT_IDS = 1 << 20
 """The most token ids of prompts that an answer may show, over all choices: some 6 MB of JSON."""
@@ -114,16 +110,15 @@ class SequenceBuilder:
     def _check_answer(
         self, request: GenerationRequest, prompts: list[tuple[int, ...]], params: SamplingParams
     ) -> None:
-        """Check that the answer does not come to hold too much, which is known only now: it may
-        fill the context."""
+        """Check that the answer does not come to hold too much: the log probabilities of as many
+        tokens as the client allows, if it says so."""
         if request.includes_prompts and request.prompts:
             _check_prompt_ids(sum(map(len, prompts)) * request.num_choices)
-        if params.logprobs is not None and not request.is_streamed:
-            longest = self._host.max_total_tokens
-            rooms = [longest - len(token_ids) for token_ids in prompts]
-            most = longest if params.max_tokens is None else params.max_tokens
+        most = params.max_tokens
+        if params.logprobs is not None and most is not None and not request.is_streamed:
+            rooms = [self._host.max_total_tokens - len(token_ids) for token_ids in prompts]
             num_tokens = sum(min(room, most) for room in rooms) * request.num_choices
-            _check_logprobs(num_tokens, 1 + params.logprobs)
+            check_possible_logprobs(num_tokens, 1 + params.logprobs)
 
     def _grammar_state(
         self, grammar: str | None, request: GenerationRequest
@@ -154,9 +149,16 @@ class SequenceBuilder:
             yield encode_beginning(self._tokenizer, text, num_tokens, adds_special_tokens=False)
         for prompt in request.prompts:
             if isinstance(prompt, str):
-                yield encode_beginning(self._tokenizer, prompt, num_tokens)
+                found = encode_beginning(self._tokenizer, prompt, num_tokens)
+                yield found if found.token_ids else self._blank()
             else:
                 yield TextBeginning(prompt, is_whole=True)
+
+    def _blank(self) -> TextBeginning:
+        """Return what stands for a text without tokens, which the OpenAI API takes as well; nothing
+        if the tokenizer has no such token."""
+        token_id = self._tokenizer.blank_token_id
+        return TextBeginning([] if token_id is None else [token_id], is_whole=True)
 
     def chat_token_ids(self, request: GenerationRequest) -> list[int]:
         """Return the token ids of a conversation, however long it is.
@@ -211,18 +213,6 @@ def _check_scores(num_tokens: int, num_each: int, param: str) -> None:
             f"{num_tokens} tokens of prompts, those of every choice counted, with {num_each} log "
             f"probabilities each are over {MAX_PROMPT_LOGPROBS}; ask for fewer at a time",
             param,
-        )
-
-
-def _check_logprobs(num_tokens: int, num_each: int) -> None:
-    """Check that a whole answer cannot come to have too many log probabilities."""
-    if num_tokens * num_each > MAX_ANSWER_LOGPROBS:
-        raise InvalidRequest(
-            f"logprobs: {num_tokens} tokens, as many as all choices may have, with {num_each} log "
-            f"probabilities each are over {MAX_ANSWER_LOGPROBS}; lower max_tokens, n or the number "
-            "of log probabilities, or ask for a stream of a chat or completion, which has no such "
-            "limit",
-            "logprobs",
         )
 
 

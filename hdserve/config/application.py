@@ -72,7 +72,9 @@ class GatewayConfig(StrictModel):
     """Custom Ray resources of each, so that they run on nodes that have them."""
 
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
-    """A larger request is refused with 413."""
+    """A larger request is refused with 413.  Each request that is answered or waits keeps its body
+    in memory: with the default, ``max_ongoing_requests`` of them are up to 4 GiB in a gateway.
+    Agents that send screenshots need more, such as 32 MiB."""
 
     max_import_bytes: int = Field(default=4 * 2**30, ge=1024)
     """Most bytes of an archive the administrator imports."""

@@ -82,6 +82,15 @@ def test_reasoning_is_text(names: Sequence[str]) -> None:
     assert len(record.chunk_times_s) == 2
 
 
+@pytest.mark.parametrize("content", ["", None])
+def test_a_role_is_no_text(content: str | None) -> None:
+    """Its chunk says nothing of when the first token came."""
+    role = {"choices": [{"delta": {"role": "assistant", "content": content}}]}
+    record = answer([role, {"choices": [{"delta": {"content": "yes"}}]}, END])
+    assert record.text == "yes"
+    assert len(record.chunk_times_s) == 1
+
+
 async def _ask_of(num_answers: int, last: bytes = b"") -> tuple[list[RequestRecord], int]:
     """What two requests, one after the other, come to where a connection has ``num_answers`` and is
     closed at the next request after ``last``, and how many connections there were."""

@@ -256,6 +256,8 @@ def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     assert call.function.name == "book_table"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
     chunks = list(client.chat.completions.create(**options, stream=True))
+    assert chunks[0].choices[0].delta.to_dict() == {"role": "assistant", "content": None}
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
     first, *rest = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
     assert first.function is not None
     assert (first.function.name, first.function.arguments) == ("book_table", "")

@@ -66,6 +66,29 @@ def test_stream_equals_whole(client: openai.OpenAI, model: str) -> None:
     assert whole.usage.completion_tokens <= 40
 
 
+def test_a_stream_has_each_log_probability_once(client: openai.OpenAI) -> None:
+    """As the client puts it together: its first chunk of a choice has the role alone."""
+    options: dict[str, Any] = {
+        "model": "hdserve-tiny",
+        "messages": QUESTION,
+        "seed": 7,
+        "max_completion_tokens": 12,
+        "n": 2,
+        "logprobs": True,
+    }
+    whole = client.chat.completions.create(**options)
+    with client.chat.completions.stream(**options) as stream:
+        found = stream.until_done().current_completion_snapshot
+    assert len(found.choices) == 2
+    for choice, wanted in zip(found.choices, whole.choices, strict=True):
+        assert choice.message.content == wanted.message.content
+        assert choice.logprobs is not None
+        assert wanted.logprobs is not None
+        tokens, wanted_tokens = choice.logprobs.content or (), wanted.logprobs.content or ()
+        assert [token.token for token in tokens] == [token.token for token in wanted_tokens]
+        assert choice.finish_reason == wanted.finish_reason
+
+
 def test_chunks_count_their_tokens(client: openai.OpenAI) -> None:
     """As vLLM's do, if asked; the last count of a choice is that of the whole answer."""
     asked: Any = {"include_usage": True, "continuous_usage_stats": True}
@@ -261,6 +284,12 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "The restaurant" + by_ids.choices[0].text == one.choices[0].text
     assert by_ids.usage is not None
     assert by_ids.usage.prompt_tokens == 2 * len(ids)
+    for blank in (None, ""):
+        without = client.completions.create(prompt=blank, echo=True, logprobs=0, **body)
+        assert without.usage is not None
+        assert without.usage.prompt_tokens == 1
+        assert without.choices[0].logprobs is not None
+        assert without.choices[0].logprobs.text_offset[:2] == [0, 0]
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(prompt=[1 << 20], echo=True, **body)
     assert caught.value.param == "prompt"

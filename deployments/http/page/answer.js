@@ -29,7 +29,7 @@ export class Answer {
 
   add(chunk) {
     const choice = chunk.choices[0];
-    if (!choice) return;
+    if (!choice || choice.delta.role) return; // the role comes alone
     this.lastMs = performance.now();
     this.firstMs ??= this.lastMs;
     const content = choice.delta.content ?? "";

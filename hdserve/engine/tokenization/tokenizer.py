@@ -23,7 +23,13 @@ from hdserve.engine.tokenization.chat_template.shown_parts import (
     ShownParts,
     shown_parts,
 )
-from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, may_differ, turn_form
+from hdserve.engine.tokenization.chat_template.turn_form import (
+    Messages,
+    TurnForm,
+    may_differ,
+    shown_fields,
+    turn_form,
+)
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import is_path, resolve_model
 from hdserve.models.hub import check_hub
@@ -115,6 +121,13 @@ class Tokenizer:
         """The token that ends a text, if the tokenizer names one."""
         token_id: int | None = self._tokenizer.eos_token_id
         return token_id
+
+    @property
+    def blank_token_id(self) -> int | None:
+        """The token that a model can go on from where there is no text: the one that begins texts
+        or, without it, the one that ends them."""
+        token_id: int | None = self._tokenizer.bos_token_id
+        return self.eos_token_id if token_id is None else token_id
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
@@ -231,13 +244,16 @@ class Tokenizer:
         """Return the messages with the turns in the form in which the template shows them."""
         if not may_differ(messages):
             return messages
-        if has_tools not in self._turn_forms:
+
+        def render(form: TurnForm, messages: Messages) -> str:
             tools = (PROBE_TOOL,) if has_tools else ()
-            self._turn_forms[has_tools] = turn_form(
-                lambda form, messages: self._render(CallForm(), form.of(messages), tools, {}),
-                has_tools=has_tools,
-            )
-        return self._turn_forms[has_tools].of(messages)
+            return self._render(CallForm(), form.of(messages), tools, {})
+
+        if has_tools not in self._turn_forms:
+            self._turn_forms[has_tools] = turn_form(render, has_tools=has_tools)
+        form = self._turn_forms[has_tools]
+        shown = shown_fields(render, messages) if form.joins_neighbours else ()
+        return form.of(messages, shown)
 
     def _form(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> CallForm:
         """Return the form in which the template shows them.

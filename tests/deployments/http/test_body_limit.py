@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 from starlette.types import Message
@@ -16,8 +17,9 @@ from deployments.http import admin, body_limit
 from deployments.http.body_limit import MIN_BYTES_PER_S, paced
 from deployments.http.routes import build_api
 from hdserve.access import read_access
-from hdserve.config import AccessConfig, default_config
+from hdserve.config import AccessConfig, GatewayConfig, default_config
 from hdserve.errors import BodyTooSlow
+from tests.deployments.http.server import served
 
 KEY = "the-key-of-the-administrator"
 DATABASE = "/v1/speculation/databases/hdserve-tiny"
@@ -84,6 +86,28 @@ def test_a_body_that_does_not_come_is_refused(path: str, monkeypatch: pytest.Mon
     else:
         assert body["error"]["code"] == "body_too_slow"
         assert body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [("/v1/chat/completions", "max_body_bytes"), (f"{DATABASE}/import", "max_import_bytes")],
+)
+def test_a_large_body_is_told_which_limit_it_is_over(
+    path: str, limit: str, is_declared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name of the setting, as whoever meets it may be able to change it."""
+    monkeypatch.setattr(admin, "_existing", existing)
+    config = default_config().model_copy(
+        update={"gateway": GatewayConfig(max_body_bytes=2000, max_import_bytes=3000)}
+    )
+    access = read_access(AccessConfig(admin_key=SecretStr(KEY)))
+    content = b" " * 4000 if is_declared else iter([b" " * 4000])
+    headers = {"authorization": f"Bearer {KEY}"}
+    with served(build_api(Gateway(config, {}, access))) as (host, port):
+        answer = httpx.post(f"http://{host}:{port}{path}", content=content, headers=headers)
+    assert answer.status_code == 413
+    assert f"bytes, which is gateway.{limit} of" in answer.json()["error"]["message"]
 
 
 async def pieces_of(num_pieces: int, num_bytes: int, pause_s: float) -> AsyncGenerator[Message]:

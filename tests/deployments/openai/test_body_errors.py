@@ -101,7 +101,7 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
         "response_format.type: 'text', 'json_object' or 'json_schema' is expected",
     ),
     (ChatBody, {**CHAT, "guided_json": 5}, "guided_json: an object or a string is expected"),
-    (CompletionBody, {"prompt": None}, "prompt: a string or an array is expected"),
+    (CompletionBody, {"prompt": 5}, "prompt: a string or an array is expected"),
     (CompletionBody, {"prompt": ["a", [5]]}, "prompt.1: a string is expected"),
     (CompletionBody, {"prompt": [5, "a"]}, "prompt.1: an integer is expected"),
     (CompletionBody, {"prompt": [[5], "a"]}, "prompt.1: an array is expected"),

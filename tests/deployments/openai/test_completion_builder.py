@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -59,7 +60,7 @@ def test_what_stopped_a_choice_is_told(
     (choice,) = collected(form(), *deltas)["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
     made = builder(form())
-    first, last = [chunk["choices"][0] for item in deltas for chunk in made.add(item)]
+    *_, first, last = [chunk["choices"][0] for item in deltas for chunk in made.add(item)]
     assert "stop_reason" not in first
     assert last["stop_reason"] == reason
 
@@ -74,8 +75,8 @@ def test_token_ids_of_a_chat() -> None:
     assert [choice["token_ids"] for choice in whole["choices"]] == [[5, 6, 7, 8], [9]]
     made = builder(ChatFormat(shows_token_ids=True), 2)
     chunks = [chunk for item in (*deltas, other) for chunk in made.add(item)]
-    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[5, 6], [7], [8], [9]]
-    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], None, None, None]
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[], [], [5, 6], [7], [8], [9]]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], *[None] * 5]
     without = collected(ChatFormat(), *deltas)
     assert "token_ids" not in without["choices"][0]
     assert "prompt_token_ids" not in without
@@ -148,7 +149,8 @@ def test_reasoning_is_beside_the_content() -> None:
     made = builder(form)
     chunks = [ChatCompletionChunk.model_validate(c) for item in deltas for c in made.add(item)]
     assert [chunk.choices[0].delta.to_dict() for chunk in chunks] == [
-        {"role": "assistant", "content": "", "reasoning_content": "Two and"},
+        {"role": "assistant", "content": None},
+        {"reasoning_content": "Two and"},
         {"content": "Fo", "reasoning_content": " two."},
         {"content": "ur."},
     ]
@@ -188,11 +190,11 @@ def test_a_whole_completion() -> None:
 
 
 def test_chat_chunks() -> None:
-    """The role comes once per choice, with the first chunk; the finish reason with the last."""
+    """The roles of all choices come alone and first, in order; the finish reason with the last."""
     made = builder(ChatFormat(), 2)
     deltas = [
-        delta("a"),
         delta("b", 1),
+        delta("a"),
         delta("c"),
         delta("", 1, finish_reason="stop"),
         delta("", finish_reason="length"),
@@ -201,19 +203,49 @@ def test_chat_chunks() -> None:
         ChatCompletionChunk.model_validate(chunk) for item in deltas for chunk in made.add(item)
     ]
     choices = [chunk.choices[0] for chunk in chunks]
-    assert [choice.index for choice in choices] == [0, 1, 0, 1, 0]
-    assert [choice.delta.role for choice in choices] == ["assistant", "assistant", None, None, None]
-    assert [choice.delta.content for choice in choices] == ["a", "b", "c", None, None]
-    assert [choice.finish_reason for choice in choices] == [None, None, None, "stop", "length"]
+    assert [choice.index for choice in choices] == [0, 1, 1, 0, 0, 1, 0]
+    assert [choice.delta.to_dict() for choice in choices] == [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": ""},
+        {"content": "b"},
+        {"content": "a"},
+        {"content": "c"},
+        {},
+        {},
+    ]
+    assert [choice.finish_reason for choice in choices] == [*[None] * 5, "stop", "length"]
     assert {chunk.id for chunk in chunks} == {"chatcmpl-r1"}
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_an_empty_first_chunk_has_content() -> None:
-    """A first token that is half a character still opens the answer."""
-    chunk = ChatCompletionChunk.model_validate(builder(ChatFormat()).add(delta(""))[0])
-    assert chunk.choices[0].delta.content == ""
-    assert chunk.choices[0].delta.role == "assistant"
+def test_the_roles_come_with_what_is_first() -> None:
+    """Not with a token that is half a character, before it is known what a choice begins with."""
+    made = builder(ChatFormat())
+    assert made.add(delta("")) == []
+    role, text = [chunk["choices"][0]["delta"] for chunk in made.add(delta("é"))]
+    assert (role, text) == ({"role": "assistant", "content": ""}, {"content": "é"})
+
+
+def test_the_logprobs_come_behind_the_role() -> None:
+    """Even without text: clients take those of a first chunk twice."""
+    held = delta("", logprobs=(TokenInfo(b"\xc3", -1.0, ()),))
+    role, first = [chunk["choices"][0] for chunk in builder(ChatFormat()).add(held)]
+    assert role["delta"] == {"role": "assistant", "content": None}
+    assert (role["logprobs"], role["finish_reason"]) == (None, None)
+    assert len(first["logprobs"]["content"]) == 1
+
+
+def test_an_answer_without_tokens_has_an_empty_text() -> None:
+    """As the whole answer has, in each choice."""
+    made = builder(ChatFormat(), 2)
+    state = ChatCompletionStreamState()
+    for item in (delta("", finish_reason="stop"), delta("", 1, finish_reason="stop")):
+        for chunk in made.add(item):
+            state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    found = state.get_final_completion()
+    assert [choice.message.content for choice in found.choices] == ["", ""]
+    thought = builder(ChatFormat()).add(delta("", reasoning="", finish_reason="stop"))
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in thought] == [None, None]
 
 
 @pytest.mark.parametrize("form", [ChatFormat, CompletionFormat])
@@ -261,9 +293,10 @@ def test_chunks_say_how_many_tokens_there_are_so_far() -> None:
         delta("c", 1, num_prompt_tokens=7),
         delta("d", 0, num_prompt_tokens=7, finish_reason="stop"),
     ]
-    found = [ChatCompletionChunk.model_validate(made.add(each)[0]).usage for each in deltas]
+    chunks = [chunk for each in deltas for chunk in made.add(each)]
+    found = [ChatCompletionChunk.model_validate(chunk).usage for chunk in chunks]
     counts = [(one.prompt_tokens, one.completion_tokens, one.total_tokens) for one in found if one]
-    assert counts == [(7, 2, 9), (7, 1, 8), (7, 3, 10)]
+    assert counts == [(7, 0, 7), (7, 0, 7), (7, 2, 9), (7, 1, 8), (7, 3, 10)]
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
@@ -363,7 +396,8 @@ def test_chunks_with_sources() -> None:
         DraftedToken(" c", 3, 0, False),
     )
     asked = delta(" a!", token_ids=(5, 6), sources=(1, 0), texts=(" a", "!"), draft=draft)
-    (choice,) = made.add(asked)[0]["choices"]
+    role, choice = [chunk["choices"][0] for chunk in made.add(asked)]
+    assert (role["token_sources"], role["draft"]) == ([], [])
     assert choice["token_sources"] == [
         {"text": " a", "source": "context"},
         {"text": "!", "source": "plain"},

@@ -130,3 +130,24 @@ def test_names_are_as_many_as_there_are_fields() -> None:
     assert body.ignored == ("messages.b",)
     body = TokenizeBody.parse({"model": "m", "messages": messages})  # type: ignore[assignment]
     assert body.ignored == ("messages.b",)
+
+
+def test_what_clients_add_to_answers_they_send_back_does_not_count() -> None:
+    """To messages, their parts and calls; templates do not see it either."""
+    added: dict[str, Any] = {
+        "annotations": [{"type": "url_citation"}],
+        "id": "msg_1",
+        "index": 1,
+        "logprobs": {"content": [1]},
+        "parsed": {"a": 1},
+        "status": "completed",
+    }
+    part = {"type": "text", "text": "a", **added}
+    function = CALL["function"] | added
+    call = added | CALL | {"function": function}
+    messages = [*USER, {"role": "assistant", "content": [part], "tool_calls": [call], **added}]
+    body = ChatBody.parse({"model": "m", "messages": messages})
+    assert body.ignored == ()
+    message = body.to_generation("r").messages[-1]
+    assert message.keys() == {"role", "content", "tool_calls"}
+    assert message["tool_calls"][0].keys() <= {"id", "type", "function"}

@@ -158,6 +158,7 @@ def test_logprobs_of_completions_count_alternatives() -> None:
         (ChatBody, {"n": 1, "logprobs": None, "top_logprobs": None, "prediction": None}),
         (ChatBody, {"logprobs": False, "top_logprobs": 0}),
         (CompletionBody, {"suffix": "", "best_of": 1, "echo": False, "prompt_logprobs": None}),
+        (ChatBody, {"grammar": "", "thinking": None, "enable_thinking": None, "reasoning": {}}),
         (CompletionBody, {"n": 3, "best_of": 3, "response_format": {"type": "text"}}),
         (ChatBody, {"truncation": "disabled", "text": {"format": {"type": "text"}}}),
     ],
@@ -213,9 +214,11 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (CompletionBody, "custom_logit_processor", "x"),
     (CompletionBody, "lora_path", "x"),
     (ChatBody, "cache_salt", "x"),
-    (ChatBody, "enable_thinking", False),
-    (ChatBody, "thinking", {"type": "disabled"}),
-    (ChatBody, "reasoning", {"effort": "low"}),
+    (CompletionBody, "enable_thinking", False),
+    (CompletionBody, "thinking", {"type": "disabled"}),
+    (CompletionBody, "reasoning", {"effort": "low"}),
+    (ChatBody, "grammar", 'root ::= "a"'),
+    (CompletionBody, "grammar", 'root ::= "a"'),
     (CompletionBody, "guided_whitespace_pattern", " "),
     (CompletionBody, "vllm_xargs", {"x": 1}),
     (ChatBody, "best_of", 3),
@@ -248,6 +251,16 @@ def test_unsupported_parameters_are_refused(
     assert isinstance(error, Unsupported)
     assert error.param == name
     assert name in error.message
+
+
+def test_a_prompt_may_be_null() -> None:
+    """As the OpenAI API has it; it is not left out."""
+    for prompt in (None, ""):
+        body = CompletionBody.parse({"model": "m", "prompt": prompt})
+        assert body.to_generation("r").prompts == ("",)
+    with pytest.raises(InvalidRequest) as caught:
+        CompletionBody.parse({"model": "m"})
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize(
@@ -349,7 +362,7 @@ WRONG: list[tuple[type[ChatBody | CompletionBody], dict[str, Any], str]] = [
     (ChatBody, {"speculation": {"max_draft_tokens": -1}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": True}}, "speculation"),
     (ChatBody, {"speculation": {"max_draft_tokens": False}}, "speculation"),
-    (CompletionBody, {"prompt": None}, "prompt"),
+    (CompletionBody, {"prompt": 5}, "prompt"),
     (CompletionBody, {"prompt": []}, "prompt"),
     (CompletionBody, {"prompt": [1, "a"]}, "prompt"),
     (CompletionBody, {"prompt": [[1], "a"]}, "prompt"),

@@ -478,6 +478,8 @@ def test_answers_with_calls(
     ]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == (content or "")
     assert all(chunk.choices[0].delta.to_dict() for chunk in chunks[:-1])
+    first = chunks[0].choices[0].delta.to_dict()
+    assert first == {"role": "assistant", "content": content and ""}
     found = as_read([call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()])
     assert [call["function"] for call in found] == [call.function.model_dump() for call in calls]
     assert len({call["id"] for call in found}) == num_calls

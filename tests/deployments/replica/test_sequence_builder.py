@@ -13,11 +13,8 @@ import pytest
 
 from deployments.generation import GenerationRequest
 from deployments.off_loop import OffLoop
-from deployments.replica.sequence_builder import (
-    MAX_ANSWER_LOGPROBS,
-    MAX_PROMPT_IDS,
-    SequenceBuilder,
-)
+from deployments.replica.answer_logprobs import MAX_ANSWER_LOGPROBS
+from deployments.replica.sequence_builder import MAX_PROMPT_IDS, SequenceBuilder
 from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.core import Sequence
@@ -47,6 +44,15 @@ def test_each_choice_of_each_prompt_is_a_sequence(host: ModelHost) -> None:
     assert {seq.namespace for seq in sequences} == {"anna"}
 
 
+def test_a_text_without_tokens_is_the_end_of_another(host: ModelHost) -> None:
+    """This tokenizer has no token for the beginning; no ids are what the client wrote."""
+    request = GenerationRequest("r", prompts=("", "The restaurant", ()))
+    blank, text, no_ids = SequenceBuilder(host, OffLoop()).build(request)
+    assert blank.token_ids == [host.tokenizer.eos_token_id]
+    assert text.token_ids == host.tokenizer.encode("The restaurant")
+    assert no_ids.token_ids == []
+
+
 def test_each_prompt_draws_its_own_seed(host: ModelHost) -> None:
     """Equal prompts of a request are sampled independently, unless the client gives the seed; the
     choices of one differ by their index."""
@@ -72,8 +78,8 @@ def test_log_probabilities_of_prompts_are_bounded(host: ModelHost) -> None:
 
 
 def test_log_probabilities_of_whole_answers_are_bounded(host: ModelHost) -> None:
-    """By what all choices may come to have, which without ``max_tokens`` is what the context
-    leaves; those of a stream are sent as they come."""
+    """By what all choices may come to have, if ``max_tokens`` says so; those of a stream are sent
+    as they come."""
     longest = host.max_total_tokens
     fits = MAX_ANSWER_LOGPROBS // 64 // 21
     assert MAX_ANSWER_LOGPROBS >= 8 * 1024 * 6
@@ -81,17 +87,15 @@ def test_log_probabilities_of_whole_answers_are_bounded(host: ModelHost) -> None
     sampling = {"logprobs": 20, "max_tokens": fits}
     most = GenerationRequest("r", prompts=((5,),), num_choices=64, sampling=sampling)
     assert len(builder.build(most)) == 64
-    for more in (
-        {**sampling, "max_tokens": fits + 1},
-        {"logprobs": 20},
-    ):
-        asked = replace(most, sampling=more)
-        with pytest.raises(InvalidRequest, match=r"^logprobs: .* 21 log .* a stream") as caught:
-            builder.build(asked)
-        assert caught.value.param == "logprobs"
-        assert len(builder.build(replace(asked, is_streamed=True))) == 64
+    more = {**sampling, "max_tokens": fits + 1}
+    asked = replace(most, sampling=more)
+    with pytest.raises(InvalidRequest, match=r"^logprobs: .* 21 log .* a stream") as caught:
+        builder.build(asked)
+    assert caught.value.param == "logprobs"
+    assert len(builder.build(replace(asked, is_streamed=True))) == 64
     full = ((5,) * (longest - fits),)
-    assert len(builder.build(replace(most, prompts=full, sampling={"logprobs": 20}))) == 64
+    assert len(builder.build(replace(most, prompts=full, sampling=more))) == 64
+    assert len(builder.build(replace(most, sampling={"logprobs": 20}))) == 64
     assert len(builder.build(replace(most, sampling={}))) == 64
 
 

@@ -52,6 +52,24 @@ def test_decoding_is_the_inverse_of_encoding(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(once)) == once
 
 
+@pytest.mark.parametrize(
+    ("tokens", "blank"),
+    [
+        ({}, "<|im_end|>"),
+        ({"bos_token": "<|im_start|>"}, "<|im_start|>"),
+        ({"eos_token": None}, None),
+    ],
+)
+def test_the_token_that_stands_for_no_text(
+    tmp_path: Path, tokens: dict[str, str | None], blank: str | None
+) -> None:
+    copy_of(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | tokens))
+    found = load_tokenizer(str(tmp_path)).blank_token_id
+    assert found == (None if blank is None else TOKENIZER.encode(blank)[0])
+
+
 def test_fingerprints_tell_tokenizers_apart(tmp_path: Path) -> None:
     """A copy is the same tokenizer; one whose ids differ is not."""
     same, other = tmp_path / "same", tmp_path / "other"

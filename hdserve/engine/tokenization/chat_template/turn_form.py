@@ -3,14 +3,17 @@ some."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from hdserve.engine.tokenization.chat_template.call_form import REASONING
 
 _SYSTEM = ("developer", "system")
-_SPEAKERS = ("assistant", "user")
+_SPEAKERS = ("user", "assistant")
+"""In the order in which all templates take them."""
+
 _TEXTS = ("content", *REASONING)
 
 _Conversations = tuple[tuple[str, ...], ...]
@@ -52,8 +55,14 @@ class TurnForm(NamedTuple):
     """System messages that come later are the user's, each in its place, so that what was there
     before them stays the beginning of the prompt."""
 
-    def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return a conversation in this form."""
+    def of(
+        self, messages: Sequence[Mapping[str, Any]], shown: Collection[str] = ()
+    ) -> list[Mapping[str, Any]]:
+        """Return a conversation in this form.
+
+        Args:
+            shown: fields besides role and texts in which messages that become one are equal.
+        """
         num_first = _num_first(messages)
         first, late = list(messages[:num_first]), list(messages[num_first:])
         if self.joins_systems and num_first > 1:
@@ -63,7 +72,7 @@ class TurnForm(NamedTuple):
         if self.late_are_users:
             late = _as_users(late)
         turns = [*first, *late]
-        return _with_joined_neighbours(turns) if self.joins_neighbours else turns
+        return _with_joined_neighbours(turns, shown) if self.joins_neighbours else turns
 
 
 def may_differ(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -91,6 +100,22 @@ def turn_form(render: Render, *, has_tools: bool) -> TurnForm:
     return _improved(render, form, _LATE, late_are_users=True)
 
 
+def shown_fields(render: Render, messages: Messages) -> set[str]:
+    """Return the fields of messages, besides role, texts and calls, that a template shows of a user
+    or the assistant; all, if it refuses them."""
+    names = {name for message in messages for name in message}
+    names -= {"role", "tool_calls", *_TEXTS}
+    if not names:
+        return set()
+    marks = {name: f"zqfield{place}zq" for place, name in enumerate(names)}
+    probe = [{"role": role, "content": "probe", **marks} for role in _SPEAKERS]
+    try:
+        text = render(TurnForm(), [*probe, {"role": "user", "content": "probe"}])
+    except Exception:  # it says nothing of them
+        return names
+    return {name for name, mark in marks.items() if mark in text}
+
+
 def _num_first(messages: Sequence[Mapping[str, Any]]) -> int:
     others = (i for i, message in enumerate(messages) if message.get("role") not in _SYSTEM)
     return next(others, len(messages))
@@ -103,18 +128,20 @@ def _as_users(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _with_joined_neighbours(messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [_joined(list(run)) for _, run in groupby(messages, key=_speaker)]
+def _with_joined_neighbours(
+    messages: Iterable[Mapping[str, Any]], shown: Collection[str]
+) -> list[Mapping[str, Any]]:
+    speaker = partial(_speaker, shown=shown)
+    return [_joined(list(run)) for _, run in groupby(messages, key=speaker)]
 
 
-def _speaker(message: Mapping[str, Any]) -> object:
-    """Return what is equal for messages that can be one: all but their texts, where they have
-    nothing else to show."""
+def _speaker(message: Mapping[str, Any], shown: Iterable[str]) -> object:
+    """Return what is equal for messages that can be one: all that is shown besides their texts."""
     texts = [message.get(name) or "" for name in _TEXTS]
     are_texts = all(isinstance(text, str) for text in texts)
     if message.get("role") not in _SPEAKERS or message.get("tool_calls") or not are_texts:
         return object()
-    return {name: value for name, value in message.items() if name not in _TEXTS}
+    return [message.get(name) for name in ("role", *shown)]
 
 
 def _joined(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

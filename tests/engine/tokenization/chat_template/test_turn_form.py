@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hdserve.conversation import ChatEnd
-from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, may_differ
+from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, may_differ, shown_fields
 from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import InvalidRequest
 
@@ -229,14 +229,41 @@ def test_the_assistant_says_two_things_in_a_row(tmp_path: Path) -> None:
     assert text == "<user>u1<model>a2\n\na3"
 
 
+NAMED = GEMMA_3.replace("{{- (first if", "{{- m.name if m.name and m.content }}{{- (first if")
+
+
 def test_messages_that_cannot_be_one_are_refused(tmp_path: Path) -> None:
-    """Those of two persons, whose names would be lost."""
-    tokenizer = tokenizer_with(tmp_path, GEMMA_3)
+    """Those of two persons whose names the template shows."""
+    tokenizer = tokenizer_with(tmp_path, NAMED)
     messages = [*said("u1", name="ann"), *said("u2", name="bob")]
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         tokenizer.render_chat(messages, {})
-    messages = [*said("u1", name="ann"), *said("u2", name="ann")]
-    assert tokenizer.render_chat(messages, {}) == "<user>u1\n\nu2"
+    messages = [*said("u1", name="ann", id="1"), *said("u2", name="ann", id="2")]
+    assert tokenizer.render_chat(messages, {}) == "<user>annu1\n\nu2"
+
+
+@pytest.mark.parametrize("name", ["gemma-3", "gemma-2", "devstral", "nemo"])
+def test_fields_that_are_not_shown_separate_nothing(tmp_path: Path, name: str) -> None:
+    """Frameworks of agents name who speaks, beside a system message without a name."""
+    tokenizer = tokenizer_with(tmp_path, TEMPLATES[name])
+    messages = [
+        *said("s1"),
+        *said("u2", name="ann", id=["1"]),
+        *said("u3", name="bob"),
+        *said("a4", name="assistant"),
+        *said("a5"),
+        *said("u6", mood="odd"),
+    ]
+    plain = said("s1", "u2", "u3", "a4", "a5", "u6")
+    assert tokenizer.render_chat(messages, {}) == tokenizer.render_chat(plain, {})
+
+
+def test_fields_of_messages_that_a_template_refuses_may_be_shown() -> None:
+    def refuse(*_: object) -> str:
+        raise ValueError
+
+    assert shown_fields(refuse, said("u1", name="ann", mood="odd")) == {"name", "mood"}
+    assert shown_fields(refuse, said("u1", "a2")) == set()
 
 
 def test_calls_and_results_are_no_texts() -> None:

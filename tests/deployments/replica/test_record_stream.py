@@ -1,0 +1,74 @@
+"""The records of a request while it is decoded, by a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.replica import answer_logprobs
+from deployments.replica.reasoning_reader import ReasoningReaders
+from deployments.replica.record_builder import RecordBuilder
+from deployments.replica.record_stream import RecordStreams
+from deployments.replica.request_metrics import RequestMetrics
+from deployments.tracing import GenerationTrace
+from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.tokenization.tokenizer import Tokenizer
+from hdserve.errors import InvalidRequest
+from tests.engine.async_engines import run_async, started
+from tests.engines import make_sequence
+
+WHOLE = GenerationRequest("r", prompts=((5, 6),), num_choices=2)
+NUM_TOKENS = 24
+
+
+def records(
+    engine: AsyncEngine, tokenizer: Tokenizer, request: GenerationRequest, **params: Any
+) -> AsyncGenerator[Records]:
+    """Of two choices of ``NUM_TOKENS`` tokens each."""
+    streams = RecordStreams(
+        engine, RecordBuilder(tokenizer, "r1"), RequestMetrics(), ReasoningReaders(None, tokenizer)
+    )
+    sequences = [
+        make_sequence(f"r/{choice}/0/{choice}", [5, 6], seed=choice, ignore_eos=True, **params)
+        for choice in range(request.num_choices)
+    ]
+    return streams.stream(request, sequences, GenerationTrace(None, None, 0))
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_a_whole_answer_ends_where_it_has_too_many_log_probabilities(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_top: int
+) -> None:
+    """Those of all choices count, and none of a choice is generated any more; a stream has no such
+    end, and nor has an answer that has as many as it may."""
+    most = 2 * NUM_TOKENS * (1 + num_top)
+
+    async def num_tokens(request: GenerationRequest, limit: int) -> int:
+        monkeypatch.setattr(answer_logprobs, "MAX_ANSWER_LOGPROBS", limit)
+        async with started() as engine:
+            try:
+                found = [
+                    record
+                    async for message in records(engine, tokenizer, request, logprobs=num_top)
+                    for record in message
+                ]
+            finally:
+                async with asyncio.timeout(10):
+                    while engine.num_open:
+                        await asyncio.sleep(0.01)
+        assert isinstance(found[-1], Summary)
+        return sum(len(record.token_ids) for record in found if isinstance(record, Delta))
+
+    async def test() -> None:
+        assert await num_tokens(WHOLE, most) == 2 * NUM_TOKENS
+        assert await num_tokens(replace(WHOLE, is_streamed=True), most - 1) == 2 * NUM_TOKENS
+        with pytest.raises(InvalidRequest, match=rf"^logprobs: .* {1 + num_top} log") as caught:
+            await num_tokens(WHOLE, most - 1)
+        assert caught.value.param == "logprobs"
+
+    run_async(test)
