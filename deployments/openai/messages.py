@@ -52,8 +52,9 @@ def _with_joined_texts(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     found: list[Any] = []
-    for are_texts, items in groupby(content, lambda item: isinstance(item, str)):
-        found += [{"type": "text", "text": "\n".join(items)}] if are_texts else items
+    for is_text, items in groupby(content, lambda item: isinstance(item, str)):
+        rows = [*items]
+        found += [{"type": "text", "text": "\n".join(rows)}] if is_text else rows
     return found
 
 

@@ -88,6 +88,11 @@ class GatewayConfig(StrictModel):
     burst count until they are handed out, so this should exceed the largest burst; ``None`` lets
     all of them wait."""
 
+    max_held_body_bytes: int = Field(default=2**30, ge=1024)
+    """Most bytes of bodies in the memory of a gateway, of all requests that it answers or that wait
+    for it, if HAProxy is the proxy.  Beyond it, a request whose body has more than 64 KiB is not
+    read before others have ended; one body is always read, however large it may be."""
+
     request_timeout_s: float | None = Field(default=None, gt=0)
     """How long an answer may take, from the arrival of the request to its last byte: an answer that
     is not complete then ends with an error; ``None`` sets no limit."""
