@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from deployments.openai.body import Body, ClosedBody, Truth, at_most
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
+from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
 from deployments.openai.messages import MAX_MESSAGES, Parts, joined, media_of
 from deployments.openai.protocol import (
@@ -118,9 +119,6 @@ LEFT_OUT_ITEMS = frozenset(
 )
 """The types of the items that say what a server did itself, in conversations that began there; what
 came of it is in the messages behind them."""
-
-_MAX_METADATA = 1024
-"""The OpenAI API has 16 at most."""
 
 _TEXT_PARTS = ("input_text", "output_text")
 _REASONING_PARTS = ("reasoning_text", "summary_text")
@@ -323,7 +321,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: Annotated[Mapping[str, str], at_most(_MAX_METADATA)] | None = None
+    metadata: Annotated[Mapping[str, str], at_most(MAX_METADATA)] | None = None
     user: str | None = None
     speculation: Speculation | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
