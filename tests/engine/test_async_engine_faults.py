@@ -23,7 +23,6 @@ from tests.engine.async_engines import (
 )
 from tests.engines import make_prompt, make_sequence
 
-
 STOPPED = "the engine has failed; the server's log says why"
 
 

@@ -36,7 +36,8 @@ def test_many_texts_of_a_content_take_no_object_each() -> None:
 def test_a_content_of_too_many_parts_is_refused_before_they_are_read() -> None:
     """In any API, and of whatever they are."""
     texts = [{"type": "text", "text": "a"}] * MAX_CONTENT_PARTS
-    for content in ([*texts, 1], ["a"] * (MAX_CONTENT_PARTS + 1), [{}] * 50_000):
+    contents: tuple[list[Any], ...] = ([*texts, 1], ["a"] * (MAX_CONTENT_PARTS + 1), [{}] * 50_000)
+    for content in contents:
         error = refused(ChatBody, messages=[{"role": "user", "content": content}])
         assert error.param == "messages"
         assert "an array of at most 2048 is expected" in error.message
