@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.logs import log_with_serve
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
+from deployments.http.body_room import BodyRoom
 from deployments.http.metrics import HttpMetrics
 from deployments.metrics.poll import MetricsPoll
 from deployments.metrics.ray_metrics import Reporter
@@ -97,6 +98,7 @@ class Gateway:
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
         self.off_loop = OffLoop()
+        self.body_room = BodyRoom(config.gateway.max_held_body_bytes)
         self._metrics_poll: MetricsPoll | None = None
         self.is_closed = False
         """Whether new requests are refused."""

@@ -49,8 +49,8 @@ class Arrival:
         Raises:
             InvalidRequest: it is not JSON, or not a ``kind``.
         """
-        data = await self.deadline.wait(read_json(self.request, self.gateway.off_loop))
-        return await self.work(kind.parse, data)
+        reading = read_json(self.request, self.gateway.off_loop, kind.parse)
+        return await self.deadline.wait(reading)
 
     async def work(self, function: Callable[..., T], *arguments: object) -> T:
         """Return the result of ``function``, which looks at the entire body; it runs in a thread if

@@ -1,4 +1,4 @@
-"""Keeping bodies out of memory that will never be read."""
+"""Keeping bodies out of memory that will never be read, or that there is no room for yet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _gateway_of_process() -> Gateway | None:
 
 class EarlyLimit:
     """ASGI middleware in front of Ray Serve's own code in a gateway: discards what exceeds the
-    limit of a body.
+    limit of a body, and reads none of a long one while the gateway has no room for it, so that the
+    client cannot send it.
 
     Ray Serve reads bodies as fast as they arrive and keeps them, also those of requests that wait
     for a slot.  So :class:`~deployments.http.body_limit.BodyLimit`, which reports the same limit to
@@ -45,9 +46,12 @@ class EarlyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = _gateway_of_process() if scope["type"] == "http" else None
-        if gateway is not None:
-            receive = _limited(receive, _max_bytes(gateway, scope))
-        await self._app(scope, receive, send)
+        if gateway is None:
+            await self._app(scope, receive, send)
+            return
+        max_bytes = _max_bytes(gateway, scope)
+        async with gateway.body_room.held(_needed_bytes(gateway, scope, max_bytes)):
+            await self._app(scope, _limited(receive, max_bytes), send)
 
 
 def _max_bytes(gateway: Gateway, scope: Scope) -> int:
@@ -56,6 +60,16 @@ def _max_bytes(gateway: Gateway, scope: Scope) -> int:
     except Unauthorized:
         return 0
     return max_bytes_of(scope, gateway.config.gateway, identity)
+
+
+def _needed_bytes(gateway: Gateway, scope: Scope, max_bytes: int) -> int:
+    """Return how much of a body will be kept at most: no more than was declared, and of an archive,
+    which is read piece by piece, no more than of others."""
+    headers = dict(scope["headers"])
+    declared = headers.get(b"content-length", b"")
+    is_open = b"transfer-encoding" in headers
+    num_bytes = int(declared) if declared.isdigit() else max_bytes if is_open else 0
+    return min(num_bytes, max_bytes, gateway.config.gateway.max_body_bytes)
 
 
 def _limited(receive: Receive, max_bytes: int) -> Receive:

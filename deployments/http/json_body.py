@@ -20,11 +20,14 @@ _ENCODING_HEADER = "content-encoding"
 _UPGRADE_HEADER = "upgrade"
 
 
-async def read_json(request: Request, off_loop: OffLoop) -> Any:
-    """Return the value of a request's JSON body.
+async def read_json(
+    request: Request, off_loop: OffLoop, make: Callable[[Any], T] = lambda value: value
+) -> T:
+    """Return what ``make`` makes of the value of a request's JSON body.
 
     Args:
-        off_loop: parses long bodies.
+        off_loop: parses long bodies and makes something of them, in one go: of the longest bodies,
+            one value at a time is in memory.
 
     Raises:
         Unsupported: it is compressed.
@@ -41,7 +44,7 @@ async def read_json(request: Request, off_loop: OffLoop) -> Any:
             f"the body is lost with {_UPGRADE_HEADER} {upgrade[:20]!r}; use HTTP/1.1 without it"
         )
         raise InvalidRequest(reason, _UPGRADE_HEADER)
-    return await off_loop_by_body(request, off_loop, parse_json, body)
+    return await off_loop_by_body(request, off_loop, lambda: make(parse_json(body)))
 
 
 async def off_loop_by_body(

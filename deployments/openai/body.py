@@ -27,13 +27,16 @@ Truth = Annotated[bool, BeforeValidator(_is_truth)]
 
 
 def at_most(number: int) -> BeforeValidator:
-    """Return a validator that refuses an object with more members before any is validated: an error
-    for each would take long to make."""
+    """Return a validator that refuses an object with more members, or an array with more items,
+    before any is validated: an error for each would take long to make, and so would the items."""
 
     def check(value: Any) -> Any:
         if isinstance(value, Mapping) and len(value) > number:
             reason = "an object of at most {number} members is expected"
             raise PydanticCustomError("too_many_members", reason, {"number": number})
+        if isinstance(value, list) and len(value) > number:
+            context = {"field_type": "Tuple", "max_length": number, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", context)
         return value
 
     return BeforeValidator(check)

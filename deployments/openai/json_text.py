@@ -15,6 +15,10 @@ MAX_PARTS = 50_000
 """The most objects, arrays and members of objects in a body.  To read a body of nothing else takes
 seconds, in which the interpreter does nothing beside it; to read texts and token ids does not."""
 
+MAX_TEXTS = 100_000
+"""The most texts in arrays of a body, as many as a schema may have: each takes hundreds of bytes
+once it is read as a part of a message, and three where it is sent."""
+
 _PIECE_BYTES = 2**16
 """Texts are taken out of so much at a time, in a millisecond or two, as no other thread of the
 interpreter goes on meanwhile."""
@@ -27,13 +31,16 @@ def parse_json(body: bytes) -> Any:
     """Return the value that ``body`` spells.
 
     Raises:
-        InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays and members or
-            nests them too deeply, or has a number or text that cannot be processed.
+        InvalidRequest: it is no JSON in UTF-8, has too many objects, arrays, members and texts
+            or nests them too deeply, or has a number or text that cannot be processed.
     """
-    marks = _marks(body)
+    marks, num_quotes = _marks(body)
     if _num_marks(marks) > MAX_PARTS:
         reason = f"the request body has more than {MAX_PARTS} objects, arrays and members of them"
         raise InvalidRequest(reason)
+    # A member has a colon, and two texts at most.
+    if num_quotes // 2 - 2 * marks.count(b":") > MAX_TEXTS:
+        raise InvalidRequest(f"the request body has more than {MAX_TEXTS} texts in arrays")
     try:
         text = body.decode("utf-8-sig")
         data = json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -65,7 +72,8 @@ def _check_texts(data: Any) -> None:
 
 def num_parts(body: bytes) -> int:
     """Return the number of objects, arrays and members of objects; 0 where there are few."""
-    return _num_marks(_marks(body))
+    marks, _ = _marks(body)
+    return _num_marks(marks)
 
 
 def _fault(error: ValueError | RecursionError) -> str:
@@ -81,12 +89,13 @@ def _fault(error: ValueError | RecursionError) -> str:
     return "it is nested too deep" if is_deep else "a number has too many digits"
 
 
-def _marks(body: bytes) -> bytes:
-    """Return the brackets and colons outside of texts; none where there are too few for any
-    limit."""
-    if _num_marks(body) <= _MAX_DEPTH:
-        return b""
-    return b"".join(_marks_of_pieces(body.replace(rb"\\", b"").replace(rb"\"", b"")))
+def _marks(body: bytes) -> tuple[bytes, int]:
+    """Return the brackets and colons outside of texts, and the number of quotes around texts; none
+    where there are too few for any limit."""
+    if _num_marks(body) <= _MAX_DEPTH and body.count(b'"') <= 2 * MAX_TEXTS:
+        return b"", 0
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(_marks_of_pieces(bare)), bare.count(b'"')
 
 
 def _marks_of_pieces(body: bytes) -> Iterator[bytes]:

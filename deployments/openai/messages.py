@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from deployments.openai.body import Body
+from deployments.openai.body import Body, at_most
 from deployments.openai.json_text import MAX_PARTS, num_parts, parse_json
 from deployments.openai.kinds import unsupported
 from deployments.openai.left_out import is_media, stand_in
@@ -15,6 +16,9 @@ from hdserve.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 2048
 """The most messages of a conversation, as in the OpenAI API."""
+
+MAX_CONTENT_PARTS = 2048
+"""The most parts of a content."""
 
 _REFUSAL = "refusal"
 """The type of a part in which an assistant refused, perhaps on another server; a template takes it
@@ -42,16 +46,21 @@ class Part(Body):
         return {} if is_media(self.type) else super().unread_fields()
 
 
-Parts = Annotated[tuple[Part, ...], Field(fail_fast=True)]
+Parts = Annotated[tuple[Part, ...], Field(fail_fast=True), at_most(MAX_CONTENT_PARTS)]
 
 
-def _as_part(value: Any) -> Any:
-    return {"type": "text", "text": value} if isinstance(value, str) else value
+def _with_joined_texts(content: Any) -> Any:
+    """Return a content in which texts in a row are one part, which takes hundreds of bytes."""
+    if not isinstance(content, list):
+        return content
+    found: list[Any] = []
+    for is_text, items in groupby(content, lambda item: isinstance(item, str)):
+        rows = [*items]
+        found += [{"type": "text", "text": "\n".join(rows)}] if is_text else rows
+    return found
 
 
-PartsOrTexts = Annotated[
-    tuple[Annotated[Part, BeforeValidator(_as_part)], ...], Field(fail_fast=True)
-]
+PartsOrTexts = Annotated[Parts, BeforeValidator(_with_joined_texts), at_most(MAX_CONTENT_PARTS)]
 """The content of a chat's message, in which vLLM takes texts for parts."""
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.openai.body import Body, without_nulls
 from deployments.openai.body_errors import first_error
+from deployments.openai.labels import check_labels
 from hdserve.errors import InvalidRequest, Unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -152,8 +153,11 @@ class RequestBody(OfferedBody):
         """Check the JSON body of a request, as :meth:`OfferedBody.parse` does.
 
         Raises:
-            InvalidRequest: there are options of a stream, and no stream is asked for, too.
+            InvalidRequest: there are options of a stream, and no stream is asked for, or labels
+                are too long, too.
         """
+        if isinstance(data, dict):
+            check_labels(data)
         body = super().parse(data)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream: true", "stream_options")

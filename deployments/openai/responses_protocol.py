@@ -9,6 +9,7 @@ from pydantic import Field
 
 from deployments.openai.body import Body, ClosedBody, Truth, at_most
 from deployments.openai.kinds import unsupported
+from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
 from deployments.openai.messages import media_of
 from deployments.openai.protocol import (
@@ -108,9 +109,6 @@ _NEVER_THERE = frozenset(
 )
 """What ``include`` may ask for that belongs to items, or parts of items, that no answer here has.
 Some clients ask for it always."""
-
-_MAX_METADATA = 1024
-"""The OpenAI API has 16 at most."""
 
 
 class TextFormat(ClosedBody):
@@ -218,7 +216,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: Annotated[Mapping[str, str], at_most(_MAX_METADATA)] | None = None
+    metadata: Annotated[Mapping[str, str], at_most(MAX_METADATA)] | None = None
     user: str | None = None
     speculation: Speculation | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None

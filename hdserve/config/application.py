@@ -73,8 +73,8 @@ class GatewayConfig(StrictModel):
 
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """A larger request is refused with 413.  Each request that is answered or waits keeps its body
-    in memory: with the default, ``max_ongoing_requests`` of them are up to 4 GiB in a gateway.
-    Agents that send screenshots need more, such as 32 MiB."""
+    in memory, see ``max_held_body_bytes``.  Agents that send screenshots need more, such as 32
+    MiB."""
 
     max_import_bytes: int = Field(default=4 * 2**30, ge=1024)
     """Most bytes of an archive the administrator imports."""
@@ -89,6 +89,11 @@ class GatewayConfig(StrictModel):
     HAProxy as the proxy, at each gateway; Ray Serve answers further ones with 429.  Requests of a
     burst count until they are handed out, so this should exceed the largest burst; ``None`` lets
     all of them wait."""
+
+    max_held_body_bytes: int = Field(default=2**30, ge=1024)
+    """Most bytes of bodies in the memory of a gateway, of all requests that it answers or that wait
+    for it, if HAProxy is the proxy.  Beyond it, a request whose body has more than 64 KiB is not
+    read before others have ended; one body is always read, however large it may be."""
 
     request_timeout_s: float | None = Field(default=None, gt=0)
     """How long an answer may take, from the arrival of the request to its last byte: an answer that

@@ -67,8 +67,9 @@ class AsyncEngine:
 
     Everything from outside comes through one inbox, read between steps; commands that decoding
     does not need delay the next step only briefly.  Delivery never blocks the engine.  If a step
-    fails as a whole, not for one sequence only, every waiter gets ``EngineStopped`` with the cause,
-    and every later call ``EngineGone``: each request ends exactly once.
+    fails as a whole, not for one sequence only, every waiter gets ``EngineStopped`` and every
+    later call ``EngineGone``: each request ends exactly once.  The cause is in the log alone, as it
+    may contain what one of the requests sent.
 
     Args:
         make_engine: builds the engine, in the engine's own thread.
@@ -315,4 +316,4 @@ class AsyncEngine:
     def _stopped(self) -> EngineStopped:
         if isinstance(self._failure, EngineStopped):
             return self._failure
-        return EngineStopped(f"the engine has failed: {self._failure}")
+        return EngineStopped("the engine has failed; the server's log says why")

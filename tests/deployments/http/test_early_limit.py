@@ -158,3 +158,58 @@ def test_a_client_that_goes_away_is_noticed() -> None:
 def test_where_there_is_no_gateway_all_is_passed_on(other: object) -> None:
     """A proxy of Ray Serve knows no limits, and other applications have their own."""
     assert seen(other, 20) == ["http.request"] * 20 + ["http.disconnect"]
+
+
+LARGE = 90_000
+
+
+def length_of(declared: int | None) -> list[tuple[bytes, bytes]]:
+    if declared is None:
+        return [(b"transfer-encoding", b"chunked")]
+    return [(b"content-length", b"%d" % declared)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "num_held"), [(LARGE, 2), (None, 2), (1 << 40, 2), (50_000, 5), (0, 5)]
+)
+def test_no_more_bodies_are_read_than_there_is_room_for(
+    declared: int | None, num_held: int
+) -> None:
+    """By their declared lengths, and where there is none by the limit; as requests end, all others
+    are read.  Who has no key, where one is needed, takes no room."""
+    limits = GatewayConfig(max_body_bytes=100_000, max_held_body_bytes=200_000)
+    config = ServeConfig(models=CONFIG.models, gateway=limits)
+    assert most_read_at_a_time(Gateway(config, {}, Access()), declared) == num_held
+    assert most_read_at_a_time(Gateway(config, {}, KEYS), declared) == 5
+
+
+def most_read_at_a_time(gateway: Gateway, declared: int | None) -> int:
+    """Of five requests, each of which ends once no other begins to be read."""
+    reading: list[None] = []
+    counts: list[int] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        reading.append(None)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        counts.append(len(reading))
+        reading.pop()
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def all_of_them() -> None:
+        scope = {"type": "http", "path": GENERATE, "headers": length_of(declared)}
+        asked = served(app, gateway)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(asked(scope, receive, send) for _ in range(5)))
+
+    with pytest.MonkeyPatch.context() as patch:  # which the requests undo in any order
+        patch.setattr("ray.serve.context._INTERNAL_REPLICA_CONTEXT", None)
+        asyncio.run(all_of_them())
+    assert len(counts) == 5
+    return max(counts)

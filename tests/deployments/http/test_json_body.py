@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from starlette.requests import Request
@@ -158,6 +159,50 @@ def test_many_objects_are_refused() -> None:
     for body in (b"[" + b"[]," * 50_000 + b"1]", f"{{{members}}}".encode()):
         with pytest.raises(InvalidRequest, match="50000 objects, arrays and members"):
             read(body)
+
+
+def test_many_texts_in_arrays_are_refused() -> None:
+    """Each may become an object of hundreds of bytes; what is in texts, names, values of members
+    and token ids do not count, and a list of words that a schema may have is read."""
+    for text in (b'""', rb'"\""', rb'"\\"'):
+        for body in (
+            b"[" + (text + b", ") * 100_000 + text + b"]",
+            b'{"a": [' + (text + b",") * 10**6,
+        ):
+            with pytest.raises(InvalidRequest, match="100000 texts in arrays"):
+                read(body)
+        assert len(read(b"[" + (text + b", ") * 99_999 + text + b"]")) == 100_000
+    assert read(b'["' + rb"\"," * 10**6 + b'"]') == ['",' * 10**6]
+    members = ",".join(f'"{number}": "a"' for number in range(49_000))
+    assert len(read(f"{{{members}}}".encode())) == 49_000
+    prompt = b",".join([b"128000"] * 600_000)
+    assert len(read(b'{"prompt": [' + prompt + b"]}")["prompt"]) == 600_000
+
+
+def test_one_value_of_the_longest_bodies_is_there_at_a_time() -> None:
+    """All would be read before anything is made of the first one, and take memory meanwhile."""
+
+    class Value:
+        pass
+
+    counts, values = [], WeakSet[Value]()
+
+    def make(_data: object) -> None:
+        counts.append(len(values))
+
+    def parse(_body: bytes) -> Value:
+        value = Value()
+        values.add(value)
+        return value
+
+    async def test() -> None:
+        off_loop, body = OffLoop(), b" " * (MAX_SHARED_SIZE + 1)
+        await asyncio.gather(*(read_json(request_of(body), off_loop, make) for _ in range(4)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "parse_json", parse)
+        asyncio.run(test())
+    assert counts == [1] * 4
 
 
 def test_a_long_body_is_read_beside_others() -> None:

@@ -12,10 +12,38 @@ from openai.types.chat import (
     ParsedChatCompletionMessage,
 )
 
+from deployments.openai.messages import MAX_CONTENT_PARTS
 from deployments.openai.protocol import ChatBody, Speculation, TokenizeBody
 from deployments.openai.request_body import parse_body
+from deployments.openai.responses_protocol import ResponsesBody
 from hdserve.errors import InvalidRequest, Unsupported
 from tests.deployments.bodies import CALL, USER, chat, refused
+
+
+def test_many_texts_of_a_content_take_no_object_each() -> None:
+    """One takes three bytes of a body, and an object hundreds; other parts stay where they are."""
+    image = {"type": "image_url", "image_url": {"url": "a"}}
+    content = ["a", "b", {"type": "text", "text": "c"}, *("d", "", "e") * 500, image]
+    result = {"role": "tool", "tool_call_id": "1", "content": content}
+    messages = (*USER, {"role": "assistant", "tool_calls": [CALL]}, result)
+    body = ChatBody.parse({"model": "m", "messages": messages})
+    assert len(body.messages[-1].content or ()) == 4
+    (*_, found) = body.to_generation("id").messages
+    asides = "\n[image left out: this model reads text only]"
+    assert found["content"] == "\n".join(["a", "b", "c", *("d", "", "e") * 500]) + asides
+
+
+def test_a_content_of_too_many_parts_is_refused_before_they_are_read() -> None:
+    """In any API, and of whatever they are."""
+    texts = [{"type": "text", "text": "a"}] * MAX_CONTENT_PARTS
+    contents: tuple[list[Any], ...] = ([*texts, 1], ["a"] * (MAX_CONTENT_PARTS + 1), [{}] * 50_000)
+    for content in contents:
+        error = refused(ChatBody, messages=[{"role": "user", "content": content}])
+        assert error.param == "messages"
+        assert "an array of at most 2048 is expected" in error.message
+    with pytest.raises(InvalidRequest, match="an array of at most 2048 is expected"):
+        ResponsesBody.parse({"model": "m", "input": [{"role": "user", "content": [*texts, 1]}]})
+    assert chat(messages=[{"role": "user", "content": texts}]).messages
 
 
 @pytest.mark.parametrize("role", ["function", "ai", "System", ""])
