@@ -243,8 +243,8 @@ def enforceable(schema: Mapping[str, Any]) -> Held:
         ValueError: it is too large or too deep, or a reference leads to itself.
     """
     check_size(schema)
-    check_references(schema)
     try:
+        check_references(schema)
         return held(schema)
     except RecursionError as error:
         raise ValueError("the schema is too deep") from error

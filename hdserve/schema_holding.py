@@ -35,6 +35,9 @@ Schema = Mapping[str, Any]
 MAX_UNHELD = 100
 """The most keywords that are named."""
 
+_MAX_LISTED = 50_000
+"""The most schemas that lists of names may come to, with the parts of each."""
+
 _MAX_NAME_CHARACTERS = 64
 _MAX_PATH_CHARACTERS = 200
 
@@ -80,6 +83,7 @@ class _Holding:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._comparison = Comparison(root)
+        self._num_listed_left = _MAX_LISTED
         self.unheld: set[str] = set()
 
     @cached_property
@@ -94,6 +98,11 @@ class _Holding:
     @cached_property
     def _is_told_apart(self) -> Callable[[Schema], bool]:
         return telling(self._root)
+
+    @cached_property
+    def _leads_into_alternatives(self) -> bool:
+        """Whether a reference leads to a part of a ``oneOf``, which must then keep its place."""
+        return any("/oneOf/" in reference for reference in _references(self._root))
 
     @cached_property
     def _has_too_many_multiples(self) -> bool:
@@ -157,6 +166,10 @@ class _Holding:
         if listed is None or not is_possible:
             return False
         other = found.get("additionalProperties", True)
+        num_schemas = len(listed) * _num_parts(other)
+        if num_schemas > self._num_listed_left:
+            return False
+        self._num_listed_left -= num_schemas
         found["properties"] = {name: properties.get(name, other) for name in listed}
         found["additionalProperties"] = False
         return True
@@ -172,12 +185,17 @@ class _Holding:
         is_list = keys in ({"const"}, {"enum"}) and isinstance(values, (list, tuple))
         if not is_list or names.get("type", "string") != "string":
             return None
-        return [*dict.fromkeys(name for name in values or () if isinstance(name, str))]
+        assert isinstance(values, (list, tuple))
+        if len(values) > self._num_listed_left:
+            return None
+        return [*dict.fromkeys(name for name in values if isinstance(name, str))]
 
     def _replace_alternatives(self, place: _Place, found: dict[str, Any]) -> None:
         """Make ``anyOf`` of ``oneOf``, unless the alternatives are told apart later."""
         forms = place.schema.get("oneOf")
         if not isinstance(forms, (list, tuple)) or self._is_told_apart(place.schema):
+            return
+        if self._leads_into_alternatives:
             return
         if not self._comparison.exclude_each_other(forms):
             place.leave_out("oneOf")
@@ -285,4 +303,30 @@ def _used(root: Schema) -> set[int] | None:
         waiting += [] if target is None else [target]
         others = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
         waiting += subschemas(others)
+        twins = (others.get(key) for key in TWINS)
+        waiting += [twin for twin in twins if isinstance(twin, Mapping)]
     return found
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a value and all that is in it."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+
+
+def _num_parts(value: Any) -> int:
+    return sum(1 for _ in _parts(value))
+
+
+def _references(root: Schema) -> Iterator[str]:
+    """Yield what may be the references in a schema."""
+    for part in _parts(root):
+        reference = part.get("$ref") if isinstance(part, Mapping) else None
+        if isinstance(reference, str):
+            yield reference

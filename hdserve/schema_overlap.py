@@ -14,8 +14,11 @@ from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
 
-_MAX_COMPARISONS = 2000
-"""The most comparisons of two schemas within a whole, about 0.01 s."""
+_Values = set[tuple[str, Any]]
+
+_MAX_COMPARISONS = 500
+"""The most comparisons of two schemas within a whole, some microseconds each: a request may have
+hundreds of schemas."""
 
 _MAX_DEPTH = 8
 """How deep within two schemas, counting references, a difference is looked for."""
@@ -39,12 +42,14 @@ class Comparison:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._num_left = _MAX_COMPARISONS
+        self._values: dict[int, _Values | None] = {}
+        """The values of schemas, by ``id``."""
 
     def exclude_each_other(self, schemas: Any) -> bool:
         """Return whether it is certain that no value matches two of the schemas."""
         if not isinstance(schemas, (list, tuple)):
             return False
-        listed = [_values(schema) for schema in schemas]
+        listed = [*map(self._values_of, schemas)]
         known = [values for values in listed if values is not None]
         if len(known) == len(listed) and sum(map(len, known)) == len(set().union(*known)):
             return True
@@ -63,8 +68,8 @@ class Comparison:
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
             return False
         return (
-            _differ(_kinds(one), _kinds(other))
-            or _differ(_values(one), _values(other))
+            _differ(self._kinds_of(one), self._kinds_of(other))
+            or _differ(self._values_of(one), self._values_of(other))
             or self._are_parts_apart(one, other, depth)
             or self._are_parts_apart(other, one, depth)
             or self._are_objects_apart(one, other, depth)
@@ -86,7 +91,7 @@ class Comparison:
 
     def _are_objects_apart(self, one: Schema, other: Schema, depth: int) -> bool:
         """Compare a property that either object needs, in both."""
-        kinds = [found for found in (_kinds(one), _kinds(other)) if found is not None]
+        kinds = [found for found in map(self._kinds_of, (one, other)) if found is not None]
         if not kinds or set.intersection(*kinds) != {"object"}:
             return False
         names = dict.fromkeys([*_required(one), *_required(other)])
@@ -95,23 +100,27 @@ class Comparison:
             for name in names
         )
 
+    def _kinds_of(self, schema: Schema) -> set[str] | None:
+        """Return the types of a schema; ``None`` if it says nothing of them."""
+        declared = schema.get("type")
+        if declared is None:
+            values = self._values_of(schema)
+            return None if values is None else {kind for kind, _ in values}
+        kinds = {declared} if isinstance(declared, str) else {*_texts(declared)}
+        return {"number" if kind == "integer" else kind for kind in kinds}
+
+    def _values_of(self, schema: Any) -> _Values | None:
+        if id(schema) not in self._values:
+            self._values[id(schema)] = _values(schema)
+        return self._values[id(schema)]
+
 
 def _differ(one: set[Any] | None, other: set[Any] | None) -> bool:
     """Return whether two sets, if both are known, have nothing in common."""
     return one is not None and other is not None and one.isdisjoint(other)
 
 
-def _kinds(schema: Schema) -> set[str] | None:
-    """Return the types of a schema; ``None`` if it says nothing of them."""
-    declared = schema.get("type")
-    if declared is None:
-        values = _values(schema)
-        return None if values is None else {kind for kind, _ in values}
-    kinds = {declared} if isinstance(declared, str) else {*_texts(declared)}
-    return {"number" if kind == "integer" else kind for kind in kinds}
-
-
-def _values(schema: Any) -> set[tuple[str, Any]] | None:
+def _values(schema: Any) -> _Values | None:
     """Return the only values of a schema, with their types; ``None`` if it has others, or lists and
     objects among them."""
     if not isinstance(schema, Mapping):

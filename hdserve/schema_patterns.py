@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _PART = re.compile(
-    r"\\(?P<escape>.)|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\Z)|\((?P<group>\?(?:<?[=!]|[>#(&|]|P[=>]|R))?|.",
+    r"\\(?P<escape>.)|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\((?P<group>\?(?:<?[=!]|[>#(&|]|P[=>]|R))?|.",
     re.DOTALL,
 )
 """A part of a pattern; a set of characters is one."""

@@ -215,6 +215,32 @@ def test_listed_names_are_required_where_the_schema_says_so(names: dict[str, Any
         assert not allows(text, answer)
 
 
+def test_lists_of_names_stay_small() -> None:
+    """However often one is referred to, or however much each name stands for."""
+    names = [str(number) for number in range(20_000)]
+    listed = {"propertyNames": {"$ref": "#/$defs/n"}}
+    schema = {"$defs": {"n": {"enum": names}}, "anyOf": [listed] * 5_000}
+    found = held(schema)
+    assert found.unheld == ("anyOf.propertyNames",)
+    assert sum("properties" in form for form in found.schema["anyOf"]) == 2
+    other = {"anyOf": [{}] * 20_000}
+    large = {"propertyNames": {"enum": names}, "additionalProperties": other}
+    assert held(large).unheld == ("propertyNames",)
+
+
+def test_what_is_in_a_keyword_that_is_written_in_other_words_is_named() -> None:
+    schema = {**A, "unevaluatedProperties": {"type": "array", "uniqueItems": True}}
+    assert held(schema).unheld == ("unevaluatedProperties.uniqueItems",)
+
+
+def test_references_into_alternatives_lead_there() -> None:
+    forms = {"oneOf": [{"type": "string"}, {"type": "null"}]}
+    schema = {"properties": {"a": forms, "b": {"$ref": "#/properties/a/oneOf/0"}}}
+    text = grammar.json_schema(schema)
+    assert allows(text, {"a": None, "b": "x"})
+    assert not allows(text, {"a": None, "b": None})
+
+
 def test_what_nothing_else_evaluates_is_additional() -> None:
     """So that it is held, in other words."""
     text = grammar.json_schema({**A, "unevaluatedProperties": {"type": "integer"}})

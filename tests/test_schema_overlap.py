@@ -74,3 +74,5 @@ def test_comparing_takes_no_long() -> None:
     """However many there are that differ in nothing."""
     forms: list[Any] = [{"anyOf": [{"anyOf": [{}] * 50}] * 50}] * 1000
     assert not Comparison({}).exclude_each_other(forms)
+    many = {"enum": [str(number) for number in range(100_000)]}
+    assert not Comparison({}).exclude_each_other([many, *[{"type": "null"}] * 2000])

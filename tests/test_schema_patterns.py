@@ -83,6 +83,7 @@ def test_grammars_take_none_of_these(pattern: str) -> None:
 def test_reading_a_pattern_takes_no_long() -> None:
     """Even where a set of characters has no end."""
     assert is_readable("[" * 1_000_000)
+    assert is_readable("[" * 1_000_000 + "\\")
 
 
 def allows(text_format: str, pattern: str, text: str) -> bool:

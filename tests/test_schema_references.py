@@ -74,3 +74,5 @@ def test_long_ways_of_references_are_too_deep() -> None:
     links = {str(index): {"$ref": f"#/$defs/{index + 1}"} for index in range(20_000)}
     with pytest.raises(ValueError, match="too deep"):
         grammar.json_schema({"$ref": "#/$defs/0", "$defs": {**links, "20000": {}}})
+    with pytest.raises(ValueError, match="too deep"):
+        grammar.enforceable({"$ref": "#/$defs/0", "$defs": {**links, "20000": {}}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 SPECULATION_HEADER = "x-hdserve-speculation"
 """The header that switches drafts off, for clients that cannot add fields to their bodies."""
+
+_MAX_HEADER_CHARACTERS = 1000
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=OfferedBody)
@@ -136,4 +139,6 @@ def _unheeded(
 
 def _header_value(names: Iterable[str]) -> str:
     """Return names that a client chose as printable ASCII of bounded length."""
-    return ", ".join(names).encode("unicode_escape").decode()[:1000]
+    most = _MAX_HEADER_CHARACTERS
+    shown = (name[:most] for name in islice(names, most))
+    return ", ".join(shown)[:most].encode("unicode_escape").decode()[:most]

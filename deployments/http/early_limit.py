@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -10,8 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.access import authorization_of
 from deployments.http.body_limit import max_bytes_of
+from deployments.http.body_room import HeldRoom
+from deployments.http.errors import refusal
 from hdserve.current_access import CurrentAccess
-from hdserve.errors import Unauthorized
+from hdserve.errors import RequestTimeout, Unauthorized
 
 if TYPE_CHECKING:
     from deployments.gateway import Gateway
@@ -50,8 +53,15 @@ class EarlyLimit:
             await self._app(scope, receive, send)
             return
         max_bytes = _max_bytes(gateway, scope)
-        async with gateway.body_room.held(_needed_bytes(gateway, scope, max_bytes)):
-            await self._app(scope, _limited(receive, max_bytes), send)
+        needed_bytes = _needed_bytes(gateway, scope, max_bytes)
+        async with AsyncExitStack() as stack:
+            room = gateway.body_room.held(needed_bytes)
+            try:
+                held = await gateway.deadline().wait(stack.enter_async_context(room))
+            except RequestTimeout as error:
+                await refusal(scope, error)(scope, receive, send)
+                return
+            await self._app(scope, _limited(receive, max_bytes, held), send)
 
 
 def _max_bytes(gateway: Gateway, scope: Scope) -> int:
@@ -72,9 +82,10 @@ def _needed_bytes(gateway: Gateway, scope: Scope, max_bytes: int) -> int:
     return min(num_bytes, max_bytes, gateway.config.gateway.max_body_bytes)
 
 
-def _limited(receive: Receive, max_bytes: int) -> Receive:
+def _limited(receive: Receive, max_bytes: int, room: HeldRoom) -> Receive:
     """Return a ``receive`` that passes on the pieces up to the first one beyond the limit, which
-    :class:`~deployments.http.body_limit.BodyLimit` needs to see, and the end."""
+    :class:`~deployments.http.body_limit.BodyLimit` needs to see, and the end, from when on
+    ``room`` is that of what there was."""
     num_bytes = 0
 
     async def limited() -> Message:
@@ -88,6 +99,8 @@ def _limited(receive: Receive, max_bytes: int) -> Receive:
             piece += body if num_bytes <= max_bytes else b""
             num_bytes += len(body)
             has_more = message.get("more_body", False)
+            if not has_more:
+                room.keep(num_bytes)
             is_enough = len(piece) >= _PIECE_BYTES or (piece and num_bytes > max_bytes)
             if is_enough or not has_more:
                 return {"type": "http.request", "body": bytes(piece), "more_body": has_more}

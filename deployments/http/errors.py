@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
+from starlette.types import Scope
 
 from deployments.http.error_answer import error_answer
 from deployments.http.own_path import own_path, root_of, without_slashes
@@ -46,6 +47,11 @@ async def _on_error(request: Request, error: Exception) -> Response:
         moved = _moved(request)
         if moved is not None:
             return moved
+    return refusal(request.scope, error)
+
+
+def refusal(scope: Scope, error: HdserveError) -> Response:
+    """Return the answer of a request that ends with ``error``."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = _RETRY_AFTER_S
@@ -53,7 +59,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         headers["x-should-retry"] = "false"
     if isinstance(error, BodyTooSlow):  # the rest of the body would be taken for a request
         headers["connection"] = "close"
-    return error_answer(request.scope, error, headers=headers)
+    return error_answer(scope, error, headers=headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -137,8 +137,12 @@ async def answer(
                 is_last = isinstance(records[-1], Summary)
                 made = [*_events_of(builder, records)]
                 size = builder.size if form.has_long_events else 0
-                size = size if is_last else min(size, MAX_SHARED_SIZE)
-                found = await gateway.off_loop(size, form.written, made)
+                if is_last and size > MAX_SHARED_SIZE:
+                    for event in made:
+                        yield await gateway.off_loop(size, form.written, [event])
+                    yield form.last
+                    return
+                found = await gateway.off_loop(min(size, MAX_SHARED_SIZE), form.written, made)
                 if is_last:
                     yield found + form.last
                     return

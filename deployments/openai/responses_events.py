@@ -125,7 +125,11 @@ class ResponseEvents:
             {"type": "error", **fields, "error": told},
             {
                 "type": "response.failed",
-                "response": {**self._response("failed"), "error": reason},
+                "response": {
+                    **self._response("failed"),
+                    "output": [*map(_without_logprobs, self._items)],
+                    "error": reason,
+                },
             },
         ]
         return begun + [self._numbered(event) for event in events]
@@ -185,6 +189,13 @@ class ResponseEvents:
     def _numbered(self, event: Event) -> Event:
         self._num_events += 1
         return {**event, "sequence_number": self._num_events - 1}
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of a response that failed, which is written at once, however long it is."""
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
 def _failure_code(error: HdserveError) -> str:

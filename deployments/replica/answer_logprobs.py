@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 MAX_ANSWER_LOGPROBS = 1 << 20
 """The most log probabilities that a whole answer may have, over all choices and with alternatives:
 some 75 MB of JSON, for which a gateway takes 0.2 GB and some 4.4 s of a thread.  On two busy cores
-its loop then halted for 0.14 to 0.29 s at most (50,000 tokens, 20 others each)."""
+its loop then halted for 0.14 to 0.29 s at most (50,000 tokens, 20 others each).  A stream of a
+response ends with four events of that size, written one by one."""
 
 _ASK_FOR_STREAM = "ask for a stream of a chat or completion, which has no such limit"
 

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ _MAX_HELD_BYTES = 2**30
 lexers learn while texts are written comes on top, 40 MB each at most."""
 
 _MAX_REASON_CHARACTERS = 200
+_LARGE_BYTES = 2**20
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
 _QUOTED_RULES = re.compile(r"\n *\d+ \| ")
@@ -105,10 +106,10 @@ class Grammars:
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
         self._special_tokens = _special_tokens(tokenizer, self._tokenizer)
         self._limits = parser_limits(step_fuel)
-        self._found: OrderedDict[str, _Found] = OrderedDict()
+        self._found: OrderedDict[str, tuple[_Found, int]] = OrderedDict()
+        """What is kept, with its bytes."""
         self._kept_bytes = 0
-        """Of ``_found``."""
-        self._held = WeakSet[_Compiled]()
+        self._held = WeakValueDictionary[str, _Compiled]()
         """All that exist, in ``_found`` or in the states of texts."""
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
@@ -153,7 +154,9 @@ class Grammars:
     def give_up(self, grammar: str, failed: _Compiled) -> None:
         """Use ``failed`` for no further text."""
         with self._lock:
-            if self._found.get(grammar) is failed:
+            if self._held.get(grammar) is failed:
+                del self._held[grammar]
+            if grammar in self._found and self._found[grammar][0] is failed:
                 self._drop(grammar)
 
     def _compiled(self, grammar: str) -> _Compiled:
@@ -167,9 +170,10 @@ class Grammars:
 
     def _known(self, grammar: str) -> _Found | None:
         with self._lock:
-            if grammar in self._found:
-                self._found.move_to_end(grammar)
-            return self._found.get(grammar)
+            if grammar not in self._found:
+                return self._held.get(grammar)
+            self._found.move_to_end(grammar)
+            return self._found[grammar][0]
 
     def _compile(self, grammar: str) -> _Found:
         if self._tokenizer is None:
@@ -186,25 +190,29 @@ class Grammars:
         return self._with_guide(self._compile_form(form, num_bytes))
 
     def _make_room(self) -> None:
-        """Give up what no text uses if a further grammar needs its memory."""
+        """Give up what takes much memory and is used by no text, if a further grammar needs it."""
         with self._lock:
-            while self._found and self._held_bytes >= _MAX_HELD_BYTES:
-                self._drop(next(iter(self._found)))
+            large = [text for text, (_, size) in self._found.items() if size >= _LARGE_BYTES]
+            while large and self._held_bytes >= _MAX_HELD_BYTES:
+                self._drop(large.pop(0))
             if self._held_bytes >= _MAX_HELD_BYTES:
-                raise Overloaded("grammars of running requests take too much memory", "grammar")
+                raise Overloaded("grammars of running requests take too much memory")
 
     @property
     def _held_bytes(self) -> int:
-        return sum(each.num_bytes for each in self._held)
+        held = (reference() for reference in self._held.valuerefs())
+        return sum(each.num_bytes for each in held if each is not None)
 
     def _keep(self, grammar: str, found: _Found) -> _Found:
+        size = sys.getsizeof(grammar)
         with self._lock:
             if grammar in self._found:
                 self._drop(grammar)
-            self._found[grammar] = found
-            self._kept_bytes += _size(grammar, found)
             if isinstance(found, _Compiled):
-                self._held.add(found)
+                self._held[grammar] = found
+                size += found.num_bytes
+            self._found[grammar] = found, size
+            self._kept_bytes += size
             while len(self._found) > _MAX_KEPT or (
                 self._kept_bytes > MAX_KEPT_BYTES and len(self._found) > 1
             ):
@@ -213,7 +221,7 @@ class Grammars:
 
     def _drop(self, grammar: str) -> None:
         """Keep it no longer; texts go on with it.  Call with the lock held."""
-        self._kept_bytes -= _size(grammar, self._found.pop(grammar))
+        self._kept_bytes -= self._found.pop(grammar)[1]
 
     def _compile_form(self, form: str, num_bytes: int) -> _Found:
         """Compile, and compute the work of the first token, up to a second, which all texts share,
@@ -342,12 +350,6 @@ class GrammarState:
 
 def _too_complex(reason: str) -> InvalidRequest:
     return InvalidRequest(f"the grammar is too complex: {reason}", "grammar")
-
-
-def _size(grammar: str, found: _Found) -> int:
-    """The memory of an entry."""
-    own_bytes = found.num_bytes if isinstance(found, _Compiled) else 0
-    return sys.getsizeof(grammar) + own_bytes
 
 
 def _special_tokens(tokenizer: Tokenizer, known: LLTokenizer | None) -> tuple[str, ...]:

@@ -169,27 +169,65 @@ def length_of(declared: int | None) -> list[tuple[bytes, bytes]]:
     return [(b"content-length", b"%d" % declared)]
 
 
+ROOM = GatewayConfig(max_body_bytes=100_000, max_held_body_bytes=200_000)
+
+
+def with_room(access: Access, **others: Any) -> Gateway:
+    limits = GatewayConfig(**{**ROOM.model_dump(exclude_unset=True), **others})
+    return Gateway(ServeConfig(models=CONFIG.models, gateway=limits), {}, access)
+
+
 @pytest.mark.parametrize(
-    ("declared", "num_held"), [(LARGE, 2), (None, 2), (1 << 40, 2), (50_000, 5), (0, 5)]
+    ("declared", "num_sent", "num_held"),
+    [
+        (LARGE, LARGE, 2),
+        (None, LARGE, 2),
+        (1 << 40, LARGE, 2),
+        (50_000, 50_000, 5),
+        (None, 50_000, 5),
+        (0, 0, 5),
+    ],
 )
 def test_no_more_bodies_are_read_than_there_is_room_for(
-    declared: int | None, num_held: int
+    declared: int | None, num_sent: int, num_held: int
 ) -> None:
-    """By their declared lengths, and where there is none by the limit; as requests end, all others
-    are read.  Who has no key, where one is needed, takes no room."""
-    limits = GatewayConfig(max_body_bytes=100_000, max_held_body_bytes=200_000)
-    config = ServeConfig(models=CONFIG.models, gateway=limits)
-    assert most_read_at_a_time(Gateway(config, {}, Access()), declared) == num_held
-    assert most_read_at_a_time(Gateway(config, {}, KEYS), declared) == 5
+    """By their declared lengths, and where there is none by the limit until they are read; as
+    requests end, all others are read.  Who has no key, where one is needed, takes no room."""
+    assert most_read_at_a_time(with_room(Access()), declared, num_sent) == num_held
+    assert most_read_at_a_time(with_room(KEYS), declared, num_sent) == 5
 
 
-def most_read_at_a_time(gateway: Gateway, declared: int | None) -> int:
+def test_waiting_for_room_has_an_end() -> None:
+    """That of the request."""
+    gateway = with_room(Access(), request_timeout_s=0.01)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nothing is answered")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        scope = {"type": "http", "path": GENERATE, "headers": length_of(LARGE)}
+        async with asyncio.timeout(10), gateway.body_room.held(200_000):
+            await served(app, gateway)(scope, receive, send)
+
+    asyncio.run(ask())
+    assert sent[0]["status"] == 504
+    assert b"request_timeout" in sent[1]["body"]
+
+
+def most_read_at_a_time(gateway: Gateway, declared: int | None, num_sent: int) -> int:
     """Of five requests, each of which ends once no other begins to be read."""
     reading: list[None] = []
     counts: list[int] = []
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": b"x" * num_sent, "more_body": False}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -101,19 +101,26 @@ def turn_form(render: Render, *, has_tools: bool) -> TurnForm:
 
 
 def shown_fields(render: Render, messages: Messages) -> set[str]:
-    """Return the fields of messages, besides role, texts and calls, that a template shows of a user
-    or the assistant; all, if it refuses them."""
+    """Return the fields of messages, besides role, texts and calls, that change what a template
+    makes of a user's turn or the assistant's; all, if it refuses them, or does not tell which."""
     names = {name for message in messages for name in message}
     names -= {"role", "tool_calls", *_TEXTS}
     if not names:
         return set()
-    marks = {name: f"zqfield{place}zq" for place, name in enumerate(names)}
-    probe = [{"role": role, "content": "probe", **marks} for role in _SPEAKERS]
+    marks = {name: f"zqfield{place}zq" for place, name in enumerate(sorted(names))}
     try:
-        text = render(TurnForm(), [*probe, {"role": "user", "content": "probe"}])
+        plain, marked = (_probe(render, fields) for fields in ({}, marks))
+        found = {name for name, mark in marks.items() if mark in marked.lower()}
+        others = {name: mark for name, mark in marks.items() if name not in found}
+        return found if _probe(render, others) == plain else names
     except Exception:  # it says nothing of them
         return names
-    return {name for name, mark in marks.items() if mark in text}
+
+
+def _probe(render: Render, fields: Mapping[str, str]) -> str:
+    """Return a conversation whose messages have these fields as well."""
+    probe = [{"role": role, "content": "probe", **fields} for role in _SPEAKERS]
+    return render(TurnForm(), [*probe, {"role": "user", "content": "probe"}])
 
 
 def _num_first(messages: Sequence[Mapping[str, Any]]) -> int:

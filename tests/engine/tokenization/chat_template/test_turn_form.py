@@ -263,6 +263,12 @@ def test_fields_of_messages_that_a_template_refuses_may_be_shown() -> None:
         raise ValueError
 
     assert shown_fields(refuse, said("u1", name="ann", mood="odd")) == {"name", "mood"}
+
+    def change(_: object, messages: Any) -> str:
+        return " ".join(f"{m.get('name', '').upper()}: {'!' * ('mood' in m)}" for m in messages)
+
+    assert shown_fields(change, said("u1", name="ann", id=5)) == {"name"}
+    assert shown_fields(change, said("u1", mood="odd", id=5)) == {"mood", "id"}
     assert shown_fields(refuse, said("u1", "a2")) == set()
 
 
