@@ -35,7 +35,7 @@ _MAX_HELD_BYTES = 2**30
 lexers learn while texts are written comes on top, 40 MB each at most."""
 
 _MAX_REASON_CHARACTERS = 200
-_LARGE_BYTES = 2**20
+_LARGE_BYTES = 2**23
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
 _QUOTED_RULES = re.compile(r"\n *\d+ \| ")

@@ -146,7 +146,8 @@ def broken_answer(path: str, num_deltas: int, *, stream: bool) -> httpx.Response
 @pytest.mark.parametrize("path", BODIES)
 def test_a_model_server_knows_the_size_of_a_request(path: str) -> None:
     """Of all of it: whatever is long may take long to make tokens of."""
-    found = answer(serve.deployment(Measuring).bind(), path, user="u" * 12_345)
+    labels = {str(number): "u" * 500 for number in range(25)}
+    found = answer(serve.deployment(Measuring).bind(), path, metadata=labels)
     assert f"{len(found.request.content)} bytes" in found.text
 
 
