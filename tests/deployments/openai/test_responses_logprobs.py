@@ -18,6 +18,7 @@ from deployments.openai.responses_logprobs import TextTokens
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.reasoning_parsers import ThinkParser
 from deployments.parsers.tool_parsers import HermesToolParser
+from hdserve.errors import EngineStopped
 from tests.deployments.answers import SUMMARY
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "Wait: Done."}}\n</tool_call>'
@@ -149,6 +150,19 @@ def test_a_whole_response_is_the_one_a_stream_ends_with(num_tokens: int) -> None
     assert whole == last["response"]
     assert max(map(len, json_pieces(events[-1]))) < 10_000 + 5 * num_tokens
     assert (whole["top_logprobs"], whole["max_tool_calls"]) == (2, None)
+
+
+def test_a_response_that_failed_repeats_none() -> None:
+    """It is written at once, however long it is."""
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **asked})
+    made = ResponseEvents(body, "r", HermesToolParser)
+    step = tuple(tokens_of(f"Well.{CALL}", 3))
+    made.add(Delta(0, 0, f"Well.{CALL}", (1,), (0,), step, None))
+    (*_, failed) = made.fail(EngineStopped("the engine stopped"))
+    (said, called) = failed["response"]["output"]
+    assert (said["content"][0]["text"], said["content"][0]["logprobs"]) == ("Well.", [])
+    assert called["type"] == "function_call"
 
 
 def test_nothing_is_told_that_was_not_asked_for() -> None:
