@@ -325,11 +325,11 @@ ERRORS: list[tuple[dict[str, Any], int, str, str | None]] = [
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "n", "schema": {"not": {}}},
+                "json_schema": {"name": "n", "schema": {"not": {}}, "strict": True},
             }
         },
         400,
-        "invalid_value",
+        "unsupported_parameter",
         "response_format",
     ),
     ({"messages": []}, 400, "invalid_value", "messages"),

@@ -22,7 +22,8 @@ from tests.models import ARCHITECTURES, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
-SIZE = 16
+SIZE = 64
+"""Half of it are whole vectors of any processor."""
 ATTENTION = torch.ops.hdserve.packed_attention.default
 PRODUCT = torch.ops.hdserve.skinny_linear.default
 
@@ -104,7 +105,7 @@ def scaled(
     return (linear(states, weight, limit) * states[0].mean(1, keepdim=True))[:, rows]
 
 
-STATES = torch.randn(1, 7, SIZE), torch.randn(SIZE, SIZE), torch.tensor(32)
+STATES = torch.randn(1, 7, SIZE), torch.randn(SIZE, SIZE) / SIZE**0.5, torch.tensor(32)
 ROWS = torch.tensor([5, 2, 2, 6])
 
 
