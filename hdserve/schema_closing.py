@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hdserve.schema_parts import subschemas, with_parts
+from hdserve.schema_parts import subschemas, with_subschemas
 
 Schema = Mapping[str, Any]
 
@@ -76,8 +76,7 @@ def closed(schema: Schema) -> Schema:
     Raises:
         RecursionError: it is too deep.
     """
-    found: Schema = _closed(schema) if is_closable(schema) else schema
-    return found
+    return _closed(schema) if is_closable(schema) else schema
 
 
 def is_closable(schema: Schema) -> bool:
@@ -92,13 +91,9 @@ def is_closable(schema: Schema) -> bool:
     return True
 
 
-def opened(schema: Any) -> Any:
-    """Return a schema, or a list of schemas, whose objects :func:`closed` leaves as they are."""
-    if isinstance(schema, (list, tuple)):
-        return [opened(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = with_parts(schema, opened)
+def opened(schema: Schema) -> Schema:
+    """Return a schema whose objects :func:`closed` leaves as they are."""
+    found = with_subschemas(schema, opened)
     return {"additionalProperties": True, **found} if "properties" in found else found
 
 
@@ -185,13 +180,8 @@ def _names(value: Any) -> list[str]:
     return [item for item in items if isinstance(item, str)]
 
 
-def _closed(schema: Any) -> Any:
-    """Return a schema, or a list of schemas, with its objects closed."""
-    if isinstance(schema, (list, tuple)):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = with_parts(schema, _closed)
+def _closed(schema: Schema) -> Schema:
+    found = with_subschemas(schema, _closed)
     return {**found, "additionalProperties": False} if can_close(schema) else found
 
 

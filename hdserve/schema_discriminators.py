@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from hdserve.schema_closing import texts_of
-from hdserve.schema_parts import subschemas, with_parts
+from hdserve.schema_parts import subschemas, with_subschemas
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
@@ -96,13 +96,9 @@ class _Forms:
             name, schema, required = self._waiting.pop()
             yield name, _requiring(self.rewritten(schema), required)
 
-    def rewritten(self, schema: Any) -> Any:
-        """Return a schema, or a list of schemas, with its alternatives told apart."""
-        if isinstance(schema, (list, tuple)):
-            return [self.rewritten(item) for item in schema]
-        if not isinstance(schema, Mapping):
-            return schema
-        found = with_parts(schema, self.rewritten)
+    def rewritten(self, schema: Schema) -> Schema:
+        """Return a schema with its alternatives told apart."""
+        found = with_subschemas(schema, self.rewritten)
         required = self.discriminator(schema)
         if required is not None:
             del found["discriminator"]

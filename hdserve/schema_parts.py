@@ -32,12 +32,20 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (item for item in found if isinstance(item, Mapping))
 
 
-def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return ``schema`` with each schema, or list of schemas, directly below it changed."""
+def with_subschemas(
+    schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Any]
+) -> dict[str, Any]:
+    """Return ``schema`` with each schema directly below it changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [changed(item) for item in value]
+        return change(value) if isinstance(value, Mapping) else value
+
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key in NAMED_SCHEMAS and isinstance(value, Mapping):
-            found[key] = {name: change(item) for name, item in value.items()}
+            found[key] = {name: changed(item) for name, item in value.items()}
         else:
-            found[key] = change(value) if key in SCHEMAS else value
+            found[key] = changed(value) if key in SCHEMAS else value
     return found

@@ -137,11 +137,10 @@ async def answer(
                 is_last = isinstance(records[-1], Summary)
                 made = [*_events_of(builder, records)]
                 size = builder.size if form.has_long_events else 0
-                if is_last and size > MAX_SHARED_SIZE:
+                if is_last and size > MAX_SHARED_SIZE:  # each may be very long
                     for event in made:
                         yield await gateway.off_loop(size, form.written, [event])
-                    yield form.last
-                    return
+                    made = []
                 found = await gateway.off_loop(min(size, MAX_SHARED_SIZE), form.written, made)
                 if is_last:
                     yield found + form.last

@@ -36,6 +36,8 @@ lexers learn while texts are written comes on top, 40 MB each at most."""
 
 _MAX_REASON_CHARACTERS = 200
 _LARGE_BYTES = 2**23
+"""Smaller ones give no room: what is measured of them is mostly that of the library itself."""
+
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _PANIC = re.compile(r"\bpanic: .*", re.DOTALL)
 _QUOTED_RULES = re.compile(r"\n *\d+ \| ")
