@@ -26,6 +26,7 @@ from hdserve.databases.output_files import (
     versioned_files,
 )
 from hdserve.databases.output_log import OutputLog
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
 
@@ -115,6 +116,17 @@ class DatabaseFiles:
                 raise_if_unreadable(error)
             else:
                 yield namespace, state.flushed_version
+
+    def segments_since(self, namespace: str, version: int) -> Iterator[Segment]:
+        """The outputs of ``namespace`` that are on disk now, from ``version`` on.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        directory = self.of(namespace).directory
+        if directory.exists():
+            for _, restored in self._restored_files(directory, version):
+                yield restored.segment
 
     def set_aside(self, path: Path, error: Exception) -> None:
         """Count an unusable file, and rename it."""

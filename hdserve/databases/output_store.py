@@ -55,7 +55,8 @@ class OutputStore:
     has ended; then its next ``sync`` takes over, with everything it has kept in memory so far.  The
     same happens if nothing could be written at opening, as soon as writing works.  Of several
     waiting processes one takes over; the others are then overtaken, and must reopen.  While
-    waiting, each ``sync`` flushes what the writer has flushed.
+    waiting, each ``sync`` flushes what the writer has flushed; what that adds afterwards is taken
+    over, too.
 
     Args:
         directory: used by this database alone; created if needed.
@@ -318,6 +319,7 @@ class OutputStore:
                 self._give_way()
             else:
                 self._take_flushes(self._files.flushes(), log)
+                self._take_added_since_flush(log)
                 self._write_generation(epochs)
                 self._files.is_writable = True
         except OSError as error:
@@ -375,6 +377,17 @@ class OutputStore:
                 self._files.flushed_versions[namespace] = flushed_version
                 log.flush(namespace)
                 self._flush_files(namespace)
+
+    def _take_added_since_flush(self, log: OutputLog) -> None:
+        """Take what the previous writer added to namespaces after a flush that was followed here.
+
+        Its files are older than the flush has become here, and are about to be deleted.
+        """
+        for namespace, files in self._files.namespaces.items():
+            if files.is_flush_due and namespace not in self._flushed_here:
+                version = self._files.flushed_versions[namespace]
+                for segment in self._files.segments_since(namespace, version):
+                    log.append(namespace, segment)
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
         self._generation_file.write(self.generation, [*epochs, self.epoch])

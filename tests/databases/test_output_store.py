@@ -338,6 +338,28 @@ def test_a_successor_that_waits_forgets_what_is_flushed(tmp_path):
     assert (second.numbers("n"), second.numbers("m")) == ([3], [7])
 
 
+def test_a_successor_takes_what_its_predecessor_adds_after_a_flush(tmp_path):
+    """For its readers, too; the files of it go, as they are older than the flush has become."""
+    first = Database(tmp_path)
+    first.append("n", 1)
+    second = Database(tmp_path)
+    second.append("n", 2)
+    first.log.flush("n")
+    first.store.flush("n", first.log)
+    assert not second.sync()
+    second.append("n", 3)
+    cursor = second.log.changes_since({"n": 0}, max_bytes=10**6)["n"].cursor
+    first.append("n", *range(10, 50))
+    first.sync()
+    first.append("n", 50)
+    first.store.close()
+    assert second.sync()
+    change = second.log.changes_since({"n": cursor}, max_bytes=10**6)["n"]
+    assert change.segment.sequence_numbers.tolist() == list(range(10, 51))
+    assert not change.is_flushed
+    assert second.numbers("n") == second.restart().numbers("n") == [3, *range(10, 51)]
+
+
 def test_what_a_successor_flushed_outlives_what_its_predecessor_flushed_later(tmp_path):
     """Nothing in its memory from before either comes back."""
     first = Database(tmp_path)
