@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdserve.databases.statistics_info import INFO_NAME, is_unfinished
+from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAME, TABLE_NAMES, is_unfinished
 from hdserve.errors import DatabaseError
 
 MAX_INFO_BYTES = 2**20
@@ -55,15 +55,16 @@ def describe(directory: Path) -> Corpus:
             raise DatabaseError(f"{info_path} is larger than {MAX_INFO_BYTES} bytes")
         description = info_path.read_bytes()
         info = json.loads(description)
+        if not isinstance(info, dict):
+            raise DatabaseError(f"{info_path} does not describe a statistics database")
+        table = info.get("table", TABLE_NAME)
         sizes = {
             path.relative_to(directory).as_posix(): path.stat().st_size
             for path in sorted(directory.rglob("*"))
-            if path.is_file() and _is_part(path.relative_to(directory))
+            if path.is_file() and _is_part(path.relative_to(directory), table)
         }
     except (OSError, ValueError) as error:
         raise DatabaseError(f"{directory} is not a statistics database: {error}") from error
-    if not isinstance(info, dict):
-        raise DatabaseError(f"{info_path} does not describe a statistics database")
     fingerprint = str(info.get("tokenizer"))
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([fingerprint, sizes]).encode())
@@ -83,9 +84,11 @@ def describe_for(fingerprint: str, directory: Path) -> Corpus:
     return corpus
 
 
-def _is_part(path: Path) -> bool:
-    """Whether a file belongs to the database, and not to the next one being built there."""
-    return not (is_unfinished(path) or path.name.startswith("."))
+def _is_part(path: Path, table: str) -> bool:
+    """Whether a file belongs to the database whose table is ``table``, and not to the next one
+    being built there, or to the one that it has replaced."""
+    is_other_table = str(path) in TABLE_NAMES and str(path) != table
+    return not (is_unfinished(path) or path.name.startswith(".") or is_other_table)
 
 
 def file_checksum(path: Path) -> str:

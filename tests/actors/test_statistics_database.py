@@ -9,6 +9,7 @@ from actors import statistics_database
 from actors.corpus import describe, file_checksum
 from actors.local_corpora import ensure_local
 from actors.statistics_database import Choice, StatisticsDatabaseActor
+from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.errors import DatabaseError
 from tests.actors.corpora import NUM_BYTES, contents, make_corpus
 
@@ -29,6 +30,19 @@ def test_a_build_that_is_under_way_changes_no_corpus(corpus: Path) -> None:
         (corpus / name).write_bytes(b"not yet")
     assert describe(corpus) == before
     assert "tables/order-2.bin" in before.sizes
+
+
+def test_a_table_that_was_replaced_is_not_copied(tmp_path: Path) -> None:
+    """It stays for the replicas that have mapped it, and no node needs both."""
+    builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
+    found = []
+    for text in ([5, 6, 7], [8, 9]):
+        builder.add("corpus", text)
+        found.append((builder.write(tmp_path).table, describe(tmp_path)))
+    (first, before), (second, after) = found
+    assert (set(before.sizes), set(after.sizes)) == ({"info.json", first}, {"info.json", second})
+    assert (tmp_path / first).exists()
+    assert before.corpus_id != after.corpus_id
 
 
 def test_choices() -> None:
