@@ -264,25 +264,31 @@ def test_what_no_longer_grows_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_outputs_of_another_tokenizer(tmp_path: Path) -> None:
-    """Where the model is named whose database is there, they are refused: it would not draft from
-    them.  Where a model of the same name had another tokenizer, both databases are shown."""
-    root, archives = tmp_path / "databases", []
+    """They are refused where the model's database is there: it would not draft from them.  Where a
+    model had another tokenizer before, both databases are shown."""
+    root, archives, keys = tmp_path / "databases", [], []
     for number in range(2):
-        key = DatabaseKey("mini", f"{number}" * 64)
-        store = OutputStore(database_directory(tmp_path / str(number), key), key)
-        store.close()
+        keys.append(DatabaseKey("mini", f"{number}" * 64))
+        make_database(tmp_path / str(number), keys[-1])
         archives.append(str(tmp_path / f"{number}.archive"))
         run("export", str(tmp_path / str(number)), archives[-1])
-    run("import", archives[0], str(root), "--model", "mini")
-    with pytest.raises(DatabaseError, match=r"mini has the tokenizer 0+, the outputs are of 1+:"):
-        run("import", archives[1], str(root), "--model", "mini")
-    run("import", archives[0], str(root), "--model", "mini")
+    run("import", archives[0], str(root))
+    for options in ((), ("--model", "mini")):
+        with pytest.raises(DatabaseError, match=r"mini has the tokenizer 0+, the outputs are of 1"):
+            run("import", archives[1], str(root), *options)
+        run("import", archives[0], str(root), *options)
     run("import", archives[1], str(root), "--model", "other")
+    make_database(root, keys[1])
     run("import", archives[1], str(root))
     found = run("info", str(root), "--model", "mini")
     assert [item["tokenizer_fingerprint"][0] for item in found] == ["0", "1"]
     with pytest.raises(DatabaseError, match="no database of 'none'"):
         run("info", str(root), "--model", "none")
+
+
+def make_database(root: Path, key: DatabaseKey) -> None:
+    """An empty one."""
+    OutputStore(database_directory(root, key), key).close()
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

@@ -108,8 +108,7 @@ def import_(
     check_served_name("--model", model)
     found = archives.read_archive_key(archive)
     key = DatabaseKey(found.model if model is None else model, found.fingerprint)
-    if model is not None:
-        stored.check_tokenizer(root, key)
+    stored.check_tokenizer(root, key)
     limits = database_config(config)
     with _progress(key) as on_progress:
         num = archives.import_archive(
