@@ -194,9 +194,9 @@ class Gateway:
                             has_begun = True
                             yield records
                         return
-                    except Overloaded:
+                    except Overloaded as error:
                         if was_refused or has_begun:
-                            self._refusals.note(name, num_sequences)
+                            self._refusals.note(name, num_sequences, error)
                             raise
                         was_refused, pause_s = True, 0.0
                     except EngineGone:
