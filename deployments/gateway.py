@@ -18,6 +18,7 @@ from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http.body_room import BodyRoom
 from deployments.http.metrics import HttpMetrics
+from deployments.http.errors import RETRY_AFTER_S
 from deployments.metrics.poll import MetricsPoll
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Report
@@ -50,8 +51,6 @@ _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 has failed (``MAX_LEAVING_S`` of :mod:`deployments.replica.model_server`)."""
 
 _UNLIMITED = -1
-_RETRY_AFTER_S = 1.0
-"""The retry delay for clients that Ray Serve refuses before a gateway has seen the request."""
 
 DESCRIBE_TIMEOUT_S = 10.0
 """The time limit of calls that a replica answers at once: a slower one is hung, or does not
@@ -379,7 +378,7 @@ def gateway_deployment(
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         max_queued_requests=config.gateway.max_queued_requests or _UNLIMITED,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=_RETRY_AFTER_S),
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         graceful_shutdown_timeout_s=config.drain_timeout_s,
         ray_actor_options=actor_options(
             config.gateway.num_cpus,
