@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
@@ -17,8 +18,8 @@ from actors.logs import log_with_serve
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http.body_room import BodyRoom
-from deployments.http.metrics import HttpMetrics
 from deployments.http.errors import RETRY_AFTER_S
+from deployments.http.metrics import HttpMetrics
 from deployments.metrics.poll import MetricsPoll
 from deployments.metrics.ray_metrics import Reporter
 from deployments.metrics.samples import Report
@@ -140,9 +141,11 @@ class Gateway:
             )
         return self._configs[self._names[name]]
 
-    def deadline(self) -> Deadline:
-        """Return the deadline of a request that arrives now."""
-        return Deadline(self.config.gateway.request_timeout_s)
+    def deadline(self, arrived_s: float | None = None) -> Deadline:
+        """Return the deadline of a request that arrived at this time of the monotonic clock;
+        default: now."""
+        spent_s = 0.0 if arrived_s is None else time.monotonic() - arrived_s
+        return Deadline(self.config.gateway.request_timeout_s, spent_s)
 
     async def close(self) -> None:
         """Refuse new requests from now on: the application is about to be removed."""
