@@ -14,19 +14,22 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A time ``timeout_s`` after its creation, by the monotonic clock of the event loop; use it
-    only in that loop.
+    """A time ``timeout_s`` after a request arrived, by the monotonic clock of the event loop; use
+    it only in that loop.
 
     Args:
         timeout_s: ``None`` means never.
+        spent_s: how long ago the request arrived.
 
     Attributes:
         is_over: whether the time was reached within a block of :meth:`ending`.
     """
 
-    def __init__(self, timeout_s: float | None = None) -> None:
+    def __init__(self, timeout_s: float | None = None, spent_s: float = 0.0) -> None:
         self._timeout_s = timeout_s
-        self._at_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        self._at_s: float | None = None
+        if timeout_s is not None:
+            self._at_s = asyncio.get_running_loop().time() + timeout_s - spent_s
         self.is_over = False
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from actors.logs import log_with_serve
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, ModelInfo, Records
 from deployments.http.body_room import BodyRoom
+from deployments.http.errors import RETRY_AFTER_S
 from deployments.http.metrics import HttpMetrics
 from deployments.metrics.poll import MetricsPoll
 from deployments.metrics.ray_metrics import Reporter
@@ -50,8 +52,6 @@ _RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 has failed (``MAX_LEAVING_S`` of :mod:`deployments.replica.model_server`)."""
 
 _UNLIMITED = -1
-_RETRY_AFTER_S = 1.0
-"""The retry delay for clients that Ray Serve refuses before a gateway has seen the request."""
 
 DESCRIBE_TIMEOUT_S = 10.0
 """The time limit of calls that a replica answers at once: a slower one is hung, or does not
@@ -141,9 +141,11 @@ class Gateway:
             )
         return self._configs[self._names[name]]
 
-    def deadline(self) -> Deadline:
-        """Return the deadline of a request that arrives now."""
-        return Deadline(self.config.gateway.request_timeout_s)
+    def deadline(self, arrived_s: float | None = None) -> Deadline:
+        """Return the deadline of a request that arrived at this time of the monotonic clock;
+        default: now."""
+        spent_s = 0.0 if arrived_s is None else time.monotonic() - arrived_s
+        return Deadline(self.config.gateway.request_timeout_s, spent_s)
 
     async def close(self) -> None:
         """Refuse new requests from now on: the application is about to be removed."""
@@ -194,9 +196,9 @@ class Gateway:
                             has_begun = True
                             yield records
                         return
-                    except Overloaded:
+                    except Overloaded as error:
                         if was_refused or has_begun:
-                            self._refusals.note(name, num_sequences)
+                            self._refusals.note(name, num_sequences, error)
                             raise
                         was_refused, pause_s = True, 0.0
                     except EngineGone:
@@ -379,7 +381,7 @@ def gateway_deployment(
         num_replicas=config.gateway.num_replicas,
         max_ongoing_requests=config.gateway.max_ongoing_requests,
         max_queued_requests=config.gateway.max_queued_requests or _UNLIMITED,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=_RETRY_AFTER_S),
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         graceful_shutdown_timeout_s=config.drain_timeout_s,
         ray_actor_options=actor_options(
             config.gateway.num_cpus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from hdserve.errors import Overloaded
+from hdserve.errors import GrammarsOverloaded, Overloaded
 
 REMEMBERED_S = 0.05
 
@@ -26,9 +26,11 @@ class Refusals:
         self._remembered_s = remembered_s
         self._last: dict[str, _Refusal] = {}
 
-    def note(self, model: str, num_sequences: int) -> None:
-        """Note that ``model`` has refused ``num_sequences`` sequences."""
-        self._last[model] = _Refusal(num_sequences, time.monotonic() + self._remembered_s)
+    def note(self, model: str, num_sequences: int, error: Overloaded) -> None:
+        """Note that ``model`` has refused ``num_sequences`` sequences; not if it was for their
+        grammar, as others have room."""
+        if not isinstance(error, GrammarsOverloaded):
+            self._last[model] = _Refusal(num_sequences, time.monotonic() + self._remembered_s)
 
     def check(self, model: str, num_sequences: int) -> None:
         """Refuse a request that the replicas would refuse.

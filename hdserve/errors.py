@@ -22,6 +22,7 @@
         ├── BodyTooSlow     408   the request body does not come
         ├── BodyTooLarge    413   the request body is over the limit
         └── Overloaded      429   the queue is full; try again later
+            └── GrammarsOverloaded  its grammar is new, and has to wait; others do not
 
 Each carries the HTTP status and the slug that the gateway answers with.  They pickle, so that
 they cross process boundaries unchanged.
@@ -216,3 +217,9 @@ class Overloaded(RequestError):
         param: str | None = None,
     ) -> None:
         super().__init__(message, param)
+
+
+class GrammarsOverloaded(Overloaded):
+    """The grammar of the request is new, and there is no room for one: others are answered."""
+
+    code = "grammars_overloaded"

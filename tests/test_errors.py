@@ -33,6 +33,7 @@ STATUSES = {
     "BodyTooSlow": 408,
     "BodyTooLarge": 413,
     "Overloaded": 429,
+    "GrammarsOverloaded": 429,
 }
 
 CLASSES = {

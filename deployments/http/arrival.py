@@ -33,7 +33,7 @@ BodyT = TypeVar("BodyT", bound=OfferedBody)
 
 
 class Arrival:
-    """A request that has arrived now; all that is done for it ends by its deadline.
+    """A request that has arrived; all that is done for it ends by its deadline.
 
     Attributes:
         deadline: by which it must be answered.
@@ -43,7 +43,7 @@ class Arrival:
     def __init__(self, gateway: Gateway, request: Request) -> None:
         self.gateway = gateway
         self.request = request
-        self.deadline = gateway.deadline()
+        self.deadline = gateway.deadline(getattr(request.state, "arrived_s", None))
         self.own_id = request_id(request.scope)
 
     async def read(self, kind: type[BodyT]) -> BodyT:

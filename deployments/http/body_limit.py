@@ -8,10 +8,10 @@ import time
 from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.error_answer import error_answer
+from deployments.http.errors import refusal
 from hdserve.access import Identity
 from hdserve.config import GatewayConfig
-from hdserve.errors import BodyTooLarge, BodyTooSlow
+from hdserve.errors import BodyTooLarge, BodyTooSlow, RequestTimeout
 
 MAX_SILENCE_S = 30.0
 """How long a client may send nothing while its body is being waited for."""
@@ -23,7 +23,8 @@ client that sends a byte now and then would keep its slot for days."""
 
 class BodyLimit:
     """ASGI middleware: a body of more than ``max_body_bytes`` is answered with 413, and one that
-    :func:`paced` gives up on, as each occupies a slot of a gateway, with 408.
+    :func:`paced` gives up on, as each occupies a slot of a gateway, with 408.  One that
+    there was no room for, as :class:`~deployments.http.early_limit.EarlyLimit` says, is not read.
 
     The declared length is checked first, then the actual one.  Archives of the administrator, which
     are read piece by piece, have a separate limit.
@@ -37,7 +38,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        identity = scope.get("state", {}).get("identity")
+        state = scope.get("state", {})
+        identity = state.get("identity")
         max_bytes = max_bytes_of(scope, self._limits, identity)
         reason = (
             f"the request body is over the limit of {max_bytes} bytes, which is "
@@ -45,9 +47,11 @@ class BodyLimit:
         )
         try:
             _check(self._declared_bytes(scope), max_bytes, reason)
+            if "body_error" in state:
+                raise state["body_error"]
             await self._app(scope, self._counting(paced(receive), max_bytes, reason), send)
-        except BodyTooLarge as error:
-            await error_answer(scope, error)(scope, receive, send)
+        except (BodyTooLarge, RequestTimeout) as error:
+            await refusal(scope, error)(scope, receive, send)
 
     def _counting(self, receive: Receive, max_bytes: int, reason: str) -> Receive:
         num_bytes = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.http.access import authorization_of
 from deployments.http.body_limit import max_bytes_of
 from deployments.http.body_room import HeldRoom
-from deployments.http.errors import refusal
 from hdserve.current_access import CurrentAccess
 from hdserve.errors import RequestTimeout, Unauthorized
 
@@ -42,6 +42,9 @@ class EarlyLimit:
     Ray Serve reads bodies as fast as they arrive and keeps them, also those of requests that wait
     for a slot.  So :class:`~deployments.http.body_limit.BodyLimit`, which reports the same limit to
     the client, would be too late.  If a required key is missing only the first piece is kept.
+
+    Tells the application when the request arrived and, for ``BodyLimit`` to answer, that there was
+    no room for its body by its deadline; of that body only the first piece is kept.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -52,15 +55,18 @@ class EarlyLimit:
         if gateway is None:
             await self._app(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        state["arrived_s"] = time.monotonic()
         max_bytes = _max_bytes(gateway, scope)
         needed_bytes = _needed_bytes(gateway, scope, max_bytes)
         async with AsyncExitStack() as stack:
-            room = gateway.body_room.held(needed_bytes)
+            room = gateway.body_room
             try:
-                held = await gateway.deadline().wait(stack.enter_async_context(room))
-            except RequestTimeout as error:
-                await refusal(scope, error)(scope, receive, send)
-                return
+                entering = stack.enter_async_context(room.held(needed_bytes))
+                held = await gateway.deadline().wait(entering)
+            except RequestTimeout:
+                state["body_error"] = _no_room(gateway)
+                max_bytes, held = 0, await stack.enter_async_context(room.held(0))
             await self._app(scope, _limited(receive, max_bytes, held), send)
 
 
@@ -70,6 +76,14 @@ def _max_bytes(gateway: Gateway, scope: Scope) -> int:
     except Unauthorized:
         return 0
     return max_bytes_of(scope, gateway.config.gateway, identity)
+
+
+def _no_room(gateway: Gateway) -> RequestTimeout:
+    limit_s = gateway.config.gateway.request_timeout_s
+    return RequestTimeout(
+        f"the server had no room for the body of the request in {limit_s:g} s "
+        "(gateway.request_timeout_s, gateway.max_held_body_bytes); try again later"
+    )
 
 
 def _needed_bytes(gateway: Gateway, scope: Scope, max_bytes: int) -> int:

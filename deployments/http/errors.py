@@ -26,7 +26,9 @@ from hdserve.errors import (
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
-_RETRY_AFTER_S = "1"
+
+RETRY_AFTER_S = 1
+"""When clients that are refused for lack of room are to try again."""
 
 CLIENT_CLOSED_REQUEST = 499
 """The status under which nginx logs a client that hung up before it was answered; no client sees
@@ -54,7 +56,7 @@ def refusal(scope: Scope, error: HdserveError) -> Response:
     """Return the answer of a request that ends with ``error``."""
     headers = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = _RETRY_AFTER_S
+        headers["retry-after"] = str(RETRY_AFTER_S)
     if isinstance(error, RequestTimeout):  # clients would retry it twice
         headers["x-should-retry"] = "false"
     if isinstance(error, BodyTooSlow):  # the rest of the body would be taken for a request

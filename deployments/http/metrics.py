@@ -30,7 +30,7 @@ _SILENCES = "hdserve_replica_silences"
 _FIRST_BYTE = "hdserve_http_first_byte_seconds"
 _WHOLE = "hdserve_http_request_seconds"
 _UNKNOWN_ROUTE = "unknown"
-_BEFORE_ROUTES = (401, 404, 405, 413, 500)
+_BEFORE_ROUTES = (401, 404, 405, 413, 500, 504)
 
 
 class HttpMetrics:

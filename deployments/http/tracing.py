@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
+
 from deployments.http.own_path import own_path
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from deployments.tracing import Tracing
 
 _PREFIX = "/v1/"
-_HEADERS = (b"traceparent", b"tracestate")
+_HEADERS = ("traceparent", "tracestate")
 
 
 class TracedRequests:
@@ -55,11 +57,9 @@ def trace_of(request: Request) -> Mapping[str, str]:
 
 
 def _carrier(scope: Scope) -> dict[str, str]:
-    return {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in scope["headers"]
-        if name in _HEADERS
-    }
+    headers = Headers(scope=scope)
+    found = {name: ",".join(headers.getlist(name)) for name in _HEADERS}  # of a list in several
+    return {name: value for name, value in found.items() if value}
 
 
 def _carrier_of(span: Any) -> dict[str, str]:

@@ -76,7 +76,8 @@ def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo(
         "vllm:admission_rejections",
         "counter",
-        "Times a replica refused a request, without requests that a gateway refused itself.",
+        "Times a replica refused a request for lack of room in the queue (`queue_full`) or for a "
+        "new grammar (`grammars`); without requests that a gateway refused itself.",
         ("reason",),
     )
     yield MetricInfo("vllm:spec_decode_num_drafts", "counter", "Verified draft trees.")

@@ -66,28 +66,26 @@ class InputReasoning(Body):
         return joined(self.content or self.summary, "input", _REASONING_PARTS)
 
 
-class InputCall(Body):
-    """A call the model made earlier."""
-
+class _Call(Body):
     without_effect: ClassVar[frozenset[str]] = frozenset({"caller", "id", "status"})
 
-    type: Literal["function_call"]
     call_id: str
     name: str
     namespace: str | None = None
+
+
+class InputCall(_Call):
+    """A call the model made earlier."""
+
+    type: Literal["function_call"]
     arguments: str
 
 
-class InputCustomCall(Body):
+class InputCustomCall(_Call):
     """A call of a tool that takes a text, made by the model of another server: here it is one of a
     function with one parameter, as agents offer such a tool to models that know functions alone."""
 
-    without_effect: ClassVar[frozenset[str]] = frozenset({"caller", "id", "status"})
-
     type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
     input: str
 
     @property

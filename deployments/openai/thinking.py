@@ -78,6 +78,10 @@ class ThinkingFields(BaseModel):
         Raises:
             InvalidRequest: parameters contradict each other.
         """
+        reasoning = self.reasoning
+        if reasoning is not None and reasoning.enabled and reasoning.effort == "none":
+            reason = "reasoning.effort and reasoning.enabled contradict each other"
+            raise InvalidRequest(reason, "reasoning.effort")
         names, values = list(self.switches), set(self.switches.values())
         if len(values) > 1:
             raise InvalidRequest(f"{' and '.join(names)} contradict each other", names[0])

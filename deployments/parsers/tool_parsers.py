@@ -36,7 +36,7 @@ _CALL_END = "<｜tool▁call▁end｜>"
 class _MarkedToolParser(ToolParser):
     """Calls after a mark, by default JSON objects.
 
-    White space next to a call is not text.
+    White space before a call, and behind the last one, is not text.
     """
 
     OPEN: ClassVar[str]
@@ -46,6 +46,7 @@ class _MarkedToolParser(ToolParser):
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         self._buffer = ""
         self._calls: CallReader | None = None
+        self._space = ""  # before the opening mark, which may be text
         self._has_called = False
         self._num_mentions = 0
 
@@ -81,6 +82,7 @@ class _MarkedToolParser(ToolParser):
         if opening is not None:
             before, self._calls, self._buffer = opening
             shown = before.rstrip()
+            self._space = before[len(shown) :]
         else:
             shown = self._buffer[: len(self._buffer) - self._num_held(self._buffer)]
             self._buffer = self._buffer[len(shown) :]
@@ -104,9 +106,9 @@ class _MarkedToolParser(ToolParser):
         if self._is_mention(calls):
             self._num_mentions += 1
             self._buffer = f"{calls.kept}{closing}{self._buffer}"
-            yield self.OPEN
+            yield f"{self._space}{self.OPEN}"
         elif not calls.num_calls:
-            yield f"{self.OPEN}{calls.kept}{closing}"
+            yield f"{self._space}{self.OPEN}{calls.kept}{closing}"
         elif calls.kept:
             yield calls.kept.removeprefix("]")  # of a list of calls
 
@@ -214,7 +216,7 @@ class MistralArgsToolParser(MistralToolParser):
     _HEAD = r"([\w.-]{1,128})(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?={)"
 
     def _reader(self) -> CallReader:
-        return CallReader(self.CLOSE, head=self._HEAD)
+        return CallReader(self.CLOSE, head=self._HEAD, is_enclosed=False)
 
     def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
         self._buffer = closing + self._buffer  # it opens the next call

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 from deployments.metrics.samples import Histogram, Observations, Sample
 from hdserve.core import Sequence, StepOutput
-from hdserve.errors import Overloaded
+from hdserve.errors import GrammarsOverloaded, Overloaded
+
+_FULL, _GRAMMARS = "queue_full", "grammars"
+"""Why requests are refused."""
 
 _PER_STEP = "vllm:inter_token_latency_seconds"
 _PER_REQUEST = (
@@ -38,7 +41,7 @@ class RequestMetrics:
         self._histograms = {_PER_STEP: Histogram(_PER_STEP)} | {
             name: Histogram(name, observations=self.observations) for name in _PER_REQUEST
         }
-        self._num_refused = 0
+        self._num_refused = {_FULL: 0, _GRAMMARS: 0}
 
     def clock(self, seq: Sequence) -> RequestClock:
         """Return the clock of a sequence that arrives now."""
@@ -52,21 +55,23 @@ class RequestMetrics:
     @contextmanager
     def refusals(self) -> Iterator[None]:
         """Count a request that is answered within the block once if it is refused because one or
-        all of its sequences have no room."""
+        all of its sequences, or its grammar, have no room."""
         try:
             yield
-        except Overloaded:
+        except Overloaded as error:
+            reason = _GRAMMARS if isinstance(error, GrammarsOverloaded) else _FULL
             with self._lock:
-                self._num_refused += 1
+                self._num_refused[reason] += 1
             raise
 
     def samples(self) -> Iterator[Sample]:
         """Yield all latencies and refusals so far."""
         with self._lock:
             samples = [histogram.sample() for histogram in self._histograms.values()]
-            num_refused = self._num_refused
+            num_refused = tuple(self._num_refused.items())
         yield from samples
-        yield Sample("vllm:admission_rejections", num_refused, ("queue_full",))
+        for reason, count in num_refused:
+            yield Sample("vllm:admission_rejections", count, (reason,))
 
 
 class RequestClock:

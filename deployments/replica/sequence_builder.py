@@ -14,7 +14,7 @@ from deployments.replica.answer_logprobs import check_possible_logprobs
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.request_check import check_prompt_length
 from hdserve.engine.tokenization.text_beginning import TextBeginning, encode_beginning
-from hdserve.errors import InvalidRequest, Overloaded
+from hdserve.errors import GrammarsOverloaded, InvalidRequest
 
 if TYPE_CHECKING:
     from hdserve.engine.host import ModelHost
@@ -50,7 +50,7 @@ class SequenceBuilder:
         prompts and grammars that are known wait for none.
 
         Raises:
-            Overloaded: too many requests wait for a new grammar.
+            GrammarsOverloaded: too many requests wait for a new grammar.
             InvalidRequest, PromptTooLong: see :meth:`build`.
         """
         grammar = request.sampling.get("grammar")
@@ -60,7 +60,7 @@ class SequenceBuilder:
 
     async def _compile(self, grammar: str, request: GenerationRequest) -> None:
         if self._num_compiling >= self._max_num_compiling:
-            raise Overloaded("too many requests bring a new grammar; try again later")
+            raise GrammarsOverloaded("too many requests bring a new grammar; try again later")
         loop = asyncio.get_running_loop()
         self._num_compiling += 1
         try:

@@ -71,3 +71,15 @@ def test_what_was_too_slow_by_another_limit_is_not_called_late(timeout_s: float 
 
     with pytest.raises(TimeoutError, match="by another limit"):
         asyncio.run(wait())
+
+
+def test_time_that_was_spent_before() -> None:
+    """Counts."""
+
+    async def wait() -> None:
+        deadline = Deadline(60, spent_s=61)
+        assert deadline.remaining_s == 0
+        await deadline.wait(asyncio.sleep(60))
+
+    with pytest.raises(RequestTimeout, match="60 s"):
+        asyncio.run(wait())

@@ -29,7 +29,7 @@ from deployments.replica.heartbeat import AnswersCalls
 from deployments.replica.model_server import MAX_LEAVING_S
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import BodyTooLarge, EngineGone, EngineStopped, Overloaded
+from hdserve.errors import BodyTooLarge, EngineGone, EngineStopped, GrammarsOverloaded, Overloaded
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m", aliases=("alias",)),))
 DELTA = Delta(0, 0, "text", (1,), (0,), None, "stop")
@@ -203,6 +203,23 @@ def test_what_a_full_replica_refuses_is_tried_once_more() -> None:
     assert generate(Overloaded("full"), 1, 0) == [(DELTA, SUMMARY)]
     with pytest.raises(Overloaded, match="full"):
         generate(Overloaded("full"), 2, 0)
+
+
+def test_nobody_is_refused_for_the_grammars_of_others() -> None:
+    """A request whose own has to wait is tried once more; the next one is asked for at once."""
+    application = serve.deployment(Failing).bind(GrammarsOverloaded("many"), 2, 0)
+    handle: Any = serve.run(application, name="failing", _local_testing_mode=True)
+    gateway = Gateway(CONFIG, {"m": handle})
+
+    async def ask() -> list[Records]:
+        return [item async for item in gateway.generate("m", GenerationRequest("id"), Deadline())]
+
+    async def ask_twice() -> list[Records]:
+        with pytest.raises(GrammarsOverloaded, match="many"):
+            await ask()
+        return await ask()
+
+    assert asyncio.run(ask_twice()) == [(DELTA, SUMMARY)]
 
 
 def test_a_request_that_an_engine_failed_with_is_not_tried_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 
 from deployments.gateway import Gateway
 from deployments.generation import GenerationRequest, Summary
 from deployments.http.routes import build_api
+from deployments.http.tracing import TracedRequests, trace_of
 from deployments.tracing import SequenceTrace, Tracing
 from hdserve.config import TelemetryConfig, default_config, parse_config
 from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput
@@ -177,6 +181,25 @@ def test_only_the_api_is_traced(sink: Collector) -> None:
     assert chat.attributes["http.response.status_code"] == 404
     assert (chat.service, chat.parent_id, chat.has_failed) == ("hdserve-gateway", PARENT_ID, False)
     assert len([span for span in sink.spans if span.trace_id == trace_id]) == 2
+
+
+def test_a_state_may_come_in_several_headers(sink: Collector) -> None:
+    """They are one list, in their order."""
+    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
+    state = [(b"tracestate", b"a=1"), (b"tracestate", b"b=2")]
+    headers = [(b"traceparent", f"00-{'3' * 32}-{PARENT_ID}-01".encode()), *state]
+    found: dict[str, str] = {}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.update(trace_of(Request(scope)))
+
+    async def unused(*_message: Message) -> Any:
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    asyncio.run(TracedRequests(app, tracing)(scope, unused, unused))
+    tracing.close()
+    assert found["tracestate"] == "a=1,b=2"
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a/b", "http://", "http://a b/"])

@@ -24,7 +24,7 @@ from hdserve.engine.structured_output.trial import (
     parser_limits,
 )
 from hdserve.engine.tokenization.tokenizer import Tokenizer
-from hdserve.errors import InvalidRequest, Overloaded, Unsupported
+from hdserve.errors import GrammarsOverloaded, InvalidRequest, Unsupported
 from hdserve.grammar import spells, unforced, with_marks
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,8 @@ class Grammars:
 
         Raises:
             InvalidRequest: it is wrong, too large, or not supported; the message says which.
-            Overloaded: it is new, and those of the texts that are written take too much memory.
+            GrammarsOverloaded: it is new, and those of the texts that are written take too much
+                memory.
             Unsupported: the bytes of this model's tokens are not known.
         """
         self._compiled(grammar)
@@ -134,7 +135,7 @@ class Grammars:
         """The state before the first token of a text of ``grammar``.
 
         Raises:
-            InvalidRequest, Overloaded, Unsupported: as ``check``.
+            InvalidRequest, GrammarsOverloaded, Unsupported: as ``check``.
         """
         return GrammarState(self, grammar, self._compiled(grammar), self._vocab_size)
 
@@ -198,7 +199,10 @@ class Grammars:
             while large and self._held_bytes >= _MAX_HELD_BYTES:
                 self._drop(large.pop(0))
             if self._held_bytes >= _MAX_HELD_BYTES:
-                raise Overloaded("grammars of running requests take too much memory")
+                raise GrammarsOverloaded(
+                    "the grammars of running requests take too much memory for a new one; "
+                    "try again later"
+                )
 
     @property
     def _held_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 from ray.serve._private.direct_ingress_http_util import ASGIDIReceiveProxy
 from ray.serve._private.http_util import _apply_middlewares
 from ray.serve._private.utils import call_function_from_import_path
+from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.gateway import Gateway
+from deployments.http.arrival import Arrival
 from deployments.http.routes import build_api
 from hdserve.access import Access, ApiKey
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
@@ -198,27 +202,71 @@ def test_no_more_bodies_are_read_than_there_is_room_for(
 
 
 def test_waiting_for_room_has_an_end() -> None:
-    """That of the request."""
-    gateway = with_room(Access(), request_timeout_s=0.01)
+    """That of the request.  It is told so as of any other error, and what is read of its body takes
+    no room."""
+    origin = "https://page.example"
+    gateway = with_room(Access(), request_timeout_s=0.01, allowed_origins=(origin,))
+    api = build_api(gateway)
+    pieces: list[Message] = [
+        {"type": "http.request", "body": PIECE, "more_body": has_more} for has_more in (False, True)
+    ]
     sent: list[Message] = []
+    num_kept = 0
 
     async def receive() -> Message:
-        raise AssertionError("nothing is read")
+        return pieces.pop()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("nothing is answered")
+        nonlocal num_kept
+        while pieces:
+            num_kept += len((await receive())["body"])
+        await api(scope, receive, send)
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     async def ask() -> None:
-        scope = {"type": "http", "path": GENERATE, "headers": length_of(LARGE)}
+        headers = [*length_of(LARGE), (b"origin", origin.encode())]
+        scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": headers}
         async with asyncio.timeout(10), gateway.body_room.held(200_000):
-            await served(app, gateway)(scope, receive, send)
+            await served(app, gateway)({**scope, "query_string": b""}, receive, send)
 
     asyncio.run(ask())
-    assert sent[0]["status"] == 504
-    assert b"request_timeout" in sent[1]["body"]
+    assert num_kept == len(PIECE)
+    headers = Headers(raw=sent[0]["headers"])
+    assert (sent[0]["status"], headers["x-should-retry"]) == (504, "false")
+    assert headers["x-request-id"]
+    assert headers["access-control-allow-origin"] == origin
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["code"] == "request_timeout"
+    assert "no room for the body" in error["message"]
+    samples = gateway.http_metrics.samples()
+    counted = {item.labels: item.value for item in samples if item.name == "hdserve_http_requests"}
+    assert counted[GENERATE, "504"] == 1
+
+
+def test_waiting_for_room_is_a_part_of_the_time_of_a_request() -> None:
+    """It has one deadline."""
+    gateway = with_room(Access(), request_timeout_s=600)
+    left_s: list[float] = []
+
+    async def unused(*_message: Message) -> Any:
+        raise AssertionError
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        left_s.append(Arrival(gateway, Request(scope)).deadline.remaining_s)
+
+    async def ask() -> None:
+        scope = {"type": "http", "path": GENERATE, "headers": length_of(LARGE)}
+        async with asyncio.timeout(10):
+            async with gateway.body_room.held(200_000):
+                asking = asyncio.create_task(served(app, gateway)(scope, unused, unused))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0.05)
+            await asking
+
+    asyncio.run(ask())
+    assert left_s[0] < 600 - 0.04
 
 
 def most_read_at_a_time(gateway: Gateway, declared: int | None, num_sent: int) -> int:

@@ -39,7 +39,7 @@ from hdserve.core import (
     StepOutput,
 )
 from hdserve.engine.stats import count_draft
-from hdserve.errors import InvalidRequest, Overloaded
+from hdserve.errors import GrammarsOverloaded, InvalidRequest, Overloaded
 from hdserve.tree import Acceptance, DraftTree
 from tests.clusters import connected_cluster
 from tests.k8s.monitoring import metric_of, series_named
@@ -197,7 +197,8 @@ def test_counters_of_a_replica_that_is_gone_stay_for_a_while() -> None:
 
 
 def test_request_clock() -> None:
-    """The parts of a request's time add up; only refusals for lack of room count as such."""
+    """The parts of a request's time add up; only refusals for lack of room count as such, by what
+    there is no room for."""
     metrics = RequestMetrics()
     seq = Sequence("r", [1, 2, 3], SamplingParams())
     clock = metrics.clock(seq)
@@ -206,11 +207,13 @@ def test_request_clock() -> None:
         seq.token_ids += token_ids
         reason = FinishReason.STOP if token_ids == (7,) else None
         clock.observe(StepOutput(seq, token_ids, finish_reason=reason))
-    for error in (Overloaded("full"), InvalidRequest("wrong", "prompt")):
+    full, grammar = Overloaded("full"), GrammarsOverloaded("new")
+    for error in (full, full, grammar, InvalidRequest("wrong", "prompt")):
         with pytest.raises(type(error)), metrics.refusals():
             raise error
     values = {sample.name.removeprefix("vllm:"): sample.value for sample in metrics.samples()}
-    assert values["admission_rejections"] == 1
+    refused = [item for item in metrics.samples() if item.name == "vllm:admission_rejections"]
+    assert {item.labels: item.value for item in refused} == {("queue_full",): 2, ("grammars",): 1}
     histograms = {key: item for key, item in values.items() if isinstance(item, HistogramValue)}
     for name, histogram in histograms.items():
         assert sum(histogram.counts) == (2 if name == "inter_token_latency_seconds" else 1)

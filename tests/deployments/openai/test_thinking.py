@@ -77,11 +77,25 @@ def test_a_budget_and_what_nobody_knows_are_named() -> None:
     assert set(body.ignored) == unmet | {"reasoning.exclude"}
 
 
-def test_contradictions_are_refused() -> None:
-    body = parsed(enable_thinking=True, thinking={"type": "disabled"})
-    with pytest.raises(InvalidRequest, match=r"^thinking and enable_thinking contra") as caught:
-        body.to_generation("r")
-    assert caught.value.param == "thinking"
+@pytest.mark.parametrize(
+    ("fields", "reason", "param"),
+    [
+        (
+            {"enable_thinking": True, "thinking": {"type": "disabled"}},
+            "thinking and enable_thinking",
+            "thinking",
+        ),
+        (
+            {"reasoning": {"effort": "none", "enabled": True}},
+            "reasoning.effort and reasoning.enabled",
+            "reasoning.effort",
+        ),
+    ],
+)
+def test_contradictions_are_refused(fields: dict[str, Any], reason: str, param: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{reason} contradict each other") as caught:
+        parsed(**fields).to_generation("r")
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

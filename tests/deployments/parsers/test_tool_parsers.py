@@ -50,7 +50,7 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
     (CALL[:50], "", [ToolCall("f", '{"a": "</b>')]),
     (CALL[:30], CALL[:30], []),
     (CALL[:-4], "", [READ]),
-    (f"{CALL}\n{CALL[:25]}", CALL[:25], [READ]),
+    (f"{CALL}\n{CALL[:25]}", f"\n{CALL[:25]}", [READ]),
     # As it was written, and a closing mark in a string closes nothing ...
     (f'<tool_call>{{"name": "f", "arguments": {INSIDE}}}</tool_call>', "", [ToolCall("f", INSIDE)]),
     # ... unless there can be no string.
@@ -73,12 +73,13 @@ HERMES: list[tuple[str, str, list[ToolCall]]] = [
     ),
     (
         '<tool_call>{"name": "f", "arguments": {}</tool_call>\n<tool_call>',
-        "<tool_call>",
+        "\n<tool_call>",
         [ToolCall("f", "{}")],
     ),
     ("<tool_call></tool_call>", "<tool_call></tool_call>", []),
     # A mark that is text hides none that is not.
     (f"In `<tool_call>` tags: {CALL} so", "In `<tool_call>` tags: so", [READ]),
+    (f"In a <tool_call> tag: {CALL}", "In a <tool_call> tag:", [READ]),
     (f"`<tool_call>`: {CALL[:-4]}", "`<tool_call>`:", [READ]),
     (f"<tool_call>{{broken\n{CALL}\n{CALL}", "<tool_call>{broken", [READ, READ]),
     ("<tool_call><tool_call> <tool", "<tool_call><tool_call> <tool", []),
@@ -151,6 +152,10 @@ MISTRAL_ARGS: list[tuple[str, str, list[ToolCall]]] = [
     ),
     ("[TOOL_CALLS]f[ARGS]x[TOOL_CALLS]g[ARGS]{}", "[TOOL_CALLS]f[ARGS]x", [ToolCall("g", "{}")]),
     ('[TOOL_CALLS]f[ARGS]{"a": [', "", [ToolCall("f", '{"a": ')]),
+    # What is behind the arguments is no part of the call.
+    ('[TOOL_CALLS]f[ARGS]{} so "', ' so "', [F]),
+    ('[TOOL_CALLS]f[ARGS]{} a "b[TOOL_CALLS]g[ARGS]{}', ' a "b', [F, ToolCall("g", "{}")]),
+    ("[TOOL_CALLS]f[ARGS]{}\n[TOOL_CALLS]g[ARGS]{}\n", "", [F, ToolCall("g", "{}")]),
     ("[TOOL_CALLS]f[AR", "[TOOL_CALLS]f[AR", []),
 ]
 GRANITE = [
@@ -398,9 +403,16 @@ def written(parser: type[ToolParser], calls: list[ToolCall], key: str = "") -> s
 def test_text_without_calls_survives(text: str) -> None:
     """Nothing that is no call is lost."""
     for parser in JSON_PARSERS:
-        plain, calls = read(parser, list(text))
-        assert not calls
-        assert "".join(plain.split()) == "".join(text.split())
+        assert read(parser, list(text)) == (text, [])
+
+
+@pytest.mark.parametrize("parser", set(TOOL_PARSERS.values()) - {Llama3JsonToolParser})
+def test_white_space_before_a_mark_is_text_if_no_call_follows(parser: Any) -> None:
+    """Wherever the answer is cut, and where another mark follows."""
+    for text in (f"Wrap it in a\n {parser.OPEN} tag.", f"a {parser.OPEN} \n{parser.OPEN} b"):
+        assert read(parser, list(text)) == (text, [])
+        for cut in range(len(text) + 1):
+            assert read(parser, [text[:cut], text[cut:]]) == (text, [])
 
 
 def test_text_is_streamed_as_it_comes() -> None:

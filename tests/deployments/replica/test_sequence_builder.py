@@ -19,7 +19,7 @@ from hdserve import grammar
 from hdserve.config import ModelConfig
 from hdserve.core import Sequence
 from hdserve.engine.host import ModelHost
-from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong
+from hdserve.errors import GrammarsOverloaded, InvalidRequest, PromptTooLong
 from tests.engines import make_engine, run
 
 CHAT = ({"role": "user", "content": "hi"},)
@@ -330,7 +330,7 @@ def test_some_requests_wait_for_new_grammars_and_no_more(
             asyncio.create_task(builder.build_off_loop(request(text))) for text in texts[:3]
         ]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="a new grammar"):
+        with pytest.raises(GrammarsOverloaded, match="a new grammar"):
             await builder.build_off_loop(request(texts[3]))
         first.cancel()
         await asyncio.wait([first])

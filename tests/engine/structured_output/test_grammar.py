@@ -26,7 +26,7 @@ from hdserve.drafting.base import Drafter
 from hdserve.engine.structured_output import grammar as grammar_module
 from hdserve.engine.structured_output.grammar import Grammars, GrammarState, _reason
 from hdserve.engine.tokenization.tokenizer import Tokenizer
-from hdserve.errors import HdserveError, InvalidRequest, Overloaded
+from hdserve.errors import GrammarsOverloaded, HdserveError, InvalidRequest
 from hdserve.schema_keywords import HELD_FORMATS
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
@@ -476,7 +476,7 @@ def test_grammars_of_running_texts_have_a_limit(monkeypatch: pytest.MonkeyPatch)
     small, texts = grammar.regex("a"), [large_grammar(number) for number in range(2)]
     grammars.check(small)
     running = grammars.state(texts[0])
-    with pytest.raises(Overloaded, match="take too much memory"):
+    with pytest.raises(GrammarsOverloaded, match="take too much memory"):
         grammars.check(texts[1])
     assert not grammars.state(texts[0]).is_complete
     grammars.check(small)
