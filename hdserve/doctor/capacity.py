@@ -18,8 +18,8 @@ entry."""
 
 
 def compare_with_cluster(config: ServeConfig, cluster: Cluster) -> Iterator[Finding]:
-    """Compare with the free resources of a Ray cluster's nodes; if the application is already there,
-    report what Ray Serve says of it."""
+    """Compare with the free resources of a Ray cluster's nodes; if the application is already
+    there, report what Ray Serve says of it."""
     if cluster.deployed is None:
         yield from compare_resources(config, cluster.free, "the cluster", may_grow=True)
         return

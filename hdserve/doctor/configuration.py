@@ -30,7 +30,9 @@ from hdserve.errors import ConfigError
 from hdserve.telemetry import check_tracing
 
 
-def check_placement(config: ServeConfig, cluster: Cluster | None, address: str) -> Iterator[Finding]:
+def check_placement(
+    config: ServeConfig, cluster: Cluster | None, address: str
+) -> Iterator[Finding]:
     """Check that what the configuration reserves is available: on this machine, or free in the
     cluster.
 

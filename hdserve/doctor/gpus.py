@@ -54,8 +54,8 @@ def shortage(config: ServeConfig, nodes: Sequence[Resources]) -> Shortage | None
     others = [process for process in _replicas(config) if process.owner not in names]
     share = gpu_share(own, others, nodes)
     text = (
-        f"{', '.join(names)}: on the CPU, since num_gpus is left out and there is not a GPU for each "
-        "of their replicas"
+        f"{', '.join(names)}: on the CPU, since num_gpus is left out and there is not a GPU for "
+        "each of their replicas"
     )
     effect = "of each, so that they share; 0 keeps a model" if share else "which keeps it"
     return Shortage(text, f"num_gpus: {share:g}  # {effect} on the CPU")
