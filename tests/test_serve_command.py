@@ -400,7 +400,7 @@ def test_settings_of_a_model_without_a_file(monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-.mark.parametrize(
+@pytest.mark.parametrize(
     ("settings", "reason"),
     [
         (["num_gpu=1"], "models.0.num_gpu: unknown key; did you mean 'num_gpus'?"),

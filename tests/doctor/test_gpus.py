@@ -108,12 +108,17 @@ def test_gpus_that_are_too_few(
     config = configured(*models)
     found = shortage(config, nodes(gpus))
     assert found is not None
-    names = [model.name for model, wanted in zip(config.models, models, strict=True)
-             if not wanted.keys() & {"num_gpus", "engine"}]
+    names = [
+        model.name
+        for model, wanted in zip(config.models, models, strict=True)
+        if not wanted.keys() & {"num_gpus", "engine"}
+    ]
     assert found.text.startswith(f"{', '.join(names)}: on the CPU, since num_gpus is left out")
     assert yaml.safe_load(found.remedy) == remedy
-    mended = [wanted if "num_gpus" in wanted or "engine" in wanted else wanted | remedy
-              for wanted in models]
+    mended = [
+        wanted if "num_gpus" in wanted or "engine" in wanted else wanted | remedy
+        for wanted in models
+    ]
     assert shortage(configured(*mended), nodes(gpus)) is None
 
 
