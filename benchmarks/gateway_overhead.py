@@ -157,9 +157,8 @@ class CpuClock:
 def start(port: int, step_s: float) -> str:
     """Deploy both models behind one gateway."""
     engine = {"compile": False}  # would take its time from what is measured
-    models = [
-        {"name": name, "model": REAL, "num_cpus": 0, "engine": engine} for name in (REAL, STUB)
-    ]
+    reserved = {"num_cpus": 0, "num_gpus": 0}
+    models = [{"name": name, "model": REAL, **reserved, "engine": engine} for name in (REAL, STUB)]
     config = parse_config(
         {
             "models": models,

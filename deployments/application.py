@@ -10,8 +10,10 @@ from ray import serve
 
 from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
+from deployments.nodes import all_resources
 from hdserve.access import read_access
-from hdserve.config import AccessConfig, StrictModel, load_config
+from hdserve.config import AccessConfig, ServeConfig, StrictModel, load_config
+from hdserve.doctor.gpus import shortage, with_gpus
 from hdserve.telemetry import check_tracing
 
 logger = logging.getLogger(__name__)
@@ -36,9 +38,17 @@ def app(args: AppArgs) -> serve.Application:
         logger.warning("Ray logs arguments: put the key in a file, access.admin_key_file")
     check_tracing(config.telemetry)
     access = read_access(config.access)
-    config = config.model_copy(update={"access": AccessConfig()})
+    config = _with_gpus(config).model_copy(update={"access": AccessConfig()})
     models = {model.name: model_deployment(model, config) for model in config.models}
     return gateway_deployment(config, models, access)
+
+
+def _with_gpus(config: ServeConfig) -> ServeConfig:
+    """Return ``config`` with what each replica reserves of a GPU."""
+    nodes = all_resources()
+    if (lack := shortage(config, nodes)) is not None:
+        logger.warning("%s; to mend it: %s", *lack)
+    return with_gpus(config, nodes)
 
 
 def _has_key(config: str | dict[str, Any] | None) -> bool:

@@ -23,7 +23,11 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
     back from a full replica, that would be a second queue, in which calls for metrics and readiness
     would wait too.  So Ray Serve sends a replica more than it accepts, and Ray Serve's own queue is
     for requests that arrive at once or before there is a replica.
+
+    Args:
+        config: with what it reserves of a GPU.
     """
+    assert config.num_gpus is not None
     router_options = {"max_silence_s": system.gateway.max_replica_silence_s}
     if config.session_affinity:
         router_options["max_lead"] = config.engine.max_num_sequences

@@ -33,6 +33,7 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
+from deployments.nodes import all_resources
 from hdserve.cluster_address import TOKEN_HINT
 from hdserve.config.deployed import (
     APPLICATION,
@@ -42,6 +43,7 @@ from hdserve.config.deployed import (
 )
 from hdserve.doctor.capacity import compare_resources
 from hdserve.doctor.finding import Verdict
+from hdserve.doctor.gpus import with_gpus
 from hdserve.errors import ConfigError
 from hdserve.process_session import kill_session
 
@@ -149,8 +151,8 @@ def _check_room(path: str) -> None:
         config = read_deployed_config(path).config
     except ConfigError:
         return  # reported when the application is built
-    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    for found in compare_resources(config, [resources], "this machine"):
+    nodes = all_resources()
+    for found in compare_resources(with_gpus(config, nodes), nodes, "this machine"):
         if found.verdict is Verdict.FAILURE:
             raise ConfigError(f"{found.subject}: {found.text}\n  to mend it: {found.remedy}")
 

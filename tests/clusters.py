@@ -32,8 +32,8 @@ def connected_cluster(num_cpus: int) -> Iterator[Cluster]:
 
 
 @contextmanager
-def local_ray() -> Iterator[None]:
-    """Two CPUs for actors of this process.
+def local_ray(num_gpus: int = 0) -> Iterator[None]:
+    """Two CPUs for actors of this process, and as many GPUs, which need not exist.
 
     A local ``ray.init`` turns token authentication on for the rest of the process, which clusters
     of later tests would inherit.
@@ -44,6 +44,7 @@ def local_ray() -> Iterator[None]:
             lambda: ray.init(
                 "local",
                 num_cpus=2,
+                num_gpus=num_gpus,
                 include_dashboard=False,
                 log_to_driver=False,
                 configure_logging=False,

@@ -15,7 +15,7 @@ from tests.ports import free_port
 
 
 class ServedApplication(Server):
-    """``serve run`` in a subprocess on a free port, on a Ray of its own.
+    """``serve run`` in a subprocess on a free port, on a Ray of its own that has no GPU.
 
     Args:
         directory: for the log and the Serve configuration file.
@@ -47,7 +47,7 @@ class ServedApplication(Server):
             [str(Path(sys.executable).with_name("serve")), "run", str(path)],
             port,
             directory / "serve.log",
-            {"RAY_ADDRESS": ray_address, **(environment or {})},
+            {"RAY_ADDRESS": ray_address, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
         )
 
     def client(self, api_key: str = "none") -> openai.OpenAI:

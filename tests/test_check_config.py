@@ -279,10 +279,16 @@ def test_gateways_that_are_full_before_the_replicas(
 
 @pytest.mark.parametrize(
     ("device", "num_gpus", "is_told"),
-    [("cuda", 0, True), ("cuda", 0.5, False), ("auto", 0, False), ("cpu", 0, False)],
+    [
+        ("cuda", 0, True),
+        ("cuda", 0.5, False),
+        ("cuda", "null", False),
+        ("auto", 0, False),
+        ("cpu", 0, False),
+    ],
 )
 def test_a_gpu_that_no_replica_has(
-    tmp_path: Path, device: str, num_gpus: float, is_told: bool
+    tmp_path: Path, device: str, num_gpus: float | str, is_told: bool
 ) -> None:
     """Commands without Ray take the one that is there, so it is only a warning."""
     path = tmp_path / "serve.yaml"

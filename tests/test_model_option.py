@@ -58,6 +58,14 @@ def test_threads_are_those_of_a_replica(config: Path) -> None:
     assert chosen_model("second", config).engine.num_threads == 3
 
 
+def test_the_device_is_that_of_a_replica(config: Path) -> None:
+    """Which sees no GPU that it has not reserved."""
+    for number, device in ((0, "cpu"), (0.5, "auto")):
+        config.write_text(CONFIG.replace("num_cpus: 1", f"num_gpus: {number}"))
+        assert chosen_model("second", config).engine.device == device
+        assert chosen_model("first", config).engine.device == "auto"
+
+
 def test_what_deploys_a_configuration_has_one(config: Path) -> None:
     application = {"import_path": "deployments:app", "args": {"config": str(config)}}
     deploy = config.with_name("serve.json")

@@ -370,6 +370,66 @@ def test_a_model_is_served_without_a_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert told == "give a model or --config, not both"
 
 
+def set_to(*settings: str) -> list[str]:
+    """Options that set these."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def test_settings_of_a_model_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their keys in a configuration, in YAML; so they may be sections, too."""
+    settings = set_to(
+        "engine.max_num_sequences=32",
+        "num_gpus=0.5",
+        "reasoning_parser=auto",
+        "statistics=null",
+        "name=assistant",
+        "aliases=[a, b=c]",
+        "drafting={max_depth: 4}",
+        "drafting.max_draft_tokens=8",
+    )
+    (model,) = deployed(monkeypatch, "hdserve-mini", *settings)["config"]["models"]
+    assert model == {
+        "name": "assistant",
+        "model": "hdserve-mini",
+        "engine": {"max_num_sequences": 32},
+        "num_gpus": 0.5,
+        "reasoning_parser": "auto",
+        "statistics": None,
+        "aliases": ["a", "b=c"],
+        "drafting": {"max_depth": 4, "max_draft_tokens": 8},
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["num_gpu=1"], "models.0.num_gpu: unknown key; did you mean 'num_gpus'?"),
+        (["engine.max_num_seqs=1"], "models.0.engine.max_num_seqs: unknown key; did you mean"),
+        (["engine.dtype=int3"], "models.0.engine.dtype: auto, "),
+        (["num_gpus"], "--set num_gpus: KEY=VALUE is expected, as in num_gpus=0.5"),
+        (["engine.=1"], "--set engine.=1: KEY=VALUE is expected"),
+        (["=1"], "--set =1: KEY=VALUE is expected"),
+        (["aliases=[a"], "--set aliases=[a: line 1, "),
+        (["num_gpus=1", "num_gpus=0"], "--set num_gpus=0: num_gpus has a value already"),
+        (["engine=1", "engine.dtype=auto"], "--set engine.dtype=auto: engine has a value already"),
+        (["model=hdserve-tiny"], "--set model=...: give the model as MODEL"),
+    ],
+)
+def test_settings_that_are_wrong(
+    settings: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusal(monkeypatch, "local", "hdserve-mini", *set_to(*settings)).startswith(reason)
+
+
+@pytest.mark.parametrize("others", [[], ["--config", "a.yaml"]])
+def test_settings_of_a_configuration_are_in_its_file(
+    others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several models, nothing says which is meant."""
+    told = refusal(monkeypatch, "local", *others, *set_to("num_gpus=1"))
+    assert told.startswith("--set num_gpus=1 is for MODEL: in a configuration, write it below ")
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -121,7 +121,7 @@ class ModelServer(AnswersCalls):
         # Importing takes seconds and 250 MB; the process that builds the application does without.
         from hdserve.engine.host import ModelHost
 
-        return ModelHost(
+        host = ModelHost(
             self._config,
             max_database_bytes=database.max_bytes,
             num_threads=num_threads,
@@ -129,6 +129,10 @@ class ModelServer(AnswersCalls):
             on_output=self._publish,
             is_server=True,
         )
+        if self._config.num_gpus and host.device_name == "cpu":
+            told = "%s: a GPU is reserved, but not used: `hdserve doctor` says why"
+            logger.warning(told, self._config.name)
+        return host
 
     def _make_engine(self) -> AsyncEngine:
         from hdserve.engine.async_engine import AsyncEngine

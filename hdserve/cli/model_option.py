@@ -11,6 +11,7 @@ import typer
 from hdserve.config import ModelConfig, ModelDatabaseConfig, checked
 from hdserve.config.deployed import read_deployed_config
 from hdserve.config.model_name import name_fault
+from hdserve.doctor.gpus import on_its_device
 from hdserve.engine.hardware.cpu_count import default_num_threads
 from hdserve.errors import ConfigError
 
@@ -120,6 +121,8 @@ def load_llm(config: ModelConfig) -> LLM:
 
 
 def _as_served(config: ModelConfig, num_models: int) -> ModelConfig:
-    """Return ``config`` with the number of threads that a replica has by default."""
+    """Return ``config`` with the number of threads that a replica has by default, and on the CPU
+    if a replica sees no GPU."""
     default = default_num_threads(config.num_cpus, num_models)
-    return with_options(config, engine={"num_threads": config.engine.num_threads or default})
+    num_threads = config.engine.num_threads or default
+    return with_options(on_its_device(config), engine={"num_threads": num_threads})

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from hdserve.cli.config import warn_of_relative_paths
+from hdserve.cli.model_settings import Settings, parse_settings
 from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
@@ -68,12 +69,13 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A bundled model, a directory or a Hugging Face id, served with all defaults "
-            "instead of a configuration.",
+            help="A bundled model, a directory or a Hugging Face id, served instead of a "
+            "configuration, with all defaults but --set.",
             show_default=False,
         ),
     ] = None,
     config: ConfigFile = None,
+    settings: Settings = None,
     host: Annotated[
         str, typer.Option(help="The address to listen at; 0.0.0.0 is every interface.")
     ] = "127.0.0.1",
@@ -81,11 +83,14 @@ def serve(
 ) -> None:
     """Serve a model, or those of a configuration, until Ctrl-C; by default the bundled ones.
 
+    MODEL has all defaults but those that --set changes: `--set engine.max_num_sequences=32 --set
+    reasoning_parser=auto`.  docs/configuration.md has the keys, those of `models[]`.
+
     Runs on the Ray cluster RAY_ADDRESS names, or on one that is started with it and ends with it;
     says when the models answer.  Ctrl-C lets answers that have begun end, for `drain_timeout_s` of
     the configuration at most; a second one ends at once.
     """
-    source = _source(model, config)
+    source = _source(model, config, settings or [])
     loaded = load_config(source)  # mistakes in it are reported before anything else
     check_is_importable(Path.cwd())
     address = _address()
@@ -101,21 +106,31 @@ def serve(
     raise typer.Exit(status)
 
 
-def _source(model: str | None, config: Path | None) -> Source:
+def _source(model: str | None, config: Path | None, settings: Sequence[str]) -> Source:
     """Return what is served.
 
+    Args:
+        settings: of ``model``.
+
     Raises:
-        ConfigError: two things are to be.
+        ConfigError: two things are to be, or the settings are wrong or of no model.
     """
     if model is None:
+        if settings:
+            raise ConfigError(
+                f"--set {settings[0]} is for MODEL: in a configuration, write it below the model's "
+                "`name`"
+            )
         return config or configured_path()
     if config is not None:
         raise ConfigError("give a model or --config, not both")
-    name = model
+    chosen, name = parse_settings(settings), model
+    if "model" in chosen:
+        raise ConfigError("--set model=...: give the model as MODEL")
     if model not in bundled_models() and (is_path(model) or os.path.isdir(model)):
         model = os.path.abspath(at_home(model))  # on a running cluster, it would begin elsewhere
         name = os.path.basename(model)
-    return {"models": [{"name": name, "model": model}]}
+    return {"models": [{"name": name, "model": model, **chosen}]}
 
 
 def _run(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hdserve.config.reserved import CustomResources, Reserved
+from hdserve.config.reserved import CustomResources, Reserved, check_share
 from hdserve.config.strict_model import StrictModel, at_home
 from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
 
@@ -95,7 +95,7 @@ class EngineConfig(StrictModel):
     """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
 
     device: Device = "auto"
-    """``auto``: a GPU if there is one; a replica has the one that ``num_gpus`` reserves."""
+    """``auto``: a GPU if there is one; for a replica that is what ``num_gpus`` reserves."""
 
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and output together; default: what the model was made for."""
@@ -284,8 +284,13 @@ class ModelConfig(StrictModel):
     """CPUs that Ray reserves for a replica.  From one on, this is also its number of threads,
     unless ``engine.num_threads`` is set; below one, it does not affect speed."""
 
-    num_gpus: Reserved = 0
-    """GPUs that Ray reserves for a replica: one, or a part of one."""
+    num_gpus: float | None = Field(default=None, ge=0)
+    """GPUs that Ray reserves for a replica: one, or a part of one.  Default: one with ``device:
+    cuda`` and none with ``cpu``.  With ``auto`` one, if the cluster has a GPU for each replica, at
+    their least number, of all models that leave it to this default; else none for any of them,
+    which the log says if there are GPUs.  The nodes count that are there when the application is
+    built, and with ``serve run deployments:app`` its own machine: set a number where nodes with
+    GPUs come later, as with an autoscaler."""
 
     resources: CustomResources = Field(default_factory=dict)
     """Custom Ray resources of a replica."""
@@ -344,10 +349,12 @@ class ModelConfig(StrictModel):
 
     @field_validator("num_gpus")
     @classmethod
-    def _check_gpus(cls, num_gpus: float) -> float:
+    def _check_gpus(cls, num_gpus: float | None) -> float | None:
+        if num_gpus is None:
+            return None
         if num_gpus > 1:
             raise ValueError("a replica runs on one GPU: 1, or a part of it, is expected")
-        return num_gpus
+        return check_share(num_gpus)
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:

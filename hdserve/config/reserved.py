@@ -10,13 +10,18 @@ SMALLEST_SHARE = 0.0001
 _RAY_RESOURCES: Final = ("CPU", "GPU", "memory", "object_store_memory", "bundle")
 
 
-def _check_share(value: float) -> float:
+def check_share(value: float) -> float:
+    """Return ``value``, which Ray can reserve.
+
+    Raises:
+        ValueError: it cannot.
+    """
     if 0 < value < SMALLEST_SHARE:
         raise ValueError(f"0, or at least {SMALLEST_SHARE:.4f}, is expected: Ray reserves no less")
     return value
 
 
-Reserved = Annotated[float, Field(ge=0), AfterValidator(_check_share)]
+Reserved = Annotated[float, Field(ge=0), AfterValidator(check_share)]
 """An amount of a resource."""
 
 

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from hdserve.config import ServeConfig
+from hdserve.doctor.cluster import Cluster
 from hdserve.doctor.finding import Finding, failure, ok, warning
+from hdserve.doctor.gpus import gpu_share
 from hdserve.doctor.placement import Process, Resources, missing, processes, total, unplaced
 
-_CLUSTER_TIMEOUT_S = 60.0
 _SECTIONS = {"the gateway": "gateway", "the model databases": "model_database"}
 """The section of the configuration by owner of processes; a model's are set in its own
 entry."""
 
 
-def compare_with_cluster(config: ServeConfig, address: str) -> Iterator[Finding]:
-    """Compare with the free resources of a Ray cluster's nodes, queried in a separate process; if
-    the application is already there, report what Ray Serve says of it."""
-    command = [sys.executable, "-m", "deployments.cluster_state", address]
-    try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_CLUSTER_TIMEOUT_S
-        )
-        state = json.loads(result.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError):
-        text = "the cluster does not say what it has free"
-        yield warning("resources", text, f"ray status --address {address}")
+def compare_with_cluster(config: ServeConfig, cluster: Cluster) -> Iterator[Finding]:
+    """Compare with the free resources of a Ray cluster's nodes; if the application is already
+    there, report what Ray Serve says of it."""
+    if cluster.deployed is None:
+        yield from compare_resources(config, cluster.free, "the cluster", may_grow=True)
         return
-    if state["deployed"] is None:
-        yield from compare_resources(config, state["nodes"], "the cluster", may_grow=True)
-        return
-    for name, message in state["deployed"].items():
+    for name, message in cluster.deployed.items():
         yield warning("resources", f"{name}: {message}", "serve status  # and the logs it names")
-    if not state["deployed"]:
+    if not cluster.deployed:
         yield ok("resources", "the application has what it reserves")
 
 
@@ -87,7 +75,7 @@ def _smaller(own: Sequence[Process], others: Sequence[Process], nodes: Sequence[
             f"ray start --resources='{shown}' --head  # or --address=HEAD:6379, to join a cluster"
         )
     if own[0].resources.get("GPU"):
-        share = _gpu_share(own, others, nodes)
+        share = gpu_share(own, others, nodes)
         effect = "" if share else "then on a CPU; "
         return f"num_gpus: {share:g}  # {effect}or fewer num_replicas, or another GPU"
     left = total(nodes, "CPU") - total((process.resources for process in others), "CPU")
@@ -115,18 +103,3 @@ def _effect_on_threads(process: Process) -> str:
     if model is None or model.engine.num_threads is not None or model.num_cpus < 1:
         return ""
     return "; changes the threads, too, unless engine.num_threads is set"
-
-
-def _gpu_share(
-    own: Sequence[Process], others: Sequence[Process], nodes: Sequence[Resources]
-) -> float:
-    """Return the largest share of a GPU with which the processes of one owner can be placed, so
-    that as many as possible share a GPU; 0 if there is none."""
-    for num_sharing in range(1, len(own) + 1):
-        share = math.floor(100 / num_sharing) / 100
-        smaller = [
-            replace(process, resources={**process.resources, "GPU": share}) for process in own
-        ]
-        if share < own[0].resources["GPU"] and not unplaced([*others, *smaller], nodes):
-            return share
-    return 0.0

@@ -15,34 +15,50 @@ from pathlib import Path
 
 from hdserve.access import key_file_warnings, read_access
 from hdserve.config import AccessConfig, ServeConfig
-from hdserve.config.deployed import OWN_CLUSTER
 from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
 from hdserve.databases.output_files import databases_root, left_by_other_versions
 from hdserve.doctor.capacity import compare_resources, compare_with_cluster
+from hdserve.doctor.cluster import Cluster, is_own
 from hdserve.doctor.finding import Finding, Verdict, failure, ok, warning
+from hdserve.doctor.gpus import shortage
 from hdserve.doctor.machine import check_cluster
 from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.problems import setting_problems, setting_warnings
 from hdserve.doctor.weights import weight_bytes
-from hdserve.engine.hardware.description import describe_hardware, node_resources
+from hdserve.engine.hardware.description import describe_hardware
 from hdserve.errors import ConfigError
 from hdserve.telemetry import check_tracing
 
 
-def check_placement(config: ServeConfig, address: str) -> Iterator[Finding]:
+def check_placement(
+    config: ServeConfig, cluster: Cluster | None, address: str
+) -> Iterator[Finding]:
     """Check that what the configuration reserves is available: on this machine, or free in the
-    cluster."""
-    if address in ("", OWN_CLUSTER):
-        yield from compare_resources(config, [node_resources()], "this machine")
-        yield from check_memory(config)
-    elif all(finding.verdict is Verdict.OK for finding in check_cluster(address)):
-        yield from compare_with_cluster(config, address)
+    cluster.
+
+    Args:
+        cluster: the one at ``address``; ``None`` if it does not say what it has.
+    """
+    if cluster is None:
+        if all(finding.verdict is Verdict.OK for finding in check_cluster(address)):
+            text = "the cluster does not say what it has free"
+            yield warning("resources", text, f"ray status --address {address}")
+    elif is_own(address):
+        yield from compare_resources(config, cluster.free, "this machine")
+    else:
+        yield from compare_with_cluster(config, cluster)
+
+
+def check_gpus(config: ServeConfig, cluster: Cluster | None) -> Iterator[Finding]:
+    """Report models that run on the CPU although there are GPUs; nothing if there are none."""
+    if cluster and (lack := shortage(config, cluster.nodes)):
+        yield warning("GPUs", lack.text, lack.remedy)
 
 
 def check_paths(config: ServeConfig, address: str) -> Iterator[Finding]:
     """Report paths that an already running cluster would open elsewhere, unless it was started in
     this directory, where the other checks look."""
-    if address in ("", OWN_CLUSTER):
+    if is_own(address):
         return
     for (*parents, key), path in relative_paths(config):
         remedy = f"{key}: {_yaml_text(os.path.abspath(path))}"

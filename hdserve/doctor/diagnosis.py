@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hdserve.config import ServeConfig
+from hdserve.doctor.cluster import Cluster, is_own, read_cluster
 from hdserve.doctor.configuration import (
     check_access,
+    check_gpus,
+    check_memory,
     check_model_database,
     check_paths,
     check_placement,
@@ -14,14 +17,16 @@ from hdserve.doctor.configuration import (
     check_telemetry,
 )
 from hdserve.doctor.finding import Finding
+from hdserve.doctor.gpus import on_its_device, with_gpus
 from hdserve.doctor.machine import (
     check_cluster,
     check_packages,
     check_port,
     check_python,
     check_ray,
+    hdserve_answers,
 )
-from hdserve.doctor.model import check_compiler, check_device, check_model
+from hdserve.doctor.model import check_compiler, check_device, check_model, check_weights
 
 
 def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Finding]:
@@ -35,14 +40,29 @@ def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Findi
     yield from check_packages()
     yield from check_ray()
     yield from check_cluster(ray_address)
-    yield from check_placement(config, ray_address)
+    cluster = read_cluster(ray_address)
+    placed = _placed(config, cluster)
+    is_serving = hdserve_answers(port) or (cluster is not None and cluster.deployed is not None)
+    yield from check_placement(placed, cluster, ray_address)
+    yield from check_gpus(config, cluster)
+    if is_own(ray_address) and not is_serving:
+        yield from check_memory(placed)
     yield from check_paths(config, ray_address)
     yield from check_port(port)
     yield from check_access(config)
     yield from check_model_database(config)
     yield from check_telemetry(config)
     yield from check_settings(config)
-    for model in config.models:
-        yield from check_device(model)
+    for model in placed.models:
+        yield from check_device(model, is_elsewhere=not is_own(ray_address))
+        if not is_serving:
+            yield from check_weights(model, is_elsewhere=not is_own(ray_address))
         yield from check_compiler(model)
         yield from check_model(model)
+
+
+def _placed(config: ServeConfig, cluster: Cluster | None) -> ServeConfig:
+    """Return ``config`` with the device of each model as its replicas have it."""
+    decided = with_gpus(config, cluster.nodes if cluster else ())
+    models = tuple(map(on_its_device, decided.models))
+    return decided.model_copy(update={"models": models})

@@ -139,8 +139,13 @@ def _closed_port(port: int) -> Finding:
     return failure("port", text, f"hdserve serve --port {_free_port(_MIN_PORT - 1)}")
 
 
+def hdserve_answers(port: int) -> bool:
+    """Return whether hdserve answers here on ``port``."""
+    return _OWN_TITLE in _answer(port, "/openapi.json")
+
+
 def _taken_port(port: int) -> Finding:
-    if _OWN_TITLE in _answer(port, "/openapi.json"):
+    if hdserve_answers(port):
         return ok("port", f"hdserve answers on {port}")
     if _answer(port, "/-/healthz").decode(errors="replace").strip() in PROXY_ANSWERS:
         text = f"Ray Serve's proxy listens on {port}, but the application does not answer"

@@ -25,30 +25,60 @@ from hdserve.models.hub import hub_fault
 _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
 
 
-def check_device(model: ModelConfig) -> Iterator[Finding]:
-    """Check that the device exists, and has memory for the weights."""
+def check_device(model: ModelConfig, *, is_elsewhere: bool = False) -> Iterator[Finding]:
+    """Check that the device exists.
+
+    Args:
+        is_elsewhere: replicas are placed on the nodes of a cluster, of which this machine need not
+            be one, so what it lacks is no failure.
+    """
     subject = f"{model.name}: device"
     try:
-        found = describe_hardware(model.engine.device)
+        found = _hardware(model, is_elsewhere)
     except ConfigError as error:
         found = describe_hardware("auto")
         if found.has_unused_gpu:
-            yield _unused_gpu(failure, subject, found)
+            yield _unused_gpu(warning if is_elsewhere else failure, subject, found)
+        elif is_elsewhere:
+            text = "torch finds no GPU on this machine; replicas are placed on nodes that have one"
+            yield warning(subject, text, "hdserve doctor  # on such a node")
         else:
             yield failure(subject, error.message, "engine: {device: auto}")
         return
     if found.has_unused_gpu:
         yield _unused_gpu(warning, subject, found)
-        return
-    yield ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
-    weights, subject = weight_bytes(model), f"{model.name}: memory"
+    else:
+        yield ok(subject, f"{found.name}, {found.dtype}, torch {found.torch_version}")
+
+
+def check_weights(model: ModelConfig, *, is_elsewhere: bool = False) -> Iterator[Finding]:
+    """Check that the device has memory for the weights, before they are on it.
+
+    Args:
+        is_elsewhere: as in :func:`check_device`.
+    """
+    subject = f"{model.name}: memory"
+    try:
+        found, weights = _hardware(model, is_elsewhere), weight_bytes(model)
+    except ConfigError:
+        return  # reported with the device
     if weights is None:
         if not (is_path(model.model) or os.path.isdir(model.model)):  # else reported by check_model
             text = "the weights are not on this machine yet, so their size is not known here"
             yield warning(subject, text, _download(model))
     elif weights > found.free_bytes:
-        text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free"
-        yield failure(subject, text, "engine: {dtype: bfloat16}  # or a smaller model")
+        make = warning if is_elsewhere else failure
+        text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free here"
+        yield make(subject, text, "engine: {dtype: bfloat16}  # or a smaller model")
+
+
+def _hardware(model: ModelConfig, is_elsewhere: bool) -> Hardware:
+    """Return what a replica finds; elsewhere, one that reserves a GPU finds that.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    return describe_hardware("cuda" if is_elsewhere and model.num_gpus else model.engine.device)
 
 
 def _unused_gpu(make: Callable[[str, str, str], Finding], subject: str, found: Hardware) -> Finding:

@@ -44,7 +44,7 @@ def processes(config: ServeConfig) -> Iterator[Process]:
     for _ in range(gateway.num_replicas):
         yield Process("the gateway", {"CPU": gateway.num_cpus, **gateway.resources})
     for model in config.models:
-        wanted = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
+        wanted = {"CPU": model.num_cpus, "GPU": model.num_gpus or 0, **model.resources}
         for _ in range(model.first_num_replicas):
             yield Process(model.name, wanted, model)
 

@@ -81,7 +81,7 @@ def setting_warnings(config: ServeConfig) -> Iterator[Problem]:
         place = ("models", index)
         for reason, remedy in _vain_drafts(config, model):
             yield Problem((*place, "draft_from"), reason, remedy)
-        if model.engine.device == "cuda" and not model.num_gpus:
+        if model.engine.device == "cuda" and model.num_gpus == 0:
             yield Problem((*place, "engine", "device"), _NO_GPU, "num_gpus: 1")
 
 

@@ -20,6 +20,7 @@ from hdserve.config.deployed import (
     deployment_name,
     read_deployed_config,
 )
+from hdserve.doctor.gpus import with_gpus
 from hdserve.errors import ConfigError
 
 CONFIG = {"models": [{"name": "a", "model": "hdserve-mini"}]}
@@ -162,7 +163,7 @@ def test_the_environment_says_of_access_what_it_tells_a_server(
 
 def test_deployments_have_these_names() -> None:
     """Those of the application that is deployed."""
-    config = parse_config(CONFIG)
+    config = with_gpus(parse_config(CONFIG), ())
     models = {"a": model_deployment(config.models[0], config)}
     gateway = gateway_deployment(config, models, read_access(config.access))
     assert gateway._bound_deployment.name == GATEWAY_DEPLOYMENT

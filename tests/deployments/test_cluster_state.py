@@ -12,6 +12,7 @@ from ray.cluster_utils import Cluster
 from hdserve.config import ServeConfig, parse_config
 from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 from hdserve.doctor.capacity import compare_with_cluster
+from hdserve.doctor.cluster import read_cluster
 from tests.clusters import connected_cluster, patiently
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -39,7 +40,10 @@ def configured(num_cpus: float, rack: float) -> ServeConfig:
 
 
 def verdicts(config: ServeConfig, cluster: Cluster) -> list[str]:
-    return [finding.verdict.value for finding in compare_with_cluster(config, cluster.address)]
+    found = read_cluster(cluster.address)
+    assert found is not None
+    assert sum(node["CPU"] for node in found.nodes) == 3
+    return [finding.verdict.value for finding in compare_with_cluster(config, found)]
 
 
 @ray.remote(num_cpus=0.5, resources={"rack": 0.5})

@@ -11,12 +11,18 @@ from ray.serve.config import AutoscalingConfig as RayAutoscalingConfig
 from deployments.gateway import gateway_deployment
 from deployments.model_deployment import model_deployment
 from hdserve.access import Access
-from hdserve.config import AutoscalingConfig, parse_config
+from hdserve.config import AutoscalingConfig, ServeConfig, parse_config
+from hdserve.doctor.gpus import with_gpus
+
+
+def configured(data: dict[str, Any]) -> ServeConfig:
+    """As on a cluster without GPUs."""
+    return with_gpus(parse_config(data), ())
 
 
 def deployment(**fields: Any) -> Any:
     model = {"name": "a", "model": "hdserve-tiny", **fields}
-    config = parse_config({"models": [model]})
+    config = configured({"models": [model]})
     return model_deployment(config.models[0], config)._bound_deployment
 
 
@@ -34,7 +40,7 @@ def test_a_full_replica_can_still_be_asked() -> None:
 )
 def test_whatever_the_gateway_takes_can_be_passed_on(max_body_bytes: int, num_bytes: int) -> None:
     """The messages of both sides have room for the longest body, whatever is made of it."""
-    config = parse_config(
+    config = configured(
         {
             "models": [{"name": "a", "model": "hdserve-tiny"}],
             "gateway": {"max_body_bytes": max_body_bytes},
@@ -94,7 +100,7 @@ def test_requests_of_a_conversation_prefer_a_replica_where_it_pays() -> None:
 @pytest.mark.parametrize("session_affinity", [True, False])
 def test_every_router_knows_how_long_a_replica_may_be_silent(session_affinity: bool) -> None:
     """As the gateway does."""
-    config = parse_config(
+    config = configured(
         {
             "models": [
                 {"name": "a", "model": "hdserve-tiny", "session_affinity": session_affinity}
@@ -113,7 +119,7 @@ def test_as_many_requests_wait_for_a_gateway_as_configured(
 ) -> None:
     """All of them by default; what is refused is told to come back."""
     models = [{"name": "a", "model": "hdserve-tiny"}]
-    config = parse_config({"models": models, "gateway": gateway})
+    config = configured({"models": models, "gateway": gateway})
     options = gateway_deployment(config, {}, Access())._bound_deployment._deployment_config
     assert options.max_queued_requests == wanted
     assert options.backpressure_config.status_code == 429

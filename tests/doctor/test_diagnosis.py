@@ -32,8 +32,10 @@ from deployments.http.documented_api import DocumentedApi
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
 from hdserve.doctor import machine
+from hdserve.doctor.cluster import Cluster, read_cluster
 from hdserve.doctor.configuration import (
     check_access,
+    check_gpus,
     check_memory,
     check_model_database,
     check_paths,
@@ -41,9 +43,10 @@ from hdserve.doctor.configuration import (
     check_settings,
     check_telemetry,
 )
+from hdserve.doctor.diagnosis import diagnose
 from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
-from hdserve.doctor.model import check_compiler, check_device, check_model
+from hdserve.doctor.model import check_compiler, check_device, check_model, check_weights
 from hdserve.doctor.weights import weight_bytes
 from hdserve.engine.hardware import description
 from hdserve.models import bundled_model_path, bundled_statistics
@@ -214,9 +217,22 @@ def test_placement() -> None:
     """Of this machine where the cluster is its own; of none that does not answer."""
     needy = parse_config({"models": [{**MODELS[0], "num_cpus": 1e6}]})
     for address in ("", "local"):
-        assert verdicts(check_placement(default_config(), address)) == ["ok"]
-        assert verdicts(check_placement(needy, address)) == ["failure"]
-    assert verdicts(check_placement(needy, f"127.0.0.1:{free_port()}")) == []
+        here = read_cluster(address)
+        assert verdicts(check_placement(default_config(), here, address)) == ["ok"]
+        assert verdicts(check_placement(needy, here, address)) == ["failure"]
+    nobody = f"127.0.0.1:{free_port()}"
+    assert read_cluster(nobody) is None
+    assert verdicts(check_placement(needy, None, nobody)) == []
+    assert verdicts(check_placement(needy, None, "auto")) == ["warning"]
+
+
+def test_gpus_that_are_too_few_for_all() -> None:
+    """Where a cluster says what it has."""
+    config = parse_config({"models": [MODELS[0], {**MODELS[0], "name": "n"}]})
+    for number, wanted in ((0, []), (1, ["warning"]), (2, [])):
+        nodes = [{"GPU": number}]
+        assert verdicts(check_gpus(config, Cluster(nodes, nodes))) == wanted
+    assert verdicts(check_gpus(config, None)) == []
 
 
 def test_paths_of_a_cluster_that_runs_already(
@@ -505,6 +521,44 @@ def test_a_gpu_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (finding,) = check_device(configured(engine={"device": device}))
         assert verdicts([finding]) == [verdict]
         assert finding.remedy.startswith("make setup TORCH_INDEX=")
+    (finding,) = check_device(configured(engine={"device": "cuda"}), is_elsewhere=True)
+    assert verdicts([finding]) == ["warning"]
+
+
+def test_a_machine_that_need_not_have_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the head of a cluster: where a model reserves one there is one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for model in (
+        configured(num_gpus=1, engine={"device": "cuda"}),
+        configured(num_gpus=0.5),
+    ):
+        assert verdicts(check_device(model, is_elsewhere=True)) == ["warning"]
+        assert verdicts(check_weights(model, is_elsewhere=True)) == []
+    assert verdicts(check_device(configured(num_gpus=0), is_elsewhere=True)) == ["ok"]
+
+
+def test_memory_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this machine, so it is no failure where others serve the model."""
+    model = configured(engine={"device": "cpu"})
+    assert verdicts(check_weights(model)) == []
+    monkeypatch.setattr(description, "free_bytes", lambda _device: 0.0)
+    assert verdicts(check_weights(model)) == ["failure"]
+    assert verdicts(check_weights(model, is_elsewhere=True)) == ["warning"]
+
+
+def test_memory_that_the_application_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it serves nothing is said of what is left."""
+    monkeypatch.setattr(description, "free_bytes", lambda _device: 0.0)
+    config = parse_config({"models": [{**MODELS[0], "engine": {"device": "cpu"}}]})
+
+    def failures(port: int) -> set[str]:
+        found = diagnose(config, port, "")
+        return {each.subject for each in found if each.verdict is Verdict.FAILURE}
+
+    assert failures(free_port()) == {"memory", "m: memory"}
+    answer = b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(API, separators=(",", ":")).encode()
+    with contextlib.closing(Answering(answer)) as server:
+        assert failures(server.port) == set()
 
 
 @pytest.mark.parametrize(
@@ -545,7 +599,7 @@ def test_settings_that_are_probably_mistakes() -> None:
     narrow = {"num_replicas": 2, "max_ongoing_requests": 10}
     first = {"name": "m", "model": "hdserve-mini", "draft_from": ["n", "o"]}
     silent = {"name": "n", "model": "hdserve-mini", "share_output": False}
-    gpu = {"name": "o", "model": "hdserve-mini", "engine": {"device": "cuda"}}
+    gpu = {"name": "o", "model": "hdserve-mini", "num_gpus": 0, "engine": {"device": "cuda"}}
     config = {"models": [first, silent, gpu], "gateway": narrow}
     findings = list(check_settings(parse_config(config)))
     assert verdicts(findings) == ["warning"] * 3

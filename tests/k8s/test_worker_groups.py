@@ -84,6 +84,15 @@ def test_a_model_that_reserves_a_gpu_runs_on_it(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nobody_waits_for_what_the_cluster_has(overlay: str) -> None:
+    """Pods with GPUs may come after the application was built, so each model says what it needs."""
+    service = ray_service(overlay)
+    if any("GPU" in resources_of(group) for group in groups(service)[1:]):
+        for model in application_config(service).models:
+            assert model.num_gpus is not None or model.engine.device == "cpu"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_fewest_pods_have_room(overlay: str) -> None:
     """For all that is started at first, on its own group's; gateways find room without one of
     them, where there is more than one of their group."""

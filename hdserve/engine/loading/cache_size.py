@@ -86,7 +86,7 @@ def _attention_bytes(model: LoadedModel) -> int:
 def _bytes_for_cache(config: ModelConfig, model: LoadedModel, max_draft_tokens: int) -> float:
     if model.device.type == "cpu":
         return free_bytes(model.device) * _CPU_MEMORY_SHARE
-    gpu_share = config.num_gpus if 0 < config.num_gpus < 1 else 1.0
+    gpu_share = config.num_gpus or 1.0
     free = free_bytes(model.device, gpu_share)
     needed = forward_bytes(model, config.engine.max_num_sequences, max_draft_tokens)
     return max(0.0, min(free * _GPU_MEMORY_SHARE, free - needed))
