@@ -22,7 +22,7 @@ CHOSEN_INDEX := $(VENV)/.torch-index
 # where it may not be kept, each of a hundred processes compiles all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# Whole files go to one of two processes; all tests that start a Ray cluster to the same one.
+# Whole files go to one of two processes; all that start a Ray cluster to the same one, first.
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 OLD_INDEX := $(shell cat $(CHOSEN_INDEX) 2>/dev/null)
@@ -80,7 +80,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+	$(BIN)/python -m pytest --quiet --noconftest tests/test_architecture.py
 
 fuzz: setup
 	$(PIP) --editable '.[fuzz]'

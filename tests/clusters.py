@@ -51,8 +51,10 @@ def local_ray(num_gpus: int = 0) -> Iterator[None]:
                 object_store_memory=100 * 2**20,
             )
         )
-        yield
-        ray.shutdown()
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def patiently(start: Callable[[], Started]) -> Started:

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-RAY_TESTS = (
-    *("tests/actors/", "tests/chaos/", "tests/deployments/"),
-    *("tests/fuzz/test_openapi.py", "tests/test_serve_command.py"),
-)
+RAY = "ray"
 
 torch.set_num_threads(1)
 
@@ -42,13 +41,24 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Parallel runs: the tests of a file share their fixtures, and one process has all of those
-    that start a Ray cluster."""
+    """Parallel runs: the tests of a file share their fixtures, and one process has all files in
+    which a Ray cluster is started; they take longest, so it begins with them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "ray" if path.startswith(RAY_TESTS) else path
+            return RAY if starts_ray(config.rootpath / path) else path
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if RAY in self.workqueue:
+                self.workqueue.move_to_end(RAY, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduler(config, log)
+
+
+@cache
+def starts_ray(file: Path) -> bool:
+    """Whether any test of a file starts a Ray cluster."""
+    return "mark.ray" in file.read_text()

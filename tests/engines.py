@@ -33,12 +33,13 @@ def make_engine(
     attends_in_one_call: bool | None = None,
     **engine_options: Any,
 ) -> Engine:
-    """An engine in float64 around a tiny Llama, or around ``model``."""
-    options = {"kv_cache_tokens": 2048, "prefill_chunk_tokens": 16, **engine_options}
+    """An engine in float64 around a tiny Llama, or around ``model``; not exact unless told so: the
+    forwards of an engine that tries what that costs would be others from run to run."""
+    defaults = {"exact": False, "kv_cache_tokens": 2048, "prefill_chunk_tokens": 16}
     config = ModelConfig(
         name="test",
         model="test",
-        engine=EngineConfig(**options),
+        engine=EngineConfig(**{**defaults, **engine_options}),
         drafting=DraftingConfig(max_draft_tokens=max_draft_tokens, adapts_budget=adapts_budget),
     )
     loaded = prepare_model(model if model is not None else make_model(), config.engine)
@@ -85,10 +86,10 @@ def run(engine: Engine, sequences: Sequence[core.Sequence]) -> list[StepOutput]:
 
 
 def plain_tokens(
-    model: torch.nn.Module, sequences: Iterable[core.Sequence]
+    model: torch.nn.Module, sequences: Iterable[core.Sequence], **engine_options: Any
 ) -> dict[str, list[int]]:
     """The full token ids of each sequence when it is decoded alone and without drafts."""
-    engine = make_engine(model=model)
+    engine = make_engine(model=model, **engine_options)
     found = {}
     for seq in sequences:
         alone = core.Sequence(

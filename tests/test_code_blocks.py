@@ -50,7 +50,7 @@ from tests.k8s.manifests import (
 
 RUN = {
     "curl": "deployments/test_documented_requests and deployments/test_api_end_to_end",
-    "hdserve": "test_documented_commands, test_serve_command and deployments/test_bench_serve",
+    "hdserve": "test_documented_commands, test_serve_cluster and deployments/test_bench_serve",
     "kubectl kustomize": "test_kubectl_asks_for_a_cluster",
 }
 """Where, by how they begin."""

@@ -19,7 +19,7 @@ from tests.k8s.manifests import K8S
 MODEL = "hdserve-mini"
 DATABASE = "/var/lib/hdserve/model-database"
 RUN_ELSEWHERE = ("serve", "bench serve")
-"""In ``test_serve_command`` and ``deployments/test_bench_serve``: they need a server."""
+"""In ``test_serve_cluster`` and ``deployments/test_bench_serve``: they need a server."""
 
 STAND_INS = {
     "MODEL": MODEL,

@@ -24,8 +24,9 @@ def fetched(corpus: Path, fingerprint: str, cache: Path) -> list[Path]:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 class TestInRay:
-    @pytest.fixture(autouse=True)
-    def _actor(self) -> Iterator[None]:
+    @pytest.fixture(scope="class", autouse=True)
+    def _actor(self, ray_cluster: None) -> Iterator[None]:
+        """One for all; each test has a tokenizer of its own."""
         statistics_database.get_or_create()
         yield
         ray.kill(statistics_database.get_or_create())
@@ -162,11 +163,14 @@ class TestInRay:
             table.truncate(1 << 42)
         actor = statistics_database.get_or_create()
         entry = ray.get(actor.register.remote("another", str(large)))
-        checksums = actor.checksums.remote(entry.corpus_id)
         cache = tmp_path / "cache"
-        assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
-        assert ensure_local(fingerprint, cache) == [corpus]
-        assert ray.wait([checksums], timeout=0)[0] == []
+        checksums = actor.checksums.remote(entry.corpus_id)
+        try:
+            assert ensure_local(fingerprint, cache, directories=[corpus]) == [corpus]
+            assert ensure_local(fingerprint, cache) == [corpus]
+            assert ray.wait([checksums], timeout=0)[0] == []
+        finally:
+            ray.kill(actor)  # it would read on
 
     def test_it_works_again_after_the_actor_was_killed(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"

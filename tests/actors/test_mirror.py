@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,8 +29,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 class Cluster:
     """Mirrors of one model, and its actor."""
 
-    def __init__(self, directory: Path) -> None:
-        self.key = DatabaseKey(f"model-{uuid4().hex[:8]}", "f" * 32)
+    def __init__(self, directory: Path, key: DatabaseKey) -> None:
+        self.key = key
         self.config = quick_config(directory)
         self.mirrors: list[Mirror] = []
 
@@ -74,27 +75,57 @@ class Cluster:
     def close(self) -> None:
         for mirror in self.mirrors:
             mirror.close()
-        stop_actors(model=self.key.model)
+
+
+@contextmanager
+def key_of_actors() -> Iterator[DatabaseKey]:
+    """Of a model that is no other's; its actors are ended."""
+    key = DatabaseKey(f"model-{uuid4().hex[:8]}", "f" * 32)
+    yield key
+    stop_actors(model=key.model)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.close()
+    """With an actor that is of one test, which may end it and have it forget."""
+    with key_of_actors() as key, closing(Cluster(tmp_path, key)) as cluster:
+        yield cluster
 
 
-def test_two_replicas_see_each_others_outputs_and_not_their_own(cluster):
+@pytest.fixture(scope="module")
+def shared_key(ray_cluster: None) -> Iterator[DatabaseKey]:
+    with key_of_actors() as key:
+        yield key
+
+
+@pytest.fixture(scope="module")
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture
+def shared(shared_directory: Path, shared_key: DatabaseKey) -> Iterator[Cluster]:
+    """With the actor of other tests, too, which keep to a namespace of their own."""
+    with closing(Cluster(shared_directory, shared_key)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def namespace() -> str:
+    return uuid4().hex
+
+
+def test_two_replicas_see_each_others_outputs_and_not_their_own(shared, namespace):
     first, second = Replica(), Replica()
-    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
-    one.publish("n", [1, 2, 3])
-    one.publish("n", np.array([4, 5], np.uint32))
-    two.publish("n", (6, 7))
-    eventually(lambda: second.texts() == [[1, 2, 3], [4, 5]])
-    eventually(lambda: first.texts() == [[6, 7]])
+    one, two = shared.mirror(first, namespace), shared.mirror(second, namespace)
+    one.publish(namespace, [1, 2, 3])
+    one.publish(namespace, np.array([4, 5], np.uint32))
+    two.publish(namespace, (6, 7))
+    eventually(lambda: second.texts(namespace) == [[1, 2, 3], [4, 5]])
+    eventually(lambda: first.texts(namespace) == [[6, 7]])
     assert one.wait_until_current(WAIT_S)
     assert two.wait_until_current(WAIT_S)
-    assert (first.texts(), second.texts()) == ([[6, 7]], [[1, 2, 3], [4, 5]])
+    assert (first.texts(namespace), second.texts(namespace)) == ([[6, 7]], [[1, 2, 3], [4, 5]])
     eventually(lambda: one.stats().num_published_outputs == 2)
     stats = one.stats()
     assert stats.num_received_outputs == 1
@@ -111,15 +142,15 @@ def test_a_mirror_that_never_heard_of_its_actor_grows_old():
     mirror.close()
 
 
-def test_a_new_replica_catches_up_before_its_first_request(cluster):
-    one = cluster.mirror(Replica())
+def test_a_new_replica_catches_up_before_its_first_request(shared, namespace):
+    one = shared.mirror(Replica())
     for number in range(300):
-        one.publish("n", [number] * 500)
+        one.publish(namespace, [number] * 500)
     eventually(lambda: one.stats().num_published_outputs == 300)
     late = Replica()
-    two = cluster.mirror(late, "n")
+    two = shared.mirror(late, namespace)
     assert two.wait_until_current(WAIT_S)
-    assert late.texts() == [[number] * 500 for number in range(300)]
+    assert late.texts(namespace) == [[number] * 500 for number in range(300)]
 
 
 def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
@@ -355,14 +386,14 @@ def test_an_output_nobody_has_read_survives_a_log_that_lost_its_end(cluster, tmp
     assert [cluster.count("n", number) for number in range(3)] == [20, 20, 20]
 
 
-def test_calibration_reaches_the_others(cluster):
+def test_calibration_reaches_the_others(shared, namespace):
     first, second = Replica(), Replica()
-    one, two = cluster.mirror(first, "n"), cluster.mirror(second, "n")
-    one.publish_calibration("n", b"state", one.standing("n"))
-    eventually(lambda: second.calibrations == [(cluster.key.model, "n", b"state")])
+    one, two = shared.mirror(first, namespace), shared.mirror(second, namespace)
+    one.publish_calibration(namespace, b"state", one.standing(namespace))
+    eventually(lambda: second.calibrations == [(shared.key.model, namespace, b"state")])
     assert one.wait_until_current(WAIT_S)
     assert first.calibrations == second.calibrations, "merged with those of others it is news"
-    two.publish_calibration("n", bytes(10**6), two.standing("n"))
+    two.publish_calibration(namespace, bytes(10**6), two.standing(namespace))
     assert two.stats().num_dropped_calibrations == 1
 
 
@@ -378,96 +409,96 @@ def test_another_tokenizer_has_another_actor_and_sees_nothing(cluster):
     stop_actors(model=other.model)
 
 
-def test_another_models_text_is_read_and_not_written(cluster):
-    reader = DatabaseKey(f"{cluster.key.model}-reader", cluster.key.fingerprint)
+def test_another_models_text_is_read_and_not_written(shared, namespace):
+    reader = DatabaseKey(f"{shared.key.model}-reader", shared.key.fingerprint)
     replica = Replica()
-    two = cluster.mirror(replica, "n", key=reader, draft_from=(cluster.key.model,))
-    one = cluster.mirror(Replica(), "n")
-    one.publish("n", [1])
-    eventually(lambda: replica.outputs == [(cluster.key.model, "n", [1])])
-    two.publish("n", [2])
+    two = shared.mirror(replica, namespace, key=reader, draft_from=(shared.key.model,))
+    one = shared.mirror(Replica(), namespace)
+    one.publish(namespace, [1])
+    eventually(lambda: replica.outputs == [(shared.key.model, namespace, [1])])
+    two.publish(namespace, [2])
     eventually(lambda: two.stats().num_published_outputs == 1)
-    info = ray.get(cluster.actor().info.remote(), timeout=WAIT_S)
-    assert info["namespaces"]["n"]["num_outputs"] == 1
+    info = ray.get(shared.actor().info.remote(), timeout=WAIT_S)
+    assert info["namespaces"][namespace]["num_outputs"] == 1
     two.close()
     stop_actors(model=reader.model)
 
 
-def test_a_model_of_another_tokenizer_is_not_drafted_from(cluster, caplog):
+def test_a_model_of_another_tokenizer_is_not_drafted_from(shared, namespace, caplog):
     """It is said once, and why."""
-    reader = DatabaseKey(f"{cluster.key.model}-reader", "0" * 32)
+    reader = DatabaseKey(f"{shared.key.model}-reader", "0" * 32)
     replica = Replica()
-    one = cluster.mirror(Replica(), "n")
-    one.publish("n", [1])
+    one = shared.mirror(Replica(), namespace)
+    one.publish(namespace, [1])
     eventually(lambda: one.stats().num_published_outputs == 1)
-    two = cluster.mirror(replica, "n", key=reader, draft_from=(cluster.key.model,))
+    two = shared.mirror(replica, namespace, key=reader, draft_from=(shared.key.model,))
     eventually(lambda: two.stats().num_failures > 1)
-    (record,) = caplog.records
-    assert f"that of {cluster.key.model} is of another tokenizer" in record.getMessage()
+    told = f"that of {shared.key.model} is of another tokenizer"
+    assert sum(told in record.getMessage() for record in caplog.records) == 1
     assert replica.outputs == []
     two.close()
     stop_actors(model=reader.model)
 
 
-def test_close_publishes_what_is_queued(cluster):
-    one = cluster.mirror(Replica(), "n")
+def test_close_publishes_what_is_queued(shared, namespace):
+    one = shared.mirror(Replica(), namespace)
     assert one.wait_until_current(WAIT_S)
     for number in range(200):
-        one.publish("n", [number])
+        one.publish(namespace, [number])
     one.close(WAIT_S)
     assert one.stats().num_published_outputs == 200
-    one.publish("n", [1])
-    assert cluster.count("n", 199) == 1
+    one.publish(namespace, [1])
+    assert shared.count(namespace, 199) == 1
 
 
-def test_what_is_not_published_in_time_is_said(cluster, caplog):
-    cluster.config = cluster.config.model_copy(update={"publish_interval_s": 3600.0})
-    one = cluster.mirror(Replica(), "n")
+def test_what_is_not_published_in_time_is_said(shared, namespace, caplog):
+    shared.config = shared.config.model_copy(update={"publish_interval_s": 3600.0})
+    one = shared.mirror(Replica(), namespace)
     assert one.wait_until_current(WAIT_S)
-    one.publish("n", [1])
+    one.publish(namespace, [1])
     one.close(0.0)
     eventually(lambda: "bytes were not published" in caplog.text)
 
 
-def test_a_mirror_can_be_closed_at_any_moment(cluster):
+def test_a_mirror_can_be_closed_at_any_moment(shared, namespace):
     """Its tasks are ended wherever they are: calling, waiting, just woken."""
-    cluster.config = cluster.config.model_copy(
+    shared.config = shared.config.model_copy(
         update={"publish_interval_s": 0.001, "poll_interval_s": 0.001}
     )
     for life in range(20):
-        one = cluster.mirror(Replica(), "n", draft_from=(cluster.key.model,) * 3)
+        one = shared.mirror(Replica(), namespace, draft_from=(shared.key.model,) * 3)
         assert one.wait_until_current(WAIT_S)
         for number in range(20):
-            one.publish("n", [life, number])
+            one.publish(namespace, [life, number])
         time.sleep(0.001 * (life % 7))
         one.close(WAIT_S)
         assert one.stats().num_published_outputs == 20
 
 
-def test_a_receiver_that_raises_is_counted_and_gets_what_comes_later(cluster):
+def test_a_receiver_that_raises_is_counted_and_gets_what_comes_later(shared, namespace):
     brittle = Brittle()
-    one, two = cluster.mirror(Replica(), "n"), cluster.mirror(brittle, "n")
-    one.publish("n", [1])
+    one, two = shared.mirror(Replica(), namespace), shared.mirror(brittle, namespace)
+    one.publish(namespace, [1])
     eventually(lambda: two.stats().num_receiver_failures == 1)
-    one.publish("n", [2])
-    eventually(lambda: brittle.texts() == [[1], [2]])
+    one.publish(namespace, [2])
+    eventually(lambda: brittle.texts(namespace) == [[1], [2]])
 
 
-def test_an_idle_namespace_is_no_longer_followed_until_it_is_used_again(cluster):
+def test_an_idle_namespace_is_no_longer_followed_until_it_is_used_again(shared, namespace):
     replica = Replica()
-    two = Mirror(cluster.key, cluster.config, replica)
-    cluster.mirrors.append(two)
-    two.use("n")
-    two._last_used["n"] -= 2 * NAMESPACE_IDLE_S
+    two = Mirror(shared.key, shared.config, replica)
+    shared.mirrors.append(two)
+    two.use(namespace)
+    two._last_used[namespace] -= 2 * NAMESPACE_IDLE_S
     two.start()
-    one = cluster.mirror(Replica(), "n")
-    one.publish("n", [1])
+    one = shared.mirror(Replica(), namespace)
+    one.publish(namespace, [1])
     eventually(lambda: one.stats().num_published_outputs == 1)
     assert two.wait_until_current(WAIT_S)
     assert replica.outputs == []
-    two.use("n")
+    two.use(namespace)
     assert two.wait_until_current(WAIT_S)
-    assert replica.texts() == [[1]]
+    assert replica.texts(namespace) == [[1]]
 
 
 def test_a_mirror_that_was_never_started_closes():

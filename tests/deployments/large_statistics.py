@@ -35,7 +35,7 @@ def model_with(directory: Path) -> ModelConfig:
             "name": MODEL,
             "model": MODEL,
             "statistics": str(directory),
-            "engine": {"kv_cache_tokens": 1024},
+            "engine": {"exact": False, "kv_cache_tokens": 1024},
             "drafting": {"adapts_budget": False},
         }
     )

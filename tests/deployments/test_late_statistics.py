@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import ray
 
-from actors import statistics_database
-from actors.statistics_database import StatisticsClient, StatisticsDatabaseActor
+from actors.statistics_database import StatisticsDatabaseActor
 from deployments.replica import statistics
-from deployments.replica.statistics import ChosenStatistics, locate_statistics
+from deployments.replica.statistics import locate_statistics
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import TABLE_NAME
-from hdserve.engine.async_engine import AsyncEngine
-from hdserve.engine.host import LocateStatistics, ModelHost, first_directory
-from tests.actors.corpora import contents, lacking
-from tests.clusters import local_ray
-from tests.deployments.large_statistics import model_with, write
+from tests.deployments.large_statistics import write
+from tests.deployments.late_statistics import FOUND, choosing, host_without
 from tests.waiting import eventually
-
-FOUND = "drafting from the statistics database"
-
-
-def host_without(directory: Path, locate: LocateStatistics = first_directory) -> ModelHost:
-    """Of a replica that begins before ``directory`` is there."""
-    host = ModelHost(model_with(directory), locate_statistics=locate)
-    assert host.statistics is None
-    return host
-
-
-@contextmanager
-def choosing(host: ModelHost, root: Path | None = None) -> Iterator[ChosenStatistics]:
-    """The statistics of a replica that runs."""
-    engine = AsyncEngine(host.make_engine, 4)
-    engine.start()
-    chosen = ChosenStatistics(host, engine, root)
-    chosen.start()
-    try:
-        yield chosen
-    finally:
-        chosen.close()
-        engine.close()
 
 
 @pytest.fixture(autouse=True)
@@ -54,35 +24,6 @@ def _often(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(statistics, "_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(statistics, "_MAX_RETRY_S", 0.05)
     caplog.set_level(logging.INFO)
-
-
-@pytest.fixture
-def ray_cluster() -> Iterator[None]:
-    with local_ray():
-        yield
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_what_another_node_offers_later_is_fetched_and_drafted_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where this one was the first to start, or came while the actor was started again."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    owned = tmp_path / "owned"
-    with lacking(owned):
-        host = host_without(tmp_path / "not here", locate_statistics)
-        with choosing(host):
-            time.sleep(0.2)
-            StatisticsClient().offer(host.tokenizer.fingerprint, write(owned))
-            eventually(lambda: host.statistics is not None)
-    assert host.statistics is not None
-    copy = host.statistics.directory
-    assert copy is not None
-    assert copy.parent == tmp_path / "hdserve-statistics"
-    assert contents(copy) == contents(owned)
-    assert caplog.text.count(f"{FOUND} {copy}") == 1
-    ray.kill(statistics_database.get_or_create())
 
 
 def test_one_of_this_node_that_comes_late_is_offered_too(

@@ -42,8 +42,8 @@ class GateDrafter(Drafter):
 
 
 def make(drafter: Drafter | None = None, **options: Any) -> Engine:
-    """An engine that is not exact."""
-    return make_engine([] if drafter is None else [drafter], exact=False, **options)
+    """An engine with this drafter alone, or with none."""
+    return make_engine([] if drafter is None else [drafter], **options)
 
 
 @asynccontextmanager

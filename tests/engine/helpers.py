@@ -7,7 +7,6 @@ from typing import Any
 
 from hdserve import core
 from hdserve.drafting.base import Drafter, Forward
-from hdserve.engine.engine import Engine
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import OracleDrafter
@@ -54,15 +53,10 @@ class RecordingDrafter(Drafter):
         self.calls.append(("finish", seq.request_id))
 
 
-def make(drafters: Iterable[Drafter] = (), **options: Any) -> Engine:
-    """An engine that is not exact, unless ``options`` say so."""
-    return make_engine(drafters, **{"exact": False, **options})
-
-
 def plain(prompt: list[int], **params: Any) -> core.Sequence:
     """What a request gives alone and without drafts."""
     seq = make_sequence("a", prompt, **params)
-    run(make(), [seq])
+    run(make_engine(), [seq])
     return seq
 
 
@@ -71,6 +65,6 @@ def futures_of(sequences: Iterable[core.Sequence]) -> dict[str, list[int]]:
     found = {}
     for seq in sequences:
         alone = core.Sequence(seq.request_id, list(seq.token_ids), seq.params)
-        run(make(), [alone])
+        run(make_engine(), [alone])
         found[seq.request_id] = alone.token_ids
     return found

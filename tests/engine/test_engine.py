@@ -23,8 +23,8 @@ from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.stats import add_counts
 from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter
-from tests.engine.helpers import GREEDY, RecordingDrafter, futures_of, make, plain
-from tests.engines import make_prompt, make_sequence, run
+from tests.engine.helpers import GREEDY, RecordingDrafter, futures_of, plain
+from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.interruption import traced
 from tests.models import make_model
 
@@ -32,7 +32,7 @@ from tests.models import make_model
 def test_numbers_of_numpy_are_numbers() -> None:
     """Drafters are given Python's, which know more."""
     seq = make_sequence("a", make_prompt(5), max_tokens=np.int64(7))
-    make().add(seq)
+    make_engine().add(seq)
     assert type(seq.max_total_tokens) is int
 
 
@@ -91,7 +91,7 @@ def test_outputs_say_where_tokens_came_from() -> None:
     prompt = make_prompt(9)
     future = plain(prompt, temperature=0.8).token_ids
     seq = make_sequence("a", prompt, temperature=0.8)
-    outputs = run(make([OracleDrafter({"a": future})]), [seq])
+    outputs = run(make_engine([OracleDrafter({"a": future})]), [seq])
     assert [token for output in outputs for token in output.token_ids] == seq.output_token_ids
     assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
     assert outputs[-1].finish_reason is FinishReason.LENGTH
@@ -110,7 +110,7 @@ def test_a_step_that_is_cut_short_has_drafted_tokens_alone() -> None:
     future = plain(prompt, **GREEDY).token_ids
     stop = future[len(prompt) + 2]
     seq = make_sequence("a", prompt, **GREEDY, stop_token_ids=(stop,))
-    (output,) = run(make([OracleDrafter({"a": future})]), [seq])
+    (output,) = run(make_engine([OracleDrafter({"a": future})]), [seq])
     assert output.token_ids == tuple(future[len(prompt) : len(prompt) + 3])
     assert set(output.sources) == {Source.OTHER}
 
@@ -121,11 +121,11 @@ def test_logprobs_are_one_per_token() -> None:
     future = plain(prompt, **GREEDY).token_ids
     for num_top in (0, 3):
         seq = make_sequence("a", prompt, **GREEDY, logprobs=num_top)
-        for output in run(make([OracleDrafter({"a": future})]), [seq]):
+        for output in run(make_engine([OracleDrafter({"a": future})]), [seq]):
             assert output.logprobs is not None
             assert [item.token_id for item in output.logprobs] == list(output.token_ids)
             assert {len(item.top) for item in output.logprobs} == {num_top}
-    outputs = run(make(), [make_sequence("a", prompt, **GREEDY)])
+    outputs = run(make_engine(), [make_sequence("a", prompt, **GREEDY)])
     assert all(output.logprobs is None for output in outputs)
 
 
@@ -143,7 +143,7 @@ def test_stats_add_up() -> None:
     sequences[2] = make_sequence(
         "2", make_prompt(30, 2), SpeculationParams(is_enabled=False), **GREEDY
     )
-    engine = make([OracleDrafter(futures)])
+    engine = make_engine([OracleDrafter(futures)])
     outputs = run(engine, sequences)
     stats, total = engine.stats, core.DraftCounts()
     for seq in sequences:
@@ -173,7 +173,7 @@ def test_stats_add_up() -> None:
 
 def test_an_idle_engine_does_nothing() -> None:
     """Without work a step gives nothing and counts nothing."""
-    engine = make()
+    engine = make_engine()
     assert not engine.has_work
     assert engine.step() == []
     assert engine.stats.num_steps == 0
@@ -181,7 +181,7 @@ def test_an_idle_engine_does_nothing() -> None:
 
 def test_prefill_steps_give_no_output() -> None:
     """While a prompt goes through in chunks there are no outputs; prompt tokens are counted."""
-    engine = make(prefill_chunk_tokens=8)
+    engine = make_engine(prefill_chunk_tokens=8)
     engine.add(make_sequence("a", make_prompt(20), **GREEDY))
     assert engine.step() == []
     assert engine.step() == []
@@ -201,7 +201,7 @@ def test_an_interrupted_step_leaves_nothing_wrong(call: str, num_before: int) ->
     prompts = {name: make_prompt(40, seed) for seed, name in enumerate("abc")}
     futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
     drafter = InterruptedDrafter(futures, call, num_before)
-    engine = make([drafter], max_num_sequences=2)
+    engine = make_engine([drafter], max_num_sequences=2)
     sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
     first, second, third = sequences
     for seq in sequences:
@@ -241,7 +241,7 @@ def test_a_sequence_whose_addition_was_interrupted_can_be_aborted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is kept of it."""
-    engine, add = make(), Scheduler.add
+    engine, add = make_engine(), Scheduler.add
 
     def interrupt(*_: object) -> None:
         monkeypatch.setattr(Scheduler, "add", add)
@@ -268,7 +268,7 @@ def test_an_interrupted_sequence_has_the_tokens_that_were_told(
             if is_third and output.finish_reason is None:
                 raise KeyboardInterrupt
 
-    engine, seq = make(), make_sequence("a", make_prompt(4), **GREEDY)
+    engine, seq = make_engine(), make_sequence("a", make_prompt(4), **GREEDY)
     monkeypatch.setattr(engine, "_outputs", Outputs())
     engine.add(seq)
     outputs: list[StepOutput] = []
@@ -291,7 +291,7 @@ def test_an_interruption_while_an_interrupted_step_ends(is_aborted: bool) -> Non
     """Everybody ends once all the same, and nothing is kept of anybody."""
     prompts = {name: make_prompt(4, seed) for seed, name in enumerate("abc")}
     futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
-    engine = make([InterruptedDrafter(futures, "finish", num_times=2)], max_num_sequences=3)
+    engine = make_engine([InterruptedDrafter(futures, "finish", num_times=2)], max_num_sequences=3)
     for name, prompt in prompts.items():
         engine.add(make_sequence(name, prompt, **GREEDY))
     ended: list[str] = []
@@ -316,7 +316,7 @@ def test_an_interruption_of_whatever_follows_another() -> None:
     prompts = {name: make_prompt(4, seed) for seed, name in enumerate("ab")}
     futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
     for number in count():
-        engine = make([InterruptedDrafter(futures, "observe", 1)])
+        engine = make_engine([InterruptedDrafter(futures, "observe", 1)])
         sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
         for seq in sequences:
             engine.add(seq)

@@ -17,8 +17,8 @@ from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
-from tests.engine.helpers import GREEDY, RecordingDrafter, make, plain
-from tests.engines import make_prompt, make_sequence, run
+from tests.engine.helpers import GREEDY, RecordingDrafter, plain
+from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import VOCAB_SIZE, make_model
 
 
@@ -34,7 +34,7 @@ from tests.models import VOCAB_SIZE, make_model
 def test_the_budget_is_measured_in_any_configuration(options: dict[str, Any]) -> None:
     """Trees wider than the context or the cache are measured all the same, and still lossless."""
     drafters = [JunkDrafter(VOCAB_SIZE)]
-    engine = make(drafters, adapts_budget=True, **options)
+    engine = make_engine(drafters, adapts_budget=True, **options)
     seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=8)
     run(engine, [seq])
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=8).token_ids
@@ -60,7 +60,7 @@ def test_bounds_of_requests_are_numbers(most: SupportsIndex) -> None:
         make_sequence("a", make_prompt(5), speculation, max_tokens=4),
         make_sequence("b", make_prompt(6), max_tokens=4),
     ]
-    run(make([drafter]), sequences)
+    run(make_engine([drafter]), sequences)
     assert {type(tree.capacity) for tree, *_ in drafter.observed} == {int}
     assert [seq.num_output_tokens for seq in sequences] == [4, 4]
 
@@ -68,7 +68,7 @@ def test_bounds_of_requests_are_numbers(most: SupportsIndex) -> None:
 def test_learning_is_a_part_of_what_drafting_costs() -> None:
     """Drafts that are always right, and are thought about longer than they save, are paused."""
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=200).token_ids
-    engine = make([SlowLearner({"a": wanted})], adapts_budget=True)
+    engine = make_engine([SlowLearner({"a": wanted})], adapts_budget=True)
     seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=200)
     run(engine, [seq])
     assert seq.counts.num_accepted_tokens > 0
@@ -83,7 +83,7 @@ def test_drafters_are_told_the_whole_story() -> None:
     future = plain(prompt, temperature=0.8).token_ids
     drafter = RecordingDrafter({"a": future})
     seq = make_sequence("a", prompt, temperature=0.8)
-    engine = make([drafter], model=model)
+    engine = make_engine([drafter], model=model)
     run(engine, [seq])
     assert engine.stats.num_drafter_failures == {}
     calls = [call for call, _ in drafter.calls]
@@ -141,7 +141,7 @@ def test_drafters_are_told_of_a_step_at_once() -> None:
     drafter = TogetherDrafter()
     lengths = {"a": 2, "b": 4, "c": 4}
     run(
-        make([drafter]),
+        make_engine([drafter]),
         [
             make_sequence(name, make_prompt(5), **GREEDY, max_tokens=n)
             for name, n in lengths.items()
@@ -171,7 +171,7 @@ def test_drafters_know_what_need_not_be_proposed() -> None:
             least.append(tree.min_score)
 
     least: list[float] = []
-    engine = make([Noting()])
+    engine = make_engine([Noting()])
     engine._drafts.budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 2: 1.25})}))
     run(engine, [make_sequence("a", make_prompt(9), **GREEDY, max_tokens=3)])
     assert least[0] == pytest.approx(0.25)
@@ -194,7 +194,7 @@ def test_the_engine_believes_those_that_were_right(is_boaster_first: bool) -> No
     the other promises more."""
     wanted = plain(make_prompt(3), **GREEDY, max_tokens=300).token_ids
     drafters: list[Drafter] = [OracleDrafter({"a": wanted}, 8), Boaster(VOCAB_SIZE)]
-    engine = make(drafters[::-1] if is_boaster_first else drafters)
+    engine = make_engine(drafters[::-1] if is_boaster_first else drafters)
     engine._drafts.budget = DraftBudget(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
     seq = make_sequence("a", make_prompt(3), **GREEDY, max_tokens=300)
     run(engine, [seq])
@@ -208,7 +208,7 @@ def test_drafters_are_told_of_plain_steps_when_drafts_are_wanted(first: int, per
     path that was accepted."""
     drafter = TellingDrafter()
     seq = make_sequence("a", make_prompt(9), **GREEDY, max_tokens=40)
-    engine = make([drafter])
+    engine = make_engine([drafter])
     engine._drafts.budget = Pauses(first, period)
     run(engine, [seq])
     if first >= 40:
@@ -251,7 +251,7 @@ def test_drafters_begin_with_few_texts_in_a_step(
             starts[-1] += 1
 
     starts: list[int] = []
-    engine = make(
+    engine = make_engine(
         [Starting()], max_num_sequences=40, kv_cache_tokens=16384, prefill_chunk_tokens=16384
     )
     speculation = SpeculationParams(prediction=(3,) * num_expected)
@@ -270,7 +270,7 @@ def test_requests_without_drafts_are_no_business_of_drafters() -> None:
     drafter = TellingDrafter()
     speculation = SpeculationParams(is_enabled=False)
     seq = make_sequence("a", make_prompt(9), speculation, **GREEDY, max_tokens=8)
-    run(make([drafter]), [seq])
+    run(make_engine([drafter]), [seq])
     assert (drafter.num_started, drafter.told) == (0, [])
 
 
@@ -296,7 +296,7 @@ def test_requests_without_drafts_do_not_tell_whether_drafts_pay(
     speculation: SpeculationParams, max_tokens: int
 ) -> None:
     """Otherwise those after them would have none for hundreds of steps."""
-    engine = make([OracleDrafter({"b": make_prompt(40)})])
+    engine = make_engine([OracleDrafter({"b": make_prompt(40)})])
     budget = engine._drafts.budget = Counting(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
     prompt = make_prompt(9)
     run(engine, [make_sequence("a", prompt, speculation, **GREEDY, max_tokens=max_tokens)])

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from hdserve.core import FinishReason, Source
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from tests.drafters import JunkDrafter, OracleDrafter
-from tests.engine.helpers import GREEDY, TOKENIZER, make, plain
-from tests.engines import make_prompt, make_sequence, run
+from tests.engine.helpers import GREEDY, TOKENIZER, plain
+from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
 
@@ -33,7 +33,7 @@ def test_max_tokens_is_exact_with_drafts() -> None:
     future = plain(prompt, **GREEDY, max_tokens=30).token_ids
     for max_tokens in (1, 2, 5, 6, 7):
         seq = make_sequence("a", prompt, **GREEDY, max_tokens=max_tokens)
-        run(make([OracleDrafter({"a": future})]), [seq])
+        run(make_engine([OracleDrafter({"a": future})]), [seq])
         assert seq.token_ids == future[: len(prompt) + max_tokens]
         assert seq.finish_reason is FinishReason.LENGTH
 
@@ -46,7 +46,7 @@ def test_the_context_ends(has_drafts: bool) -> None:
     for max_tokens in (None, 1000):
         seq = make_sequence("a", prompt, **GREEDY, max_tokens=max_tokens)
         drafters = [OracleDrafter({"a": future})] if has_drafts else []
-        run(make(drafters, max_model_len=32), [seq])
+        run(make_engine(drafters, max_model_len=32), [seq])
         assert seq.token_ids == future[:32]
         assert seq.finish_reason is FinishReason.LENGTH
 
@@ -54,10 +54,10 @@ def test_the_context_ends(has_drafts: bool) -> None:
 def test_the_whole_context_of_the_model_can_be_used() -> None:
     """The last position of the model is decoded at, with a tree that would reach beyond it."""
     seq = make_sequence("a", make_prompt(MAX_POSITIONS - 5), **GREEDY, max_tokens=None)
-    run(make([JunkDrafter(VOCAB_SIZE)]), [seq])
+    run(make_engine([JunkDrafter(VOCAB_SIZE)]), [seq])
     assert len(seq.token_ids) == MAX_POSITIONS
     seq = make_sequence("a", make_prompt(MAX_POSITIONS - 1), **GREEDY)
-    run(make([JunkDrafter(VOCAB_SIZE)]), [seq])
+    run(make_engine([JunkDrafter(VOCAB_SIZE)]), [seq])
     assert seq.num_output_tokens == 1
 
 
@@ -79,7 +79,7 @@ def test_ending_tokens(kind: str, has_drafts: bool) -> None:
         options["model"], params = make_model(), {"stop_token_ids": (ending,)}
     drafters = [OracleDrafter({"a": future}, length=11)] if has_drafts else []
     seq = make_sequence("a", prompt, **GREEDY, **params, max_tokens=30)
-    outputs = run(make(drafters, **options), [seq])
+    outputs = run(make_engine(drafters, **options), [seq])
     assert seq.token_ids == future[: at + 1]
     assert seq.finish_reason is FinishReason.STOP
     stop_reasons = [output.stop_reason for output in outputs]
@@ -99,7 +99,7 @@ def test_stop_tokens_may_be_integers_of_any_type(kind: Callable[[int], Any]) -> 
     future = plain(prompt, **GREEDY, max_tokens=30).token_ids
     at = next(n for n in range(len(prompt) + 3, 39) if future[n] not in future[len(prompt) : n])
     seq = make_sequence("a", prompt, **GREEDY, stop_token_ids=(kind(future[at]),), max_tokens=30)
-    *_, last = run(make(), [seq])
+    *_, last = run(make_engine(), [seq])
     assert seq.token_ids == future[: at + 1]
     assert (seq.finish_reason, last.stop_reason) == (FinishReason.STOP, future[at])
 
@@ -110,7 +110,7 @@ def test_ignore_eos() -> None:
     prompt = make_prompt(9)
     future = plain(prompt, **GREEDY, max_tokens=30).token_ids
     eos, stop = future[len(prompt) + 2], future[len(prompt) + 12]
-    engine = make(model=model_with_eos(eos))
+    engine = make_engine(model=model_with_eos(eos))
     seq = make_sequence("a", prompt, **GREEDY, ignore_eos=True, max_tokens=30)
     run(engine, [seq])
     assert seq.token_ids == future
@@ -130,12 +130,12 @@ def test_min_tokens_delays_every_end() -> None:
     """Before ``min_tokens`` neither an end-of-sequence token is chosen nor a stop string heeded."""
     prompt = make_prompt(9)
     everything = tuple(chr(code) for code in range(33, 80))
-    engine = make(model=model_with_eos(*range(3, 50)), tokenizer=TOKENIZER)
+    engine = make_engine(model=model_with_eos(*range(3, 50)), tokenizer=TOKENIZER)
     seq = make_sequence("a", prompt, min_tokens=7, max_tokens=20)
     run(engine, [seq])
     assert seq.finish_reason is FinishReason.STOP
     assert not set(seq.output_token_ids[:7]) & set(range(3, 50))
-    engine = make(tokenizer=TOKENIZER)
+    engine = make_engine(tokenizer=TOKENIZER)
     seq = make_sequence("b", prompt, min_tokens=7, max_tokens=20, stop=everything)
     run(engine, [seq])
     assert seq.finish_reason is FinishReason.STOP
@@ -151,7 +151,7 @@ def test_min_tokens_counts_the_token_that_stops() -> None:
     (stop,) = {TOKENIZER.token_text(future[at])}
     for min_tokens, stops in ((at + 1, True), (at + 2, False)):
         seq = make_sequence("a", prompt, **GREEDY, stop=(stop,), min_tokens=min_tokens)
-        run(make(tokenizer=TOKENIZER), [seq])
+        run(make_engine(tokenizer=TOKENIZER), [seq])
         assert (seq.num_output_tokens == at + 1) is stops
 
 
@@ -167,14 +167,14 @@ def test_stop_strings_across_accepted_drafts(includes: bool) -> None:
     plain decoding ends them."""
     prompt, params = make_prompt(9), {"temperature": 0.9, "max_tokens": 40}
     seq = make_sequence("a", prompt, **params)
-    text = "".join(output.text for output in run(make(tokenizer=TOKENIZER), [seq]))
+    text = "".join(output.text for output in run(make_engine(tokenizer=TOKENIZER), [seq]))
     future, stop = seq.token_ids, stop_in(text)
     found = []
     for drafters in ([], [OracleDrafter({"a": future}, length=11)]):
         seq = make_sequence(
             "a", prompt, **params, stop=(stop,), include_stop_str_in_output=includes
         )
-        outputs = run(make(drafters, tokenizer=TOKENIZER), [seq])
+        outputs = run(make_engine(drafters, tokenizer=TOKENIZER), [seq])
         assert seq.finish_reason is FinishReason.STOP
         assert [out.stop_reason for out in outputs] == [None] * (len(outputs) - 1) + [stop]
         found.append(("".join(output.text for output in outputs), seq.token_ids, len(outputs)))
@@ -188,9 +188,9 @@ def test_held_text_comes_at_the_end() -> None:
     """The beginning of a stop string that never came is part of the last output."""
     prompt = make_prompt(9)
     seq = make_sequence("a", prompt, temperature=0.9)
-    text = "".join(output.text for output in run(make(tokenizer=TOKENIZER), [seq]))
+    text = "".join(output.text for output in run(make_engine(tokenizer=TOKENIZER), [seq]))
     seq = make_sequence("a", prompt, temperature=0.9, stop=(text[-2:] + "\x00",))
-    outputs = run(make(tokenizer=TOKENIZER), [seq])
+    outputs = run(make_engine(tokenizer=TOKENIZER), [seq])
     assert "".join(output.text for output in outputs) == text
     assert outputs[-1].text.endswith(text[-2:])
 
@@ -203,7 +203,7 @@ def test_the_text_goes_on_after_the_prompt() -> None:
     backend.decoder = Metaspace()
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
     seq = make_sequence("a", make_prompt(5), **GREEDY)
-    text = "".join(output.text for output in run(make(tokenizer=tokenizer), [seq]))
+    text = "".join(output.text for output in run(make_engine(tokenizer=tokenizer), [seq]))
     assert tokenizer.decode(make_prompt(5)) + text == tokenizer.decode(seq.token_ids)
 
 
@@ -213,7 +213,7 @@ def test_what_is_done_for_sequences_that_end_is_no_part_of_the_step(
     """What they said is recorded when it is known how long the step took: else prompts that begin
     next would get more time than where nothing is recorded."""
     told: list[str] = []
-    engine = make()
+    engine = make_engine()
     took = engine._scheduler.took
 
     def note(*arguments: Any) -> None:

@@ -13,8 +13,8 @@ from hdserve.drafting.base import Drafter
 from hdserve.errors import HdserveError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
-from tests.engine.helpers import GREEDY, TOKENIZER, make, plain
-from tests.engines import make_prompt, make_sequence, run
+from tests.engine.helpers import GREEDY, TOKENIZER, plain
+from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -30,10 +30,10 @@ def test_an_overflow_harms_nobody_else(exact: bool) -> None:
     clean = [token for token in make_prompt(20) if token != poison]
     params: dict[str, Any] = {"logit_bias": {poison: -100.0}, "max_tokens": 8}
     wanted = make_sequence("a", clean, **params)
-    run(make(model=model), [wanted])
+    run(make_engine(model=model), [wanted])
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("inf")
-    engine = make(model=model, exact=exact, kv_cache_tokens=96, max_num_sequences=2)
+    engine = make_engine(model=model, exact=exact, kv_cache_tokens=96, max_num_sequences=2)
     prompts = [clean, [poison, *clean], clean, [*clean, poison], clean]
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(prompts)]
     run(engine, sequences)
@@ -59,7 +59,7 @@ def test_a_token_is_never_chosen_by_what_is_no_number(options: dict[str, Any]) -
         model.get_input_embeddings().weight[poison] = float("nan")
     good = make_sequence("good", clean, **params)
     bad = make_sequence("bad", [*clean, poison], **params)
-    outputs = run(make(model=model), [bad, good])
+    outputs = run(make_engine(model=model), [bad, good])
     assert good.token_ids == wanted.token_ids
     (output,) = (output for output in outputs if output.sequence is bad)
     assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
@@ -93,7 +93,9 @@ def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
     assert not any(poison in token_ids for token_ids in wanted)
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make([PoisonDrafter(poison)], model=model, attends_in_one_call=attends_in_one_call)
+    engine = make_engine(
+        [PoisonDrafter(poison)], model=model, attends_in_one_call=attends_in_one_call
+    )
     assert engine._runner.attends_in_one_call is attends_in_one_call
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
@@ -110,7 +112,7 @@ def test_such_drafts_change_no_long_prompt_beside_them() -> None:
     wanted = [plain(prompt, **params).token_ids for prompt in clean]
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make([PoisonDrafter(poison)], model=model, attends_in_one_call=True)
+    engine = make_engine([PoisonDrafter(poison)], model=model, attends_in_one_call=True)
     assert engine._runner.attends_in_one_call
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
@@ -130,7 +132,7 @@ def test_what_is_tried_at_the_start_leaves_no_such_rows(
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
     good = make_sequence("good", clean, **GREEDY, max_tokens=8)
-    run(make(model=model, exact=exact, adapts_budget=True), [good])
+    run(make_engine(model=model, exact=exact, adapts_budget=True), [good])
     assert good.token_ids == wanted.token_ids
 
 
@@ -141,7 +143,7 @@ def test_rows_that_hold_no_numbers_reach_nobody_else() -> None:
     wanted = plain(clean, **GREEDY, max_tokens=8)
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make(model=model, kv_cache_tokens=64, max_num_sequences=1)
+    engine = make_engine(model=model, kv_cache_tokens=64, max_num_sequences=1)
     for number in range(2):
         run(engine, [make_sequence(f"bad {number}", [poison] * 40, **GREEDY, max_tokens=8)])
     good = make_sequence("good", clean, **GREEDY, max_tokens=8)
@@ -165,7 +167,7 @@ def test_what_fails_for_one_sequence_ends_it_alone(
     futures = {str(number): seq.token_ids for number, seq in wanted.items()}
     futures |= {f"bad {name}": token_ids for name, token_ids in futures.items()}
     drafters = [OracleDrafter(futures)] if has_drafts else []
-    engine = make(drafters, tokenizer=TOKENIZER, kv_cache_tokens=96, max_num_sequences=2)
+    engine = make_engine(drafters, tokenizer=TOKENIZER, kv_cache_tokens=96, max_num_sequences=2)
     good = [make_sequence(str(number), make_prompt(9, number), **GREEDY) for number in wanted]
     bad = [make_sequence(f"bad {number}", make_prompt(9, number), **GREEDY) for number in wanted]
     for seq in bad:
@@ -199,7 +201,7 @@ def test_what_comes_behind_an_end_does_not_matter(
     with torch.no_grad():
         model.get_input_embeddings().weight[tokens[last]] = float("nan")
     stops = {"stop_token_ids": (tokens[last],)} if is_ending else {}
-    engine = make(
+    engine = make_engine(
         [OracleDrafter({"a": tokens})], model=model, attends_in_one_call=attends_in_one_call
     )
     seq = make_sequence("a", prompt, **params, **stops)
@@ -218,10 +220,10 @@ def test_a_prompt_that_is_given_up_leaves_nothing_to_others(dtype: torch.dtype) 
     options: dict[str, Any] = {"kv_cache_tokens": 128, "max_num_sequences": 1}
     options |= {"prefill_chunk_tokens": 16, "prefix_caching": False}
     wanted = make_sequence("a", clean, **params)
-    run(make(model=model, **options), [wanted])
+    run(make_engine(model=model, **options), [wanted])
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make(model=model, **options)
+    engine = make_engine(model=model, **options)
     engine.add(make_sequence("bad", [poison] * 60, **params))
     for _ in range(2):
         engine.step()
@@ -252,10 +254,10 @@ def test_a_draft_that_was_rejected_leaves_nothing_to_others(dtype: torch.dtype) 
     options: dict[str, Any] = {"kv_cache_tokens": 64, "max_num_sequences": 1}
     options |= {"prefill_chunk_tokens": 20, "prefix_caching": False}
     wanted = make_sequence("a", long, **params)
-    run(make(model=model, **options), [wanted])
+    run(make_engine(model=model, **options), [wanted])
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make([WidePoisonDrafter(poison)], model=model, **options)
+    engine = make_engine([WidePoisonDrafter(poison)], model=model, **options)
     run(engine, [make_sequence("bad", short, **params)])
     good = make_sequence("good", long, core.SpeculationParams(is_enabled=False), **params)
     run(engine, [good])

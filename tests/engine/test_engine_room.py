@@ -10,8 +10,8 @@ from hdserve import core
 from hdserve.core import FinishReason, SamplingParams
 from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
 from tests.drafters import JunkDrafter
-from tests.engine.helpers import GREEDY, futures_of, make, plain
-from tests.engines import make_prompt, make_sequence, run
+from tests.engine.helpers import GREEDY, futures_of, plain
+from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE
 
 
@@ -49,7 +49,7 @@ def test_refused_requests_leave_no_trace(
     prompt: list[int], params: dict[str, Any], error: type[InvalidRequest], param: str
 ) -> None:
     """A request that can never be answered is refused by name, and the engine goes on."""
-    engine = make()
+    engine = make_engine()
     running = make_sequence("r", make_prompt(5), **GREEDY)
     engine.add(running)
     engine.step()
@@ -65,7 +65,7 @@ def test_refused_requests_leave_no_trace(
 
 def test_an_id_in_use_is_refused() -> None:
     """Two running sequences cannot have one id; afterwards it is free again."""
-    engine = make()
+    engine = make_engine()
     engine.add(make_sequence("a", make_prompt(5)))
     with pytest.raises(InvalidRequest, match="in use"):
         engine.add(make_sequence("a", make_prompt(5)))
@@ -77,7 +77,7 @@ def test_an_id_in_use_is_refused() -> None:
 def test_all_tokens_may_end_a_sequence() -> None:
     """A request that stops at any token is odd, but has an answer of one token."""
     seq = make_sequence("a", make_prompt(5), stop_token_ids=tuple(range(VOCAB_SIZE)))
-    run(make(), [seq])
+    run(make_engine(), [seq])
     assert seq.num_output_tokens == 1
     assert seq.finish_reason is FinishReason.STOP
 
@@ -85,7 +85,7 @@ def test_all_tokens_may_end_a_sequence() -> None:
 def test_the_cache_limits_the_context() -> None:
     """Where the cache holds less than the model's context, answers end with the cache, and a
     prompt that leaves no room in it is refused."""
-    engine = make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
+    engine = make_engine([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
     for max_tokens in (None, 500):
         seq = make_sequence("a", make_prompt(30), **GREEDY, max_tokens=max_tokens)
         run(engine, [seq])
@@ -99,7 +99,7 @@ def test_sequences_wait_for_room() -> None:
     """Sequences that do not fit beside each other follow one another; all give their own answer."""
     sequences = [make_sequence(str(n), make_prompt(20, n), **GREEDY) for n in range(4)]
     wanted = futures_of(sequences)
-    engine = make(kv_cache_tokens=64)
+    engine = make_engine(kv_cache_tokens=64)
     for seq in sequences:
         engine.add(seq)
     engine.step()
@@ -112,16 +112,16 @@ def test_sequences_wait_for_room() -> None:
 def test_a_cache_without_room_for_a_tree_is_refused() -> None:
     """A cache in which no request could ever be answered is an error of the configuration."""
     with pytest.raises(ConfigError, match="no room for one draft tree"):
-        make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=31)
+        make_engine([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=31)
     seq = make_sequence("a", [3], max_tokens=None)
-    run(make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=30), [seq])
+    run(make_engine([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=30), [seq])
     assert seq.num_output_tokens == 1
 
 
 def test_the_longest_sequence_is_what_model_and_cache_allow() -> None:
     """The smaller of the two is reported, and a sequence gets that far and no further."""
-    assert make(max_model_len=40).max_total_tokens == 40
-    engine = make([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
+    assert make_engine(max_model_len=40).max_total_tokens == 40
+    engine = make_engine([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=64, max_draft_tokens=12)
     assert engine.max_total_tokens == 64 - 12
     seq = make_sequence("a", make_prompt(3), max_tokens=None)
     run(engine, [seq])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from hdserve import core
-from hdserve.core import SpeculationParams
+from hdserve.core import SpeculationParams, TokenLogprob
 from hdserve.drafting.base import Drafter
+from hdserve.engine.batch.shapes import exact_candidates
 from tests.drafters import ForeignTokenDrafter, JunkDrafter, OracleDrafter, RaisingDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
@@ -45,17 +47,25 @@ def test_greedy_equals_generate(architecture: str) -> None:
             assert seq.counts.num_accepted_tokens > 20
 
 
+def _sequences(setting: str) -> list[core.Sequence]:
+    return [
+        make_sequence(f"{seed}", make_prompt(5 + 17 * seed, seed), seed=seed, **SAMPLING[setting])
+        for seed in range(3)
+    ]
+
+
+@cache
+def _plain_tokens(setting: str) -> Futures:
+    """Which are the same beside all drafters."""
+    return plain_tokens(make_model(), _sequences(setting))
+
+
 @pytest.mark.parametrize("setting", SAMPLING)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_sampled_equals_plain(drafter: str, setting: str) -> None:
     """Every parameter, three seeds in one batch of unequal lengths: equal to each alone, plain."""
-    model = make_model()
-    sequences = [
-        make_sequence(f"{seed}", make_prompt(5 + 17 * seed, seed), seed=seed, **SAMPLING[setting])
-        for seed in range(3)
-    ]
-    wanted = plain_tokens(model, sequences)
-    engine = make_engine(DRAFTERS[drafter](wanted), model=model)
+    sequences, wanted = _sequences(setting), _plain_tokens(setting)
+    engine = make_engine(DRAFTERS[drafter](wanted))
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
     if "oracle" in drafter:
@@ -84,6 +94,39 @@ def test_logprobs_equal_plain() -> None:
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
         assert len(one.top) == 3
+
+
+@pytest.mark.parametrize("setting", ["logprobs", "everything"])
+def test_exact_answers_have_the_bits_of_plain_ones(setting: str) -> None:
+    """In float32, where rows may be rounded otherwise beside others.  Every processor's kernels
+    take the sizes of the model, so that it can be exact."""
+    model = make_model(dtype=torch.float32, vocab_size=64, head_dim=16)
+
+    def answers(
+        drafters: Iterable[Drafter] = (), **options: int
+    ) -> tuple[Futures, dict[str, list[TokenLogprob]]]:
+        engine = make_engine(drafters, model=model, exact=True, **options)
+        assert engine.is_exact
+        sequences = _sequences(setting)
+        logprobs: dict[str, list[TokenLogprob]] = {seq.request_id: [] for seq in sequences}
+        for output in run(engine, sequences):
+            logprobs[output.sequence.request_id] += output.logprobs or ()
+        return {seq.request_id: seq.token_ids for seq in sequences}, logprobs
+
+    plain = answers(max_num_sequences=1)
+    assert all(plain[1].values())
+    for drafter in ("oracle", "junk"):
+        assert answers(DRAFTERS[drafter](plain[0])) == plain
+
+
+def test_padded_forwards_change_nothing() -> None:
+    """Forwards of the numbers of rows at which models may be exact without our kernels."""
+    sequences, wanted = _sequences("temperature"), _plain_tokens("temperature")
+    engine = make_engine([OracleDrafter(wanted)])
+    engine._runner.shapes = exact_candidates(64)
+    run(engine, sequences)
+    assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
+    assert sum(seq.counts.num_accepted_tokens for seq in sequences) > 10
 
 
 def test_joins_and_aborts_change_nothing() -> None:

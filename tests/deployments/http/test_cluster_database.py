@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from actors import model_database
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE, shard_of, shards
-from actors.stop import stop_actors
 from deployments.http.cluster_database import ClusterDatabase, ask_actor
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
@@ -22,11 +19,7 @@ from hdserve.databases.messages import Poll, Publish, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseGone, DatabaseInUse, InvalidRequest, SnapshotError
-from tests.clusters import local_ray
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
-from tests.waiting import WAIT_S
-
-NAMESPACES = ["tenant-1", "tenant-2"]
 
 
 def test_a_database_that_is_gone_may_come_back() -> None:
@@ -150,36 +143,6 @@ def test_an_export_from_an_actor_that_was_started_again(num_records: int) -> Non
     assert len(came) == num_records
     with pytest.raises(InvalidRequest, match=r"the archive is (cut off|empty)"):
         asyncio.run(found.import_(chunks()))
-
-
-@pytest.mark.ray
-def test_shards_that_are_on_disk_alone(tmp_path: Path) -> None:
-    """As those of tenants who have asked nothing since the cluster was started: they are listed and
-    exported, and their actors, no others, are started for it."""
-    config = ModelDatabaseConfig(snapshot_dir=tmp_path, num_shards=64, num_cpus=0)
-    used = {shard_of(name, 64) for name in NAMESPACES}
-    with local_ray():
-        for shard in used:
-            actor = model_database.get_or_create(KEY, config, shard=shard)
-            for name in NAMESPACES:
-                if shard_of(name, 64) == shard:
-                    ray.get(actor.import_.remote(archive_of(name).encode(KEY)), timeout=WAIT_S)
-        stop_actors(model=KEY.model)
-        found = ClusterDatabase(KEY, config, {})
-
-        async def exported() -> list[bytes]:
-            names = list((await found.info())["namespaces"])
-            return [record async for record in found.export(names)]
-
-        records = asyncio.run(exported())
-        assert set(model_database.get_all(KEY, 64)) == {*used, shard_of("default", 64)}
-    _, target = database()
-
-    async def chunks() -> AsyncIterator[bytes]:
-        for record in records:
-            yield record
-
-    assert asyncio.run(target.import_(chunks())) == len(NAMESPACES)
 
 
 def test_a_shard_that_does_not_answer(tmp_path: Path) -> None:

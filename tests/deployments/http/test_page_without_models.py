@@ -21,8 +21,6 @@ from hdserve.config import default_config
 from tests.browser import TIMEOUT_MS
 from tests.deployments.http.page import QUESTION, ask, wait_for_end
 
-pytestmark = pytest.mark.ray
-
 MODELS = ["hdserve-tiny", "hdserve-mini"]
 KEY = "a-key-of-the-tests"
 LAST_EVENT = "data: [DONE]\n\n"

@@ -65,7 +65,7 @@ def decode(
     """What sequences of prompts of different lengths come out as."""
     ready: Future[CompilationResult] = Future()
     ready.set_result(compilation)
-    engine = make_engine(drafters or [], model=model, compilation=ready, **options)
+    engine = make_engine(drafters or [], model=model, exact="auto", compilation=ready, **options)
     sequences = make_sequences()
     run(engine, sequences)
     assert engine.is_exact

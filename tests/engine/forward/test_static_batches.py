@@ -230,7 +230,7 @@ def test_drafts_change_nothing(params: dict[str, object]) -> None:
     sequences.append(make_sequence("d", make_prompt(9, 9), temperature=0.7, seed=4))
     wanted = plain_tokens(model, sequences)
     drafter = OracleDrafter(wanted)
-    engine = make_engine([drafter], model=model, attends_in_one_call=True, exact=False)
+    engine = make_engine([drafter], model=model, attends_in_one_call=True)
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
     assert engine.stats.drafts.num_accepted_tokens > 0
@@ -279,7 +279,7 @@ def test_forwards_draw_what_is_sampled_freely(params: dict[str, Any], is_drawn: 
     sequences.append(make_sequence("e", make_prompt(9, 8), temperature=0.0))
     wanted = plain_tokens(model, sequences)
     drafter = OracleDrafter(wanted)
-    engine = make_engine([drafter], model=model, attends_in_one_call=True, exact=False)
+    engine = make_engine([drafter], model=model, attends_in_one_call=True)
     choices = engine._runner._choices = FoundByPyTorch()
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
@@ -293,7 +293,7 @@ def test_what_a_forward_has_drawn_is_not_drawn_again() -> None:
             found = super().read(num_rows, num_read)
             return found._replace(drawn=np.full_like(found.drawn, 7))
 
-    engine = make_engine(attends_in_one_call=True, exact=False)
+    engine = make_engine(attends_in_one_call=True)
     engine._runner._choices = Always()
     seq = make_sequence("a", make_prompt(12), max_tokens=5)
     run(engine, [seq])
@@ -306,7 +306,7 @@ def test_a_forward_that_can_draw_no_token_ends_its_sequence_alone() -> None:
             found = super().read(num_rows, num_read)
             return found._replace(drawn=np.full_like(found.drawn, NO_TOKEN))
 
-    engine = make_engine(attends_in_one_call=True, exact=False)
+    engine = make_engine(attends_in_one_call=True)
     engine._runner._choices = Never()
     drawn, greedy = (
         make_sequence(name, make_prompt(12), temperature=temperature)
@@ -324,9 +324,7 @@ def test_drafts_hang_on_a_prompt_where_it_rounds_alike(attends_in_one_call: bool
     model = make_model()
     seq = make_sequence("a", make_prompt(12))
     drafter = OracleDrafter(plain_tokens(model, [seq]))
-    engine = make_engine(
-        [drafter], model=model, attends_in_one_call=attends_in_one_call, exact=False
-    )
+    engine = make_engine([drafter], model=model, attends_in_one_call=attends_in_one_call)
     engine.add(seq)
     engine.step()
     assert (engine.stats.drafts.num_draft_tokens == 0) == attends_in_one_call

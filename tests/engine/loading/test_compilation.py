@@ -345,9 +345,7 @@ def test_switch_to_compiled(model: torch.nn.Module, compilation: Future[Compilat
     sequences = [make_sequence(name, make_prompt(9, seed)) for seed, name in enumerate("ab")]
     wanted = plain_tokens(model, sequences)
     later: Future[CompilationResult] = Future()
-    engine = make_engine(
-        [OracleDrafter(wanted, length=3)], model=model, exact=False, compilation=later
-    )
+    engine = make_engine([OracleDrafter(wanted, length=3)], model=model, compilation=later)
     for seq in sequences:
         engine.add(seq)
     for _ in range(3):
@@ -366,7 +364,7 @@ def test_decoding_is_timed_anew_after_the_switch(
 ) -> None:
     """Three steps leave the prompt out, as at first."""
     later: Future[CompilationResult] = Future()
-    engine = make_engine(model=model, exact=False, compilation=later)
+    engine = make_engine(model=model, compilation=later)
     prompt = make_sequence("b", make_prompt(200))
     for seq in (make_sequence("a", make_prompt(1), max_tokens=100), prompt):
         engine.add(seq)
@@ -385,7 +383,7 @@ def test_exact_from_the_switch_on(
 ) -> None:
     """What was computed before is not reused."""
     later: Future[CompilationResult] = Future()
-    engine = make_engine(model=model, exact=False, compilation=later)
+    engine = make_engine(model=model, compilation=later)
     prompt = make_prompt(50)
     first, during = make_sequence("a", prompt), make_sequence("b", prompt)
     run(engine, [first])
@@ -423,7 +421,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(model: torch.nn.Module) -> None:
     broken.set_exception(UnsupportedModel("no"))
     seq = make_sequence("a", make_prompt(5))
     wanted = plain_tokens(model, [seq])
-    engine = make_engine(model=model, exact=False, compilation=broken)
+    engine = make_engine(model=model, compilation=broken)
     run(engine, [seq])
     assert not engine.is_compiled
     assert seq.token_ids == wanted["a"]

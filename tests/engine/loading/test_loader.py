@@ -405,7 +405,7 @@ def test_ends_that_are_no_tokens_of_the_model_end_nothing() -> None:
     model.generation_config.eos_token_id = [-1, 3, VOCAB_SIZE, 10**6]
     assert prepare_model(model, EngineConfig()).eos_token_ids == {3}
     seq = make_sequence("a", make_prompt(5), min_tokens=3, max_tokens=3)
-    run(make_engine(model=model, exact=False), [seq])
+    run(make_engine(model=model), [seq])
     assert seq.num_output_tokens == 3
 
 

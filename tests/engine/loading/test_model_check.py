@@ -112,7 +112,7 @@ def test_models_that_would_be_wrong_are_refused(name: str) -> None:
     torch.manual_seed(0)
     model = make().eval()
     with pytest.raises(UnsupportedModel, match=reason) as caught:
-        make_engine(model=model, exact=False)
+        make_engine(model=model)
     assert type(model).__name__ in caught.value.message
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_ignores_what_it_is_asked_for_is_refused() -> None:
     torch.manual_seed(0)
     model = _OldLlama(LlamaConfig(**SMALL)).eval()
     with pytest.raises(UnsupportedModel, match="_OldLlama ignores logits_to_keep"):
-        make_engine(model=model, exact=False)
+        make_engine(model=model)
 
 
 class _BiasedLlama(LlamaForCausalLM):
@@ -145,25 +145,25 @@ def test_what_attention_is_given_besides_is_found() -> None:
     torch.manual_seed(0)
     model = _BiasedLlama(LlamaConfig(**SMALL)).eval()
     with pytest.raises(UnsupportedModel, match="_BiasedLlama attends by score_bias"):
-        make_engine(model=model, exact=False)
+        make_engine(model=model)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_models_that_are_right_are_served(architecture: str, dtype: torch.dtype) -> None:
     """The check does not take rounding for a difference, in any type."""
-    make_engine(model=make_model(architecture, dtype), exact=False)
+    make_engine(model=make_model(architecture, dtype))
 
 
 def test_a_window_that_attention_is_told_of_is_served() -> None:
     """In the layers that have it."""
-    make_engine(model=_qwen2_with_window().eval(), exact=False)
+    make_engine(model=_qwen2_with_window().eval())
 
 
 @pytest.mark.parametrize("options", [{"max_model_len": 32}, {"kv_cache_tokens": 32}], ids=str)
 def test_a_window_that_no_sequence_exceeds_is_served(options: dict[str, int]) -> None:
     """Then the mask hides nothing."""
-    make_engine(model=_qwen2_moe().eval(), exact=False, **options)
+    make_engine(model=_qwen2_moe().eval(), **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,9 +10,9 @@ from hdserve import core
 from hdserve.core import SamplingParams
 from hdserve.engine.sampling.allowed_tokens import AllowedTokens
 from hdserve.errors import InvalidRequest
-from tests.engine.helpers import GREEDY, make
+from tests.engine.helpers import GREEDY
 from tests.engine.sampling.test_sampler import CPU
-from tests.engines import make_prompt, run
+from tests.engines import make_engine, make_prompt, run
 from tests.models import VOCAB_SIZE
 
 
@@ -31,13 +31,13 @@ def test_the_engine_does_not_read_what_is_there_already() -> None:
         core.Sequence(str(index), make_prompt(5), params, allowed_tokens=allowed)
         for index in range(2)
     ]
-    run(make(), sequences)
+    run(make_engine(), sequences)
     assert {*sequences[0].output_token_ids, *sequences[1].output_token_ids} <= {3, 7}
 
 
 def test_what_is_not_there_the_engine_makes() -> None:
     seq = core.Sequence("r", make_prompt(5), SamplingParams(allowed_token_ids=(3,), **GREEDY))
-    run(make(), [seq])
+    run(make_engine(), [seq])
     assert {*seq.output_token_ids} == {3}
 
 

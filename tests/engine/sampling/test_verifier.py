@@ -194,7 +194,6 @@ def test_the_distribution_through_the_engine() -> None:
         [JunkDrafter(MODEL_VOCAB_SIZE)],
         model=model,
         max_draft_tokens=4,
-        exact=False,
         max_num_sequences=64,
     )
     counts: Counter[tuple[int, ...]] = Counter()
