@@ -379,6 +379,8 @@ class Sequence:
             engine's thread compiles the grammar.
         allowed_tokens: the tokens of ``params.allowed_token_ids``, shared by the choices of a
             request; if they are missing, the engine's thread reads the ids.
+        is_prompt_checked: whether the prompt's ids are known to be in the vocabulary; if not, the
+            engine's thread looks at each.
     """
 
     request_id: str
@@ -401,6 +403,7 @@ class Sequence:
     prompt_scores: PromptScores | None = None
     grammar_state: Any = None
     allowed_tokens: Any = None
+    is_prompt_checked: bool = False
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -12,7 +12,7 @@ from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES, Generati
 from deployments.off_loop import OffLoop
 from deployments.replica.answer_logprobs import check_possible_logprobs
 from hdserve.core import PromptScores, SamplingParams, Sequence, SpeculationParams
-from hdserve.engine.request_check import check_prompt_length
+from hdserve.engine.request_check import check_prompt_length, check_token_ids
 from hdserve.engine.tokenization.text_beginning import TextBeginning, encode_beginning
 from hdserve.errors import GrammarsOverloaded, InvalidRequest
 
@@ -72,8 +72,9 @@ class SequenceBuilder:
         """Build one sequence for each choice of each prompt; their ids end in ``/PROMPT/CHOICE``.
 
         Raises:
-            InvalidRequest: a parameter is out of range, the template or the grammar is wrong, or
-                an answer would have more log probabilities or ids of prompts than it may.
+            InvalidRequest: a parameter or a token id is out of range, the template or the grammar
+                is wrong, or an answer would have more log probabilities or ids of prompts than it
+                may.
             PromptTooLong: a prompt does not fit into the model's context, or into its KV cache.
         """
         params = self._host.params(request.sampling)
@@ -102,6 +103,7 @@ class SequenceBuilder:
                 prompt_scores=shared[prompt_index],
                 grammar_state=self._grammar_state(params.grammar, request),
                 allowed_tokens=allowed_tokens,
+                is_prompt_checked=True,
             )
             for prompt_index, token_ids in enumerate(prompts)
             for choice_index in range(request.num_choices)
@@ -138,6 +140,7 @@ class SequenceBuilder:
         param = "messages" if request.messages else "prompt"
         for token_ids, is_whole in self._beginnings(request, longest):
             check_prompt_length(len(token_ids), longest, params, param, is_whole=is_whole)
+            check_token_ids(param, token_ids, self._host.model.vocab_size)
             yield tuple(token_ids)
 
     def _beginnings(self, request: GenerationRequest, num_tokens: int) -> Iterator[TextBeginning]:

@@ -47,7 +47,9 @@ class DecoderFactory:
         if not seq.token_ids:
             raise InvalidRequest("the prompt is empty", "prompt")
         check_prompt_length(len(seq.token_ids), self.max_total_tokens, seq.params)
-        check_token_ids("prompt", seq.token_ids, vocab_size)
+        if not seq.is_prompt_checked:
+            check_token_ids("prompt", seq.token_ids, vocab_size)
+            seq.is_prompt_checked = True
         check_params(seq.params, vocab_size, has_text=self._backend is not None)
         if seq.params.grammar is not None and seq.grammar_state is None:
             if self._grammars is None:

@@ -420,7 +420,7 @@ class Engine:
         seq.admitted_s = time.monotonic()
         seq.num_reused_tokens = seq.num_cached_tokens
         self._count_prefilled(seq, seq.num_reused_tokens)
-        if not seq.scores_prompt:
+        if self._scheduler.looks_up(seq):
             self._stats.num_queried_tokens += seq.num_prompt_tokens
         self._stats.num_reused_tokens += seq.num_reused_tokens
 

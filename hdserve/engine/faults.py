@@ -13,7 +13,8 @@ class SequenceFault(Exception):
 
 
 class NoToken(SequenceFault):
-    """No token can be chosen at a node: its logits are not finite.  Nothing has changed."""
+    """No token can be chosen at a node: its logits are not finite, or its grammar allows only
+    tokens that the model lacks.  Nothing has changed."""
 
     def __init__(self) -> None:
-        super().__init__("no token can be chosen: its logit is not finite")
+        super().__init__("no token can be chosen: none that is allowed has a finite logit")

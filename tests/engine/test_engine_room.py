@@ -10,6 +10,7 @@ from hdserve import core
 from hdserve.core import FinishReason, SamplingParams
 from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
 from tests.drafters import JunkDrafter
+from tests.engine.counted_tokens import CountedTokens
 from tests.engine.helpers import GREEDY, futures_of, plain
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import MAX_POSITIONS, VOCAB_SIZE
@@ -61,6 +62,17 @@ def test_refused_requests_leave_no_trace(
     assert engine.stats.num_waiting == 0
     run(engine, [make_sequence("a", make_prompt(5), **GREEDY)])
     assert running.token_ids == plain(make_prompt(5), **GREEDY).token_ids
+
+
+def test_the_tokens_of_a_prompt_are_looked_at_once() -> None:
+    """However often a request is checked; not at all where they are known."""
+    engine = make_engine()
+    for is_known in (False, True):
+        prompt = CountedTokens(make_prompt(9))
+        seq = core.Sequence("a", prompt, SamplingParams(), is_prompt_checked=is_known)
+        for _ in range(2):
+            engine.check(seq)
+        assert prompt.num_read == (0 if is_known else 9)
 
 
 def test_an_id_in_use_is_refused() -> None:

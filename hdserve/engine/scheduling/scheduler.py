@@ -223,10 +223,14 @@ class Scheduler:
         return True
 
     def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
-        may_reuse = self._prefixes.is_enabled and not seq.scores_prompt  # reused rows: no logits
-        prompt = self._keyed(seq) if may_reuse else ()
+        prompt = self._keyed(seq) if self.looks_up(seq) else ()
         is_shared = seq.speculation.is_output_shared
         return self._prefixes.place(prompt, seq.namespace, num_rows, is_shared=is_shared)
+
+    def looks_up(self, seq: Sequence) -> bool:
+        """Whether a cached beginning of the prompt is reused; a prompt that is scored needs logits,
+        which cached rows do not give."""
+        return self._prefixes.is_enabled and not seq.scores_prompt
 
     def _waits_for_choice(self, seq: Sequence) -> bool:
         """Whether another choice of the same prompt is computing it, so that ``seq`` can use its
@@ -353,12 +357,16 @@ class Scheduler:
     def offer(self, slot: Slot) -> None:
         """Offer the prompt of ``slot``, which is now cached, for reuse."""
         seq = slot.seq
-        if not slot.is_offered and seq.speculation.is_output_shared:
+        if self._offers(slot):
             prompt = self._keyed(seq).first(seq.num_prompt_tokens)
             self._prefixes.offer(slot.segment, prompt, seq.namespace)
         slot.is_offered = True
         slot.awaited.clear()
         self._keyed_tokens.pop(seq, None)
+
+    def _offers(self, slot: Slot) -> bool:
+        is_shared = slot.seq.speculation.is_output_shared
+        return self._prefixes.is_enabled and is_shared and not slot.is_offered
 
     def release(self, slot: Slot) -> None:
         """Free the slot of a sequence that has ended; its segment is freed when it is needed."""

@@ -106,7 +106,7 @@ class Grammars:
         self._step_fuel = step_fuel
         self._backend = tokenizer.backend
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, ending_token_ids)
-        self._special_tokens = _special_tokens(tokenizer, self._tokenizer)
+        self._special_tokens = _special_tokens(tokenizer, self._tokenizer, vocab_size)
         self._limits = parser_limits(step_fuel)
         self._found: OrderedDict[str, tuple[_Found, int]] = OrderedDict()
         """What is kept, with its bytes."""
@@ -256,7 +256,7 @@ class Grammars:
 
     def _special_token_id(self, text: str) -> int | None:
         token_id: int | None = self._backend.token_to_id(text)
-        if token_id is None or self._tokenizer is None:
+        if token_id is None or token_id >= self._vocab_size or self._tokenizer is None:
             return None
         return token_id if self._tokenizer.is_special_token(token_id) else None
 
@@ -284,7 +284,7 @@ class GrammarState:
         self._matcher = compiled.matcher.deep_copy()
         self.guide: GrammarGuide | None = None
         if compiled.guide is not None:
-            self.guide = GrammarGuide(compiled.guide.deep_copy())
+            self.guide = GrammarGuide(compiled.guide.deep_copy(), vocab_size)
         self._vocab_size = vocab_size
         self._token_ids: list[int] = []
         self._num_renewals = 0
@@ -358,13 +358,18 @@ def _too_complex(reason: str) -> InvalidRequest:
     return InvalidRequest(f"the grammar is too complex: {reason}", "grammar")
 
 
-def _special_tokens(tokenizer: Tokenizer, known: LLTokenizer | None) -> tuple[str, ...]:
-    """The texts of tokens that llguidance takes for no text, some of which are in a text."""
+def _special_tokens(
+    tokenizer: Tokenizer, known: LLTokenizer | None, vocab_size: int
+) -> tuple[str, ...]:
+    """The texts of tokens that llguidance takes for no text, some of which are in a text, or that
+    the model lacks."""
     added = tokenizer.backend.get_added_tokens_decoder().items()
     return tuple(
         token.content
         for token_id, token in added
-        if token.special or (known is not None and known.is_special_token(token_id))
+        if token.special
+        or token_id >= vocab_size
+        or (known is not None and known.is_special_token(token_id))
     )
 
 

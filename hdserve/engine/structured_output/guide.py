@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from hdserve.tree import DraftTree
@@ -20,10 +21,12 @@ class GrammarGuide:
 
     Args:
         matcher: an ``LLMatcher`` that has read nothing, whose lexer no ``GrammarState`` uses.
+        vocab_size: the model's, which may lack tokens of the tokenizer.
     """
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
+        self._vocab_size = vocab_size
         self._num_read = 0
         self._mask = b""
 
@@ -44,10 +47,10 @@ class GrammarGuide:
         self._check()
 
     def forced(self) -> list[int]:
-        """The next tokens, as long as the grammar allows only one."""
+        """The next tokens, as long as the grammar allows only one, and the model has it."""
         found: list[int] = self._matcher.compute_ff_tokens()
         self._check()
-        return found
+        return [*takewhile(lambda token_id: token_id < self._vocab_size, found)]
 
     def allowed(self, tree: DraftTree, num_certain: int) -> list[bool]:
         """Which nodes of ``tree`` the grammar allows; ``tree`` begins with ``num_certain`` nodes of

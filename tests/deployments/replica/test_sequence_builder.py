@@ -204,6 +204,21 @@ def test_all_choices_share_the_tokens_that_are_allowed(host: ModelHost) -> None:
         build(replace(request, sampling={"allowed_token_ids": (10**6,)}))
 
 
+def test_ids_outside_the_vocabulary_are_refused_once_for_all_choices(host: ModelHost) -> None:
+    """By what the client calls them, also where a tokenizer has more tokens than its model."""
+    model = replace(host.model, vocab_size=100)
+    narrow = ModelHost(ModelConfig(name="m", model="hdserve-mini"), model=model)
+    build = SequenceBuilder(narrow, OffLoop()).build
+    request = GenerationRequest("r", prompts=((5, 99),), num_choices=2)
+    assert all(seq.is_prompt_checked for seq in build(request))
+    wrong = replace(request, prompts=((5, 100),))
+    chat = replace(request, prompts=(), messages=CHAT)
+    for refused, param in ((wrong, "prompt"), (chat, "messages")):
+        with pytest.raises(InvalidRequest, match="is not in the vocabulary") as caught:
+            build(refused)
+        assert caught.value.param == param
+
+
 def test_equal_requests_have_ids_of_their_own(host: ModelHost) -> None:
     """A client may use an id again while the first request runs."""
     build = SequenceBuilder(host, OffLoop()).build

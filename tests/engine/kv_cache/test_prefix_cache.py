@@ -424,6 +424,13 @@ def test_choices_of_one_prompt_share_it() -> None:
     assert engine.stats.kv_cache_usage == 0.0
 
 
+def test_nothing_is_looked_up_in_a_cache_that_is_off() -> None:
+    engine = make_engine(prefix_caching=False)
+    run(engine, [make_sequence("a", make_prompt(LONG))])
+    assert engine.stats.num_prompt_tokens == LONG
+    assert engine.stats.num_queried_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("length", "is_kept", "is_shared"),
     [(LONG, True, True), (BLOCK_TOKENS, True, True), (LONG, False, True), (LONG, True, False)],

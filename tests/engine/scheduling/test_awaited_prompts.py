@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from hdserve.core import DEFAULT_NAMESPACE, Sequence, SpeculationParams
+from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache.prefix_cache import PrefixCache
 from hdserve.engine.scheduling import scheduler
@@ -16,6 +14,7 @@ from hdserve.engine.scheduling.prefill_pace import PrefillPace
 from hdserve.engine.scheduling.scheduler import Scheduler
 from tests.drafters import OracleDrafter
 from tests.engine.caches import make_cache
+from tests.engine.counted_tokens import CountedTokens
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
 
@@ -56,21 +55,6 @@ def test_all_but_the_first_reuse_it(is_drafting: bool) -> None:
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
 
 
-class CountedTokens(list[int]):
-    """Token ids that count how many of them were read, in slices and all at once."""
-
-    num_read = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        CountedTokens.num_read += len(found) if isinstance(index, slice) else 0
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        CountedTokens.num_read += len(self)
-        return super().__iter__()
-
-
 def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
     """Each begins with what is there already, so none waits for any other."""
     prefixes = PrefixCache(make_cache(num_rows=2**15))
@@ -85,15 +69,14 @@ def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
     placed = prefixes.place(before, DEFAULT_NAMESPACE, len(before))
     assert placed is not None
     prefixes.release(placed[0], before, DEFAULT_NAMESPACE)
-    for number, prompt in enumerate(prompts):
-        seq = make_sequence(str(number), prompt)
-        seq.token_ids, seq.max_total_tokens = CountedTokens(prompt), len(prompt) + 8
+    counted = [CountedTokens(prompt) for prompt in prompts]
+    for number, prompt in enumerate(counted):
+        seq = Sequence(str(number), prompt, SamplingParams(), max_total_tokens=len(prompt) + 8)
         many.add(seq)
-    CountedTokens.num_read = 0
     assert len(many.admit()) == len(prompts)
     assert [slot.seq.num_cached_tokens for slot in many.running] == [ALIKE] * len(prompts)
     num_tokens = sum(map(len, prompts))
-    assert num_tokens <= CountedTokens.num_read < 2 * num_tokens
+    assert num_tokens <= sum(prompt.num_read for prompt in counted) < 2 * num_tokens
 
 
 def test_they_wait_for_no_more_than_their_beginning() -> None:

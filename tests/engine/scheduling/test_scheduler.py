@@ -14,6 +14,7 @@ from hdserve.engine.kv_cache.prefix_cache import PrefixCache
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 from hdserve.engine.scheduling.scheduler import Scheduled, Scheduler
 from tests.engine.caches import make_cache
+from tests.engine.counted_tokens import CountedTokens
 
 MAX_DRAFT_TOKENS = 8
 MAX_SCORED_TOKENS = 6
@@ -336,3 +337,14 @@ def test_everything_finishes(
     assert started == [seq.request_id for _, seq in arriving]
     assert all(seq.finish_reason is not None for _, seq in arriving)
     assert cache.rows.num_free == cache.num_rows
+
+
+def test_nothing_is_read_for_a_cache_of_prompts_that_is_off() -> None:
+    scheduler, _ = make_scheduler()
+    prompt = CountedTokens([0] * 100)
+    scheduler.add(Sequence("a", prompt, SamplingParams(), max_total_tokens=104))
+    scheduler.admit()
+    (slot,) = scheduler.running
+    slot.seq.num_cached_tokens = 99
+    scheduler.offer(slot)
+    assert prompt.num_read == 0

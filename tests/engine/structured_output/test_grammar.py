@@ -57,6 +57,14 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>"))
 
 
+def make_wide_tokenizer() -> Tokenizer:
+    """One whose last token, which is no special one, the model lacks."""
+    backend = make_tokenizer().backend
+    backend.add_tokens(["[0]", "[1]", "[2]", "[TOOL]"])
+    assert backend.token_to_id("[TOOL]") == 260
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>"))
+
+
 def make_byte_model() -> torch.nn.Module:
     """A random model of that vocabulary, a little wider than it."""
     torch.manual_seed(3)
@@ -659,3 +667,32 @@ def test_texts_that_spell_special_tokens(form: str, text: str) -> None:
         state.push(token_id)
         assert state.error is None
     assert state.apply(torch.zeros(1, 260)).isfinite()[0, 256]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        grammar.choice(["a [TOOL] x"]),
+        grammar.lark('start: "a " mark " x"', {"mark": "[TOOL]"}),
+    ],
+    ids=["choice", "mark"],
+)
+def test_texts_that_spell_tokens_the_model_lacks(form: str) -> None:
+    """They are written in other tokens, with drafts and without."""
+    tokenizer = make_wide_tokenizer()
+    for drafters in ((), [JunkDrafter(260)]):
+        seq = make_sequence("a", PROMPT, grammar=form)
+        outputs = run(make_engine(drafters, model=MODEL, tokenizer=tokenizer), [seq])
+        assert "".join(output.text for output in outputs) == "a [TOOL] x"
+        assert seq.finish_reason is FinishReason.STOP
+
+
+def test_a_token_that_the_model_lacks_fails_one_answer() -> None:
+    """Where a grammar allows nothing else, there is no draft of it that ends the engine."""
+    forced = make_sequence("forced", PROMPT, grammar=grammar.regex(r"a \[TOO[L]\] x"))
+    other = make_sequence("other", PROMPT, grammar=grammar.choice(["yes", "no"]))
+    engine = make_engine([JunkDrafter(260)], model=MODEL, tokenizer=make_wide_tokenizer())
+    run(engine, [forced, other])
+    assert forced.finish_reason is FinishReason.ERROR
+    assert forced.output_token_ids == [*b"a "]
+    assert other.finish_reason is FinishReason.STOP

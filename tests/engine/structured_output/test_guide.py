@@ -7,9 +7,10 @@ import torch
 
 from hdserve import grammar
 from hdserve.core import Source
+from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.structured_output.guide import GrammarGuide
 from hdserve.tree import DraftTree
-from tests.engine.structured_output.test_grammar import GRAMMARS
+from tests.engine.structured_output.test_grammar import GRAMMARS, make_wide_tokenizer
 
 
 def make_guide(text: str) -> GrammarGuide:
@@ -38,6 +39,14 @@ def test_what_is_forced_is_as_the_masks_say() -> None:
 
 def test_nothing_is_forced_where_the_text_of_a_special_token_is_spelt() -> None:
     assert make_guide(grammar.choice(["a <end> x"])).forced() == []
+
+
+def test_nothing_is_forced_behind_a_token_that_the_model_lacks() -> None:
+    """Though the tokenizer makes one of the text; no draft could go through the model with it."""
+    state = Grammars(make_wide_tokenizer(), 260, {256}).state(grammar.regex(r"a \[TOO[L]\] x"))
+    assert state.guide is not None
+    state.guide.follow([])
+    assert state.guide.forced() == [*b"a "]
 
 
 def test_paths_are_allowed_to_their_first_wrong_token() -> None:
