@@ -133,10 +133,10 @@ class EngineConfig(StrictModel):
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU.  ``true``
-    compiles it before the first request.  ``auto`` compiles the model of a server if there is a C++
-    compiler: on a GPU before the first request, on a CPU in the background of the first ones.  With
-    ``exact: true`` on a CPU ``auto`` usually does not compile, as answers could change when it is
-    done."""
+    compiles it before the first request.  ``auto`` compiles the model of a server if there are a C++
+    compiler and the headers of Python: on a GPU before the first request, on a CPU in the
+    background of the first ones.  With ``exact: true`` on a CPU ``auto`` usually does not compile,
+    as answers could change when it is done."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels.  Default: ``num_cpus`` of the model if that is 1 or more, else
