@@ -31,7 +31,7 @@ from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.scheduling.step_drafts import StepDrafts
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
-from hdserve.errors import UnsupportedModel
+from hdserve.errors import UnequalResults
 
 logger = logging.getLogger(__name__)
 
@@ -149,24 +149,29 @@ def _prepare(
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
     runner.compile_with(None if runner.needs_hidden else compiled)
     runner.warm_up(max_rows)
-    _check(runner)
+    _check(runner, max_rows)
     _compile_kernels(runner)
     runner.shapes = choose_shapes(runner, max_rows, exact)
 
 
-def _check(runner: ModelRunner) -> None:
+def _check(runner: ModelRunner, max_rows: int) -> None:
     """
+    Args:
+        max_rows: of the largest forward.
+
     Raises:
-        UnsupportedModel: the model gives different results in packed forwards with any attention.
+        ConfigError: the largest forward does not fit a GPU without kernels that were given up.
+        UnsupportedModel: the model cannot be served, or gives different results in packed forwards
+            with any attention.
     """
     try:
         check_packed_forward(runner)
-    except UnsupportedModel as error:
+    except UnequalResults as error:
         if not runner.attends_in_one_call:
             raise
-        if not runner.disable_tree_kernel(str(error)):
-            runner.attend_one_by_one(str(error))
-        _check(runner)
+        runner.fall_back(str(error))
+        runner.warm_up(max_rows)
+        _check(runner, max_rows)
 
 
 def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:

@@ -13,6 +13,7 @@ from hdserve.core import FinishReason, SamplingParams, Source
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.build import _prepare
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
@@ -21,6 +22,7 @@ from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kernels.splits import MAX_DEPTH
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
+from hdserve.engine.linear.gpu_skinny import use_gpu_skinny_linear
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.engine.sampling.gpu_choices import FoundTokens
 from hdserve.engine.sampling.sampler import choose
@@ -206,6 +208,50 @@ def warm_up_until(error: Exception) -> ModelRunner:
 def test_what_cannot_be_compiled_is_done_without() -> None:
     """Whatever a compiler raises."""
     assert not warm_up_until(RuntimeError("no code for this GPU")).attends_in_one_call
+
+
+def test_products_that_fail_are_left_to_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    """Attention, which is not to blame, stays as fast as it was."""
+    runner = make_runner("llama", torch.float64, attends_in_one_call=True)
+    use_gpu_skinny_linear(runner.model.module)
+    assert runner._static is not None
+
+    def fail(*_: Any) -> list[torch.Tensor]:
+        raise RuntimeError("no code for this GPU")
+
+    runner._static._multiply_rows = fail
+    runner.warm_up(64)
+    assert runner.attends_in_one_call
+    (record,) = caplog.records
+    assert "products of few rows are disabled" in record.getMessage()
+    assert "no code for this GPU" in record.getMessage()
+
+
+def test_what_is_left_after_wrong_results_is_warmed_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Its graphs were made with the kernel that is given up; requests do not wait for others."""
+    runner = make_runner("llama", torch.float64, attends_in_one_call=True)
+    assert runner._static is not None
+
+    def attend_to_nothing(
+        _rows: Any, _items: Any, _number: Any, query: torch.Tensor, *others: Any
+    ) -> torch.Tensor:
+        size = 1, query.shape[2], query.shape[1], others[1].shape[-1]
+        return query.new_zeros(size)
+
+    runner._static._tree_attention = cast("Any", attend_to_nothing)
+    seen: list[tuple[int, bool]] = []
+
+    def note(_module: torch.nn.Module, _inputs: Any, options: dict[str, Any]) -> None:
+        assert runner._static is not None
+        seen.append((options["input_ids"].shape[1], runner._static.has_tree_kernel))
+
+    handle = runner.model.module.register_forward_pre_hook(note, with_kwargs=True)
+    _prepare(runner, None, 64, exact=False)
+    handle.remove()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert runner.attends_in_one_call
+    assert {1, 2, 4, 8, 16, 32, 64} <= {num_rows for num_rows, has_kernel in seen if has_kernel}
+    assert {1, 2, 4, 8, 16, 32, 64} <= {num_rows for num_rows, has_kernel in seen if not has_kernel}
 
 
 def test_forwards_that_do_not_fit_are_a_user_error() -> None:
