@@ -51,6 +51,7 @@ def build_engine(
     start_compilation: StartCompilation | None = None,
     attends_in_one_call: bool | None = None,
     is_exact: bool | None = None,
+    memory_share: float = 1.0,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
 
@@ -61,6 +62,7 @@ def build_engine(
         attends_in_one_call: see :class:`~hdserve.engine.forward.model_runner.ModelRunner`.
         is_exact: whether answers are exact, if another engine for the same model has already
             measured what that costs; ``None`` follows the configuration.
+        memory_share: see :func:`~hdserve.engine.loading.cache_size.make_cache`.
 
     Raises:
         ConfigError: the KV cache is too small or does not fit into memory, or forwards do not fit
@@ -71,7 +73,7 @@ def build_engine(
     max_draft_tokens = drafting.most_draft_tokens(model.device.type) if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
     guarded.warm_up()
-    cache = make_cache(config, model, max_draft_tokens)
+    cache = make_cache(config, model, max_draft_tokens, memory_share)
     runner = ModelRunner(
         model,
         cache,
