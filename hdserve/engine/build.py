@@ -98,9 +98,7 @@ def build_engine(
         min(drafting.most_depth(max_draft_tokens), runner.max_depth),
         may_follow_prompts=runner.rounds_alike,
     )
-    scheduler = _make_scheduler(
-        config.engine, cache, max_draft_tokens, chunk_tokens, model.vocab_size
-    )
+    scheduler = _make_scheduler(config.engine, runner, max_draft_tokens, chunk_tokens)
     max_total_tokens = min(model.max_model_len, scheduler.max_total_tokens)
     backend = None if tokenizer is None else tokenizer.backend
     factory = DecoderFactory(model, max_total_tokens, backend, grammars)
@@ -184,18 +182,15 @@ def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:
 
 
 def _make_scheduler(
-    config: EngineConfig,
-    cache: KVCache,
-    max_draft_tokens: int,
-    chunk_tokens: int,
-    vocab_size: int,
+    config: EngineConfig, runner: ModelRunner, max_draft_tokens: int, chunk_tokens: int
 ) -> Scheduler:
     return Scheduler(
-        PrefixCache(cache, config.prefix_caching),
+        PrefixCache(runner.cache, config.prefix_caching),
         max_num_sequences=config.max_num_sequences,
         pace=PrefillPace(chunk_tokens, config.prefill_slowdown),
         max_draft_tokens=max_draft_tokens,
-        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // vocab_size),
+        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // runner.model.vocab_size),
+        shapes=runner.static_shapes,
     )
 
 

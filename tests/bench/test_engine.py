@@ -84,7 +84,7 @@ def test_engines_leave_one_another_memory() -> None:
     """On a GPU, where the first would take nearly all that is free."""
     host = SharesHost(make_host().config)
     host.shares = []
-    names = ["transformers", "plain", "hierarchy", "transformers-lookup"]
+    names = ["transformers", "autoregressive", "hierarchy", "transformers-prompt-lookup"]
     assert [one.name for one in make_contenders(names, host, "cold")] == names
     assert host.shares == [1 / 2, 1]
 

@@ -144,6 +144,12 @@ class ModelRunner:
             self._graphs = None if self._static is None else ForwardGraphs()
 
     @property
+    def static_shapes(self) -> Shapes:
+        """How forwards are padded whose shapes are few, as on a GPU; of any others nothing."""
+        is_static = self._static is not None and not self.shapes.is_exact
+        return CAPTURE_SHAPES if is_static else Shapes()
+
+    @property
     def rounds_alike(self) -> bool:
         """Whether prompt tokens and decoded tokens go through the same kernels.  On a GPU they do
         not: drafts verified together with a prompt would differ by rounding from decoding alone

@@ -170,6 +170,36 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
     assert {num_rows for num_rows, _ in runner._static._inputs} == {4, 8}
 
 
+def test_a_prompt_fills_the_forwards_of_those_that_decode() -> None:
+    """A chunk as long as configured would be one row too many, and padded to twice as many."""
+    engine = make_engine(
+        attends_in_one_call=True, exact=False, prefill_chunk_tokens=16, prefill_slowdown=None
+    )
+    decoding, prompt = make_sequence("a", make_prompt(4)), make_sequence("b", make_prompt(100))
+    engine.add(decoding)
+    engine.step()
+    engine.add(prompt)
+    seen: list[int] = []
+
+    def note(_module: torch.nn.Module, _inputs: Any, options: dict[str, Any]) -> None:
+        seen.append(options["input_ids"].shape[1])
+
+    engine._runner.model.module.register_forward_pre_hook(note, with_kwargs=True)
+    while not prompt.num_output_tokens:
+        engine.step()
+    assert seen == [16] * 7
+    assert decoding.num_output_tokens == 8
+
+
+def test_only_static_batches_are_padded_for_all() -> None:
+    """Exact forwards have other sizes, and elsewhere there are any."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+    assert runner.static_shapes == CAPTURE_SHAPES
+    runner.shapes = Shapes(row_counts=(48,), is_exact=True)
+    assert runner.static_shapes == Shapes()
+    assert make_runner("llama", torch.float32, attends_in_one_call=False).static_shapes == Shapes()
+
+
 def test_large_forwards_warm_up_without_all_their_logits() -> None:
     """Which may not fit beside the KV cache, and are of no use: no graph is made of them.  Others
     warm up with all their logits, and with few, as those of prompts have."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hdserve.config import EngineConfig
@@ -23,7 +25,7 @@ def on_gpu(num_tokens: int) -> FreeMemory:
     return FreeMemory("the GPU", NEEDED + num_tokens * BYTES_PER_TOKEN, 0.85, NEEDED)
 
 
-def size(memory: FreeMemory, **engine: int) -> int:
+def size(memory: FreeMemory, **engine: Any) -> int:
     return num_cache_tokens(EngineConfig(**engine), MODEL, MAX_DRAFT_TOKENS, memory)
 
 
