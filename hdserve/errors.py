@@ -85,6 +85,8 @@ class UnsupportedModel(HdserveError):
 class UnequalResults(UnsupportedModel):
     """Packed forwards of the model fail, or give other results than it gives by itself."""
 
+    code = "unequal_results"
+
 
 class EngineStopped(HdserveError):
     """The engine has failed or was closed; another replica may answer."""

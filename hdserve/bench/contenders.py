@@ -111,9 +111,7 @@ class EngineContender(Contender):
         super().__init__(name)
         self._slice_s = slice_s
         self._host = host
-        self._engine: Engine = host.make_engine(
-            is_drafting=is_drafting, memory_share=memory_share
-        )
+        self._engine: Engine = host.make_engine(is_drafting=is_drafting, memory_share=memory_share)
         self.is_drafting = is_drafting
         self._state = state
         self._filled: list[list[int]] = []
