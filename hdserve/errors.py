@@ -7,6 +7,7 @@
     │   ├── DatabaseGone    503   it does not answer; try again
     │   └── DatabaseInUse   503   another process is writing it; try again when it has ended
     ├── UnsupportedModel          the model cannot be served; raised while it loads
+    │   └── UnequalResults        packed forwards of it fail, or give other results
     ├── EngineStopped       503   the engine has failed or was closed
     │   └── EngineGone            it had done so before this request came
     ├── ShuttingDown        503   the server is ending
@@ -80,6 +81,12 @@ class UnsupportedModel(HdserveError):
     """The model cannot be served."""
 
     code = "unsupported_model"
+
+
+class UnequalResults(UnsupportedModel):
+    """Packed forwards of the model fail, or give other results than it gives by itself."""
+
+    code = "unequal_results"
 
 
 class EngineStopped(HdserveError):

@@ -18,6 +18,7 @@ STATUSES = {
     "DatabaseGone": 503,
     "DatabaseInUse": 503,
     "UnsupportedModel": 500,
+    "UnequalResults": 500,
     "EngineStopped": 503,
     "EngineGone": 503,
     "ShuttingDown": 503,

@@ -95,6 +95,7 @@ class EngineContender(Contender):
 
     Args:
         slice_s: how long a slice takes; at least a step.
+        memory_share: see :meth:`~hdserve.engine.host.ModelHost.make_engine`.
     """
 
     def __init__(
@@ -105,11 +106,12 @@ class EngineContender(Contender):
         is_drafting: bool,
         state: State,
         slice_s: float = SLICE_S,
+        memory_share: float = 1.0,
     ) -> None:
         super().__init__(name)
         self._slice_s = slice_s
         self._host = host
-        self._engine: Engine = host.make_engine(is_drafting=is_drafting)
+        self._engine: Engine = host.make_engine(is_drafting=is_drafting, memory_share=memory_share)
         self.is_drafting = is_drafting
         self._state = state
         self._filled: list[list[int]] = []

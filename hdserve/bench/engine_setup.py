@@ -41,17 +41,35 @@ def use_statistics(host: ModelHost, paths: Sequence[Path], *, is_replay: bool) -
     host.statistics = corpus
 
 
-def make_contenders(names: Iterable[str], host: ModelHost, state: State) -> list[Contender]:
+def make_contenders(names: Sequence[str], host: ModelHost, state: State) -> list[Contender]:
     """Return the contenders of these names, in this order; a name that is no other way of decoding
-    drafts as configured for ``host``."""
+    drafts as configured for ``host``.
+
+    Their engines exist at the same time, so each leaves as much of a GPU's free memory to every
+    later one as it may take.
+    """
     made: list[Contender] = []
+    num_left = sum(not _is_stock(name) for name in names)
     for name in names:
-        if name.startswith("transformers"):
+        if _is_stock(name):
             made.append(GenerateContender(name, host, looks_up=name.endswith("lookup")))
-        else:
-            is_drafting = name != BASELINE
-            made.append(EngineContender(name, host, is_drafting=is_drafting, state=state))
+            continue
+        made.append(
+            EngineContender(
+                name,
+                host,
+                is_drafting=name != BASELINE,
+                state=state,
+                memory_share=1 / num_left,
+            )
+        )
+        num_left -= 1
     return made
+
+
+def _is_stock(name: str) -> bool:
+    """Whether transformers alone decodes."""
+    return name.startswith("transformers")
 
 
 def prompt_tasks(rows: Iterable[PromptRow], host: ModelHost, max_tokens: int) -> list[Task]:

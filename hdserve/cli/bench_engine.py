@@ -101,7 +101,7 @@ class EngineOptions:
         typer.Option(
             "--compile/--no-compile",
             help="Whether hdserve's contenders run the model compiled; default: as --config says, "
-            "else where there is a C++ compiler, as a server does.",
+            "else where there are a C++ compiler and the headers of Python, as a server does.",
             show_default=False,
         ),
     ] = None

@@ -108,7 +108,8 @@ class EngineConfig(StrictModel):
     model has no replica, requests wait in each gateway, as many as all replicas take."""
 
     kv_cache_tokens: int | None = Field(default=None, ge=32)
-    """Tokens that the KV cache holds; default: as many as free memory allows."""
+    """Tokens that the KV cache holds; default: as many as free memory allows.  On a GPU a number
+    that leaves forward passes no room is refused."""
 
     prefill_chunk_tokens: int | None = Field(default=None, ge=1)
     """Most prompt tokens in one step.  Default: 256, and on a CPU up to 2048 for models so small
@@ -133,10 +134,10 @@ class EngineConfig(StrictModel):
 
     compile: bool | Literal["auto"] = "auto"
     """Whether the model runs as one compiled graph, 1.3 to 2 times as fast on a CPU.  ``true``
-    compiles it before the first request.  ``auto`` compiles the model of a server if there is a C++
-    compiler: on a GPU before the first request, on a CPU in the background of the first ones.  With
-    ``exact: true`` on a CPU ``auto`` usually does not compile, as answers could change when it is
-    done."""
+    compiles it before the first request.  ``auto`` compiles the model of a server if there are a
+    C++ compiler and the headers of Python: on a GPU before the first request, on a CPU in the
+    background of the first ones.  With ``exact: true`` on a CPU ``auto`` usually does not compile,
+    as answers could change when it is done."""
 
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the CPU kernels.  Default: ``num_cpus`` of the model if that is 1 or more, else

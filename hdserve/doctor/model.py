@@ -105,11 +105,15 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
         return
     subject = f"{model.name}: compiler"
     if compiler_exists() if can_compile is None else can_compile:
-        yield ok(subject, "there is a C++ compiler: the model runs compiled")
+        yield ok(subject, "C++ compiler and headers of Python are there: the model runs compiled")
         return
     make = failure if model.engine.compile is True else warning
-    text = "no C++ compiler: the model cannot be compiled, which makes its steps much faster"
-    yield make(subject, text, "sudo apt-get install g++  # or engine: {compile: false}")
+    text = (
+        "C++ compiler or headers of Python are missing: the model cannot be compiled, which makes "
+        "its steps much faster"
+    )
+    remedy = "sudo apt-get install g++ python3-dev  # or engine: {compile: false}"
+    yield make(subject, text, remedy)
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.scheduling.step_drafts import StepDrafts
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
-from hdserve.errors import UnsupportedModel
+from hdserve.errors import UnequalResults
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def build_engine(
     start_compilation: StartCompilation | None = None,
     attends_in_one_call: bool | None = None,
     is_exact: bool | None = None,
+    memory_share: float = 1.0,
 ) -> Engine:
     """Make the engine of one replica around a loaded model.
 
@@ -61,6 +62,7 @@ def build_engine(
         attends_in_one_call: see :class:`~hdserve.engine.forward.model_runner.ModelRunner`.
         is_exact: whether answers are exact, if another engine for the same model has already
             measured what that costs; ``None`` follows the configuration.
+        memory_share: see :func:`~hdserve.engine.loading.cache_size.make_cache`.
 
     Raises:
         ConfigError: the KV cache is too small or does not fit into memory, or forwards do not fit
@@ -71,7 +73,7 @@ def build_engine(
     max_draft_tokens = drafting.most_draft_tokens(model.device.type) if drafters else 0
     guarded = GuardedDrafters(drafters, model.vocab_size)
     guarded.warm_up()
-    cache = make_cache(config, model, max_draft_tokens)
+    cache = make_cache(config, model, max_draft_tokens, memory_share)
     runner = ModelRunner(
         model,
         cache,
@@ -96,9 +98,7 @@ def build_engine(
         min(drafting.most_depth(max_draft_tokens), runner.max_depth),
         may_follow_prompts=runner.rounds_alike,
     )
-    scheduler = _make_scheduler(
-        config.engine, cache, max_draft_tokens, chunk_tokens, model.vocab_size
-    )
+    scheduler = _make_scheduler(config.engine, runner, max_draft_tokens, chunk_tokens)
     max_total_tokens = min(model.max_model_len, scheduler.max_total_tokens)
     backend = None if tokenizer is None else tokenizer.backend
     factory = DecoderFactory(model, max_total_tokens, backend, grammars)
@@ -149,24 +149,29 @@ def _prepare(
         logger.warning("the model runs uncompiled: a drafter reads its hidden states")
     runner.compile_with(None if runner.needs_hidden else compiled)
     runner.warm_up(max_rows)
-    _check(runner)
+    _check(runner, max_rows)
     _compile_kernels(runner)
     runner.shapes = choose_shapes(runner, max_rows, exact)
 
 
-def _check(runner: ModelRunner) -> None:
+def _check(runner: ModelRunner, max_rows: int) -> None:
     """
+    Args:
+        max_rows: of the largest forward.
+
     Raises:
-        UnsupportedModel: the model gives different results in packed forwards with any attention.
+        ConfigError: the largest forward does not fit a GPU without kernels that were given up.
+        UnsupportedModel: the model cannot be served, or gives different results in packed forwards
+            with any attention.
     """
     try:
         check_packed_forward(runner)
-    except UnsupportedModel as error:
+    except UnequalResults as error:
         if not runner.attends_in_one_call:
             raise
-        if not runner.disable_tree_kernel(str(error)):
-            runner.attend_one_by_one(str(error))
-        _check(runner)
+        runner.fall_back(str(error))
+        runner.warm_up(max_rows)
+        _check(runner, max_rows)
 
 
 def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:
@@ -177,18 +182,15 @@ def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:
 
 
 def _make_scheduler(
-    config: EngineConfig,
-    cache: KVCache,
-    max_draft_tokens: int,
-    chunk_tokens: int,
-    vocab_size: int,
+    config: EngineConfig, runner: ModelRunner, max_draft_tokens: int, chunk_tokens: int
 ) -> Scheduler:
     return Scheduler(
-        PrefixCache(cache, config.prefix_caching),
+        PrefixCache(runner.cache, config.prefix_caching),
         max_num_sequences=config.max_num_sequences,
         pace=PrefillPace(chunk_tokens, config.prefill_slowdown),
         max_draft_tokens=max_draft_tokens,
-        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // vocab_size),
+        max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // runner.model.vocab_size),
+        shapes=runner.static_shapes,
     )
 
 

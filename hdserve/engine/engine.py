@@ -272,7 +272,8 @@ class Engine:
         num_tokens, ended = self._verify(scheduled, trees, forwarded)
         elapsed = time.perf_counter() - started  # the rest only concerns sequences that ended
         own_s = self._drafts.took(elapsed, verifying - drafted)
-        self._scheduler.took(scheduled, own_s)
+        num_drafts = sum(tree.num_draft_tokens for tree in trees if tree is not None)
+        self._scheduler.took(scheduled, own_s, num_drafts)
         for slot in ended:
             self._release(slot)
         self._count_step(started, drafted, verifying, num_tokens)

@@ -117,7 +117,7 @@ class ModelHost:
         if torch.get_num_threads() != self.num_threads:
             torch.set_num_threads(self.num_threads)
 
-    def make_engine(self, *, is_drafting: bool = True) -> Engine:
+    def make_engine(self, *, is_drafting: bool = True, memory_share: float = 1.0) -> Engine:
         """A new engine around the model and its databases; call it in the engine's thread.
 
         Either all engines begin exact or none: the cost is measured for the first only, as repeated
@@ -125,6 +125,8 @@ class ModelHost:
 
         Args:
             is_drafting: ``False`` makes an engine that never drafts.
+            memory_share: the part of a GPU's free memory that it may take, where others will be
+                made beside it.
         """
         self.use_own_num_threads()
         own, *others = self.databases.values()
@@ -151,6 +153,7 @@ class ModelHost:
             if self._may_compile and self._is_on_cpu
             else None,
             is_exact=self._is_exact,
+            memory_share=memory_share,
         )
         self._is_exact = engine.is_exact
         self.max_total_tokens = engine.max_total_tokens

@@ -21,7 +21,13 @@ from hdserve.bench.contenders import (
     State,
 )
 from hdserve.bench.engine import Result, Runs, filling, run_rounds
-from hdserve.bench.engine_setup import encoded_prompts, prompt_tasks, replay_tasks, use_statistics
+from hdserve.bench.engine_setup import (
+    encoded_prompts,
+    make_contenders,
+    prompt_tasks,
+    replay_tasks,
+    use_statistics,
+)
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
@@ -29,6 +35,7 @@ from hdserve.cli.bench_engine_job import _model
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.core import Source
+from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 from hdserve.journal import Journal
@@ -61,6 +68,26 @@ def make_host() -> ModelHost:
 def host() -> ModelHost:
     """For tests that change nothing of it."""
     return make_host()
+
+
+class SharesHost:
+    """Notes what share of the free memory each engine may take, and makes none."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def make_engine(self, *, is_drafting: bool, memory_share: float) -> Engine:
+        assert is_drafting == bool(self.shares)
+        self.shares.append(memory_share)
+        return cast("Engine", None)
+
+
+def test_engines_leave_one_another_memory() -> None:
+    """On a GPU, where the first would take nearly all that is free."""
+    host, names = SharesHost(), ["autoregressive", "hierarchy", "prompt-lookup"]
+    made = make_contenders(names, cast("ModelHost", host), "cold")
+    assert [one.name for one in made] == names
+    assert host.shares == [1 / 3, 1 / 2, 1]
 
 
 def bench(*arguments: str) -> Any:

@@ -570,6 +570,8 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
     config = configured(engine={"device": "cpu", "compile": wanted})
     assert verdicts(check_compiler(config, can_compile=True)) == with_compiler
     assert verdicts(check_compiler(config, can_compile=False)) == without
+    for finding in check_compiler(config, can_compile=False):
+        assert finding.remedy.startswith("sudo apt-get install g++ python3-dev ")
 
 
 def test_settings(tmp_path: Path) -> None:

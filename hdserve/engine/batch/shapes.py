@@ -40,6 +40,13 @@ class Shapes:
             return num_rows
         return next((count for count in self.row_counts if count >= num_rows), num_rows)
 
+    def fill_rows(self, most: int) -> int:
+        """The largest number of rows, at most ``most``, that is not padded; ``most`` if there is
+        none."""
+        if not self.pads(most):
+            return most
+        return max((count for count in self.row_counts if count <= most), default=most)
+
 
 def exact_candidates(max_rows: int) -> Shapes:
     """Shapes that are likely to be exact, for forwards of up to ``max_rows``.

@@ -3,9 +3,11 @@ layers for few rows."""
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 from weakref import ref
@@ -98,9 +100,9 @@ _SEVERAL_ROWS = 2
 
 
 def can_compile() -> bool:
-    """Whether the C++ compiler is there that compiles a model's code on a CPU; with it comes the C
-    compiler that Triton needs on a GPU."""
-    return find_compiler() is not None
+    """Whether what makes a model's code is there: the C++ compiler, with which the C compiler comes
+    that Triton needs on a GPU, and the headers of Python, which the code of both includes."""
+    return find_compiler() is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def can_pack(module: torch.nn.Module) -> bool:

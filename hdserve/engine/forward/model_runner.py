@@ -88,17 +88,23 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, max_rows: int) -> None:
-        """On a GPU, compile what forwards of up to ``max_rows`` need, and capture their graphs; if
-        that fails, sequences attend one by one from now on.
+        """On a GPU, compile what forwards of up to ``max_rows`` need, and capture their graphs; as
+        long as that fails, :meth:`fall_back`.
 
         Raises:
             ConfigError: there is no memory for the largest forward.
         """
-        if self._static is None:
-            return
+        while self._static is not None:
+            fault = self._fault_in(self._static, max_rows)
+            if fault is None:
+                return
+            self.fall_back(fault)
+
+    def _fault_in(self, static: StaticBatches, max_rows: int) -> str | None:
+        """Run a forward of each kind; why one fails, if one does."""
         try:
             for num_rows in CAPTURE_SHAPES.row_counts:
-                for batch in self._static.empty(num_rows):
+                for batch in static.empty(num_rows):
                     self._run(batch)
                 if num_rows >= max_rows:
                     break
@@ -110,31 +116,38 @@ class ModelRunner:
                 + str(error).partition("\n")[0]
             ) from error
         except Exception as error:  # compilers raise anything
-            if self.disable_tree_kernel(str(error)):
-                self.warm_up(max_rows)
-            else:
-                self.attend_one_by_one(str(error))
+            return str(error)
+        return None
 
-    def disable_tree_kernel(self, reason: str) -> bool:
-        """Stop using our tree kernel and the graphs that call it; whether it was in use."""
-        if self._static is None or not self._static.has_tree_kernel:
-            return False
-        logger.warning(
-            "the tree attention kernel is disabled, FlexAttention is used: %s",
-            reason.partition("\n")[0],
-        )
-        self._static.disable_tree_kernel()
+    def fall_back(self, reason: str) -> None:
+        """Stop using one more kernel, and the graphs that call it: first ours for trees, then ours
+        for few rows, finally FlexAttention, so that sequences attend one by one.
+
+        Nothing is warmed up any more.  Call it while :attr:`attends_in_one_call`.
+        """
+        static, reason = self._static, reason.partition("\n")[0]
+        assert static is not None, "one by one is the last way to attend"
+        if static.has_tree_kernel:
+            logger.warning(
+                "the tree attention kernel is disabled, FlexAttention is used: %s", reason
+            )
+            static.disable_tree_kernel()
+        elif static.has_row_products:
+            logger.warning("our products of few rows are disabled, PyTorch's are used: %s", reason)
+            static.disable_row_products()
+        else:
+            logger.warning(
+                "FlexAttention is disabled, one SDPA call per sequence is used (slower): %s", reason
+            )
+            self._static = None
         if self._graphs is not None:
-            self._graphs = ForwardGraphs()
-        return True
+            self._graphs = None if self._static is None else ForwardGraphs()
 
-    def attend_one_by_one(self, reason: str) -> None:
-        """Stop using FlexAttention and the graphs that call it."""
-        logger.warning(
-            "FlexAttention is disabled, one SDPA call per sequence is used (slower): %s",
-            reason.partition("\n")[0],
-        )
-        self._static = self._graphs = None
+    @property
+    def static_shapes(self) -> Shapes:
+        """How forwards are padded whose shapes are few, as on a GPU; of any others nothing."""
+        is_static = self._static is not None and not self.shapes.is_exact
+        return CAPTURE_SHAPES if is_static else Shapes()
 
     @property
     def rounds_alike(self) -> bool:

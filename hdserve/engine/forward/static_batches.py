@@ -90,12 +90,22 @@ class StaticBatches:
 
     @property
     def has_tree_kernel(self) -> bool:
-        """Whether our kernel is used."""
+        """Whether our kernel attends where it can."""
         return self._tree_attention is not None
 
     def disable_tree_kernel(self) -> None:
         """Use ``BlockAttention`` for all batches from now on."""
         self._tree_attention = None
+
+    @property
+    def has_row_products(self) -> bool:
+        """Whether our kernel multiplies few rows."""
+        return self._multiply_rows is not None
+
+    def disable_row_products(self) -> None:
+        """Leave all products to PyTorch from now on."""
+        self._multiply_rows = None
+        self._inputs.clear()  # their plans have the kernel
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
         """Whether all trees of ``chunks`` are small enough."""

@@ -12,7 +12,7 @@ from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.mask_check import check_masks
-from hdserve.errors import UnsupportedModel
+from hdserve.errors import UnequalResults, UnsupportedModel
 from hdserve.tree import DraftTree
 
 _NUM_CACHED_TOKENS = 12
@@ -39,7 +39,9 @@ def check_packed_forward(runner: ModelRunner) -> None:
     instead of answering wrongly.
 
     Raises:
-        UnsupportedModel: the results differ, or it cannot run so at all.
+        UnequalResults: the results differ, or it cannot run so at all, which may be due to the
+            kernels of ``runner``.
+        UnsupportedModel: it cannot be served with any.
     """
     model, cache = runner.model, runner.cache
     name = type(model.module).__name__
@@ -58,7 +60,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
         layers = range(cache.shape.num_layers)
         is_written = all(cache.read(layer, segment.start, 1)[0].any() for layer in layers)
     except _FAULTS as error:
-        raise UnsupportedModel(f"{name} cannot be run in packed forwards: {error!r}") from error
+        raise UnequalResults(f"{name} cannot be run in packed forwards: {error!r}") from error
     finally:
         cache.rows.free(segment)
     if not is_written:
@@ -72,7 +74,7 @@ def check_packed_forward(runner: ModelRunner) -> None:
     # the median, as rounding may send one row of a mixture of experts to another expert
     difference = float(errors.median()) if len(errors) else 0.0
     if difference > tolerance(model.dtype):
-        raise UnsupportedModel(
+        raise UnequalResults(
             f"{name} gives different results in packed forwards (by {difference:.1%}); its "
             "attention does something that is not known here"
         )

@@ -8,6 +8,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from hdserve.core import Sequence
+from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.kv_cache.prefix_cache import KeyedTokens, PrefixCache
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
@@ -97,6 +98,7 @@ class Scheduler:
         max_draft_tokens: rows a segment has for drafts, beyond those of its tokens.
         max_scored_tokens: most prompt tokens of a step that have logits, so that memory stays
             bounded.
+        shapes: how forwards are padded.
         growth_tokens: a sequence has room for at least this many tokens beyond those it has, unless
             it ends before.
     """
@@ -109,6 +111,7 @@ class Scheduler:
         pace: PrefillPace,
         max_draft_tokens: int,
         max_scored_tokens: int,
+        shapes: Shapes,
         growth_tokens: int = GROWTH_TOKENS,
     ) -> None:
         self._prefixes = prefixes
@@ -116,7 +119,10 @@ class Scheduler:
         self._pace = pace
         self._max_draft_tokens = max_draft_tokens
         self._max_scored_tokens = max_scored_tokens
+        self._shapes = shapes
         self._growth_tokens = growth_tokens
+        self._num_drafts = 0
+        """Of the last step."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Slot] = []
         self._keyed_tokens: dict[Sequence, KeyedTokens] = {}
@@ -328,8 +334,7 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """The next step's work, in slot order."""
         num_decoding = sum(slot.seq.num_pending_tokens == 1 for slot in self.running)
-        num_prompts = len(self.running) - num_decoding
-        num_left = self._pace.num_tokens(num_decoding, num_prompts) if num_prompts else 0
+        num_left = self._num_prompt_tokens(num_decoding)
         num_left_to_score = self._max_scored_tokens
         scheduled: list[Scheduled] = []
         for slot in self.running:
@@ -347,8 +352,24 @@ class Scheduler:
                 scheduled.append(Scheduled(slot, num_tokens, is_choosing, num_scored_tokens))
         return scheduled
 
-    def took(self, scheduled: list[Scheduled], seconds: float) -> None:
-        """Learn how long the step took."""
+    def _num_prompt_tokens(self, num_decoding: int) -> int:
+        """Most prompt tokens of the next step.  If more are pending than the pace allows, and a
+        smaller forward without padding has room for half of those, only these: the padding would
+        take as long as the rest, which the next step takes."""
+        num_prompts = len(self.running) - num_decoding
+        if not num_prompts:
+            return 0
+        allowed = self._pace.num_tokens(num_decoding, num_prompts)
+        num_pending = sum(slot.seq.num_pending_tokens for slot in self.running) - num_decoding
+        if num_pending <= allowed:
+            return allowed
+        num_others = num_decoding + self._num_drafts
+        filling = self._shapes.fill_rows(num_others + allowed) - num_others
+        return filling if 2 * filling >= allowed else allowed
+
+    def took(self, scheduled: list[Scheduled], seconds: float, num_drafts: int = 0) -> None:
+        """Learn how long the step took, and how many rows of it were drafts."""
+        self._num_drafts = num_drafts
         num_decoding = sum(work.is_decoding for work in scheduled)
         if num_decoding:
             num_prompt_tokens = sum(work.num_tokens for work in scheduled if not work.is_decoding)

@@ -13,6 +13,7 @@ from hdserve.core import FinishReason, SamplingParams, Source
 from hdserve.databases.recycled import NUM_TOP
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.build import _prepare
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES, StaticBatches
 from hdserve.engine.hardware.workers import Workers
@@ -21,6 +22,7 @@ from hdserve.engine.kernels.rows import WORD_BITS
 from hdserve.engine.kernels.splits import MAX_DEPTH
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.segments import Segment
+from hdserve.engine.linear.gpu_skinny import use_gpu_skinny_linear
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.engine.sampling.gpu_choices import FoundTokens
 from hdserve.engine.sampling.sampler import choose
@@ -168,6 +170,36 @@ def test_a_runner_pads_to_them_whatever_its_shapes_are() -> None:
     assert {num_rows for num_rows, _ in runner._static._inputs} == {4, 8}
 
 
+def test_a_prompt_fills_the_forwards_of_those_that_decode() -> None:
+    """A chunk as long as configured would be one row too many, and padded to twice as many."""
+    engine = make_engine(
+        attends_in_one_call=True, exact=False, prefill_chunk_tokens=16, prefill_slowdown=None
+    )
+    decoding, prompt = make_sequence("a", make_prompt(4)), make_sequence("b", make_prompt(100))
+    engine.add(decoding)
+    engine.step()
+    engine.add(prompt)
+    seen: list[int] = []
+
+    def note(_module: torch.nn.Module, _inputs: Any, options: dict[str, Any]) -> None:
+        seen.append(options["input_ids"].shape[1])
+
+    engine._runner.model.module.register_forward_pre_hook(note, with_kwargs=True)
+    while not prompt.num_output_tokens:
+        engine.step()
+    assert seen == [16] * 7
+    assert decoding.num_output_tokens == 8
+
+
+def test_only_static_batches_are_padded_for_all() -> None:
+    """Exact forwards have other sizes, and elsewhere there are any."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+    assert runner.static_shapes == CAPTURE_SHAPES
+    runner.shapes = Shapes(row_counts=(48,), is_exact=True)
+    assert runner.static_shapes == Shapes()
+    assert make_runner("llama", torch.float32, attends_in_one_call=False).static_shapes == Shapes()
+
+
 def test_large_forwards_warm_up_without_all_their_logits() -> None:
     """Which may not fit beside the KV cache, and are of no use: no graph is made of them.  Others
     warm up with all their logits, and with few, as those of prompts have."""
@@ -206,6 +238,61 @@ def warm_up_until(error: Exception) -> ModelRunner:
 def test_what_cannot_be_compiled_is_done_without() -> None:
     """Whatever a compiler raises."""
     assert not warm_up_until(RuntimeError("no code for this GPU")).attends_in_one_call
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Ours, among what PyTorch logs."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("hdserve.") and record.levelname == "WARNING"
+    ]
+
+
+def test_products_that_fail_are_left_to_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    """Attention, which is not to blame, stays as fast as it was."""
+    runner = make_runner("llama", torch.float64, attends_in_one_call=True)
+    use_gpu_skinny_linear(runner.model.module)
+    assert runner._static is not None
+
+    def fail(*_: Any) -> list[torch.Tensor]:
+        raise RuntimeError("no code for this GPU")
+
+    runner._static._multiply_rows = fail
+    runner.warm_up(64)
+    assert runner.attends_in_one_call
+    (warning,) = warnings_in(caplog)
+    assert "products of few rows are disabled" in warning
+    assert "no code for this GPU" in warning
+
+
+def test_what_is_left_after_wrong_results_is_warmed_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Its graphs were made with the kernel that is given up; requests do not wait for others."""
+    runner = make_runner("llama", torch.float64, attends_in_one_call=True)
+    assert runner._static is not None
+
+    def attend_to_nothing(
+        _rows: Any, _items: Any, _number: Any, query: torch.Tensor, *others: Any
+    ) -> torch.Tensor:
+        size = 1, query.shape[2], query.shape[1], others[1].shape[-1]
+        return query.new_zeros(size)
+
+    runner._static._tree_attention = cast("Any", attend_to_nothing)
+    seen: list[tuple[int, bool]] = []
+
+    def note(_module: torch.nn.Module, _inputs: Any, options: dict[str, Any]) -> None:
+        static = runner._static
+        if "input_ids" in options and static is not None:  # not as transformers runs it alone
+            seen.append((options["input_ids"].shape[1], static.has_tree_kernel))
+
+    handle = runner.model.module.register_forward_pre_hook(note, with_kwargs=True)
+    _prepare(runner, None, 64, exact=False)
+    handle.remove()
+    (warning,) = warnings_in(caplog)
+    assert "the tree attention kernel is disabled" in warning
+    assert runner.attends_in_one_call
+    assert {1, 2, 4, 8, 16, 32, 64} <= {num_rows for num_rows, has_kernel in seen if has_kernel}
+    assert {1, 2, 4, 8, 16, 32, 64} <= {num_rows for num_rows, has_kernel in seen if not has_kernel}
 
 
 def test_forwards_that_do_not_fit_are_a_user_error() -> None:

@@ -116,6 +116,19 @@ def test_models_that_would_be_wrong_are_refused(name: str) -> None:
     assert type(model).__name__ in caught.value.message
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", ["qwen2_moe", "phimoe"])
+def test_what_no_kernel_changes_is_told_at_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where all rows attend in one call, as on a GPU, no kernel is given up before."""
+    make, reason = REFUSED[name]
+    torch.manual_seed(0)
+    with pytest.raises(UnsupportedModel, match=reason):
+        make_engine(model=make().eval(), exact=False, attends_in_one_call=True)
+    assert "disabled" not in caplog.text
+
+
 class _OldLlama(LlamaForCausalLM):
     """In the manner of code that comes with weights, and was written for an older library."""
 

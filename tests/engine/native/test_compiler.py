@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +39,19 @@ def test_a_compiler_that_the_machine_has_is_taken() -> None:
     """So that no test is skipped for the want of it."""
     found = shutil.which("clang++" if sys.platform == "darwin" else "g++")
     assert find_compiler() == found
-    assert can_compile() is (found is not None)
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    assert can_compile() is (found is not None and headers.exists())
+
+
+@needs_compiler
+def test_what_is_compiled_needs_the_headers_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system may have the one without the other."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    assert not can_compile()
+    (tmp_path / "Python.h").touch()
+    assert can_compile()
 
 
 @needs_compiler

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence, SpeculationParams
+from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache.prefix_cache import PrefixCache
 from hdserve.engine.scheduling import scheduler
@@ -64,6 +65,7 @@ def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
         pace=PrefillPace(32, None),
         max_draft_tokens=8,
         max_scored_tokens=8,
+        shapes=Shapes(),
     )
     before, *prompts = make_prompts(9, num_own=2000)
     placed = prefixes.place(before, DEFAULT_NAMESPACE, len(before))

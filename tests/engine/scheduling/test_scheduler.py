@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.core import FinishReason, SamplingParams, Sequence
+from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.forward.static_batches import CAPTURE_SHAPES
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.prefix_cache import PrefixCache
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
@@ -18,6 +20,7 @@ from tests.engine.counted_tokens import CountedTokens
 
 MAX_DRAFT_TOKENS = 8
 MAX_SCORED_TOKENS = 6
+ANY_SHAPES = Shapes()
 
 
 def make_scheduler(
@@ -25,14 +28,17 @@ def make_scheduler(
     max_num_sequences: int = 3,
     prefill_chunk_tokens: int = 10,
     growth_tokens: int = 256,
+    shapes: Shapes = ANY_SHAPES,
+    slowdown: float | None = 2.0,
 ) -> tuple[Scheduler, KVCache]:
     cache = make_cache(num_rows)
     scheduler = Scheduler(
         PrefixCache(cache, is_enabled=False),
         max_num_sequences=max_num_sequences,
-        pace=PrefillPace(prefill_chunk_tokens, 2.0),
+        pace=PrefillPace(prefill_chunk_tokens, slowdown),
         max_draft_tokens=MAX_DRAFT_TOKENS,
         max_scored_tokens=MAX_SCORED_TOKENS,
+        shapes=shapes,
         growth_tokens=growth_tokens,
     )
     return scheduler, cache
@@ -102,6 +108,35 @@ def test_chunks_get_shorter_deep_inside_a_prompt(most: int) -> None:
         num_tokens, is_choosing = num_tokens + work.num_tokens, work.is_choosing
         process([work])
     assert num_tokens == 200_000
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "num_tokens"), [(0, 255), (31, 224), (127, 128), (128, 256), (300, 211)]
+)
+def test_chunks_fill_the_forwards_of_a_gpu(num_drafts: int, num_tokens: int) -> None:
+    """Beside a sequence that decodes, with as many drafts as in the step before, no row is padded
+    if so at least half of the chunk goes through.  The end of a prompt waits for no other step."""
+    scheduler, _ = make_scheduler(
+        num_rows=1 << 12, prefill_chunk_tokens=256, shapes=CAPTURE_SHAPES, slowdown=None
+    )
+    scheduler.add(make_sequence("decoding", 1, num_output_tokens=100))
+    scheduler.add(make_sequence("prompt", 256 + num_tokens + 5))
+    scheduler.admit()
+    found = []
+    for before in (num_drafts, 0, 0):
+        scheduler.took([], seconds=0.0, num_drafts=before)
+        scheduled = scheduler.schedule()
+        process(scheduled)
+        found.append([work.num_tokens for work in scheduled])
+    assert found == [[1, num_tokens], [1, 255], [1, 6]]
+
+
+def test_chunks_are_whole_where_nothing_is_padded() -> None:
+    scheduler, _ = make_scheduler(num_rows=1 << 12, prefill_chunk_tokens=256, slowdown=None)
+    scheduler.add(make_sequence("decoding", 1, num_output_tokens=100))
+    scheduler.add(make_sequence("prompt", 300))
+    scheduler.admit()
+    assert [work.num_tokens for work in scheduler.schedule()] == [1, 256]
 
 
 @pytest.mark.parametrize("num_waiting", [0, 30])
