@@ -11,8 +11,6 @@ from deployments.application import AppArgs
 from deployments.nodes import all_resources
 from tests.clusters import local_ray
 
-pytestmark = pytest.mark.ray
-
 
 def reserved(*models: dict[str, Any]) -> list[float]:
     """The GPUs of each deployment of a model, in an application that is built now."""
@@ -23,24 +21,28 @@ def reserved(*models: dict[str, Any]) -> list[float]:
     return [deployment.ray_actor_options["num_gpus"] for deployment in found]
 
 
-@pytest.mark.parametrize(("num_gpus", "wanted"), [(0, 0), (1, 1)])
-def test_a_gpu_of_the_cluster(num_gpus: int, wanted: float) -> None:
-    """Ray counts as many as it is told: there need be none."""
+@pytest.mark.ray
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_gpus_of_the_cluster(num_gpus: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Ray counts as many as it is told: there need be none.  If one is not enough for all models,
+    that is told once, and none of them has it."""
     with local_ray(num_gpus):
         assert sum(node.get("GPU", 0) for node in all_resources()) == num_gpus
-        assert reserved({}) == [wanted]
+        assert reserved({}) == [num_gpus]
         assert reserved({"engine": {"device": "cpu"}}) == [0]
         assert reserved({"num_gpus": 0.5}) == [0.5]
-
-
-def test_too_few_for_all_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Once, and nobody gets one of them."""
-    with local_ray(1):
+        assert not told(caplog)
         assert reserved({}, {}) == [0, 0]
+    assert len(told(caplog)) == num_gpus
+    for message in told(caplog):
+        assert message.startswith("m0, m1: on the CPU, since num_gpus is left out")
+        assert "; to mend it: num_gpus: 0.5" in message
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the builder has logged."""
     ours = [record for record in caplog.records if record.name == "deployments.application"]
-    (told,) = (record.getMessage() for record in ours)
-    assert told.startswith("m0, m1: on the CPU, since num_gpus is left out")
-    assert "; to mend it: num_gpus: 0.5" in told
+    return [record.getMessage() for record in ours]
 
 
 def test_before_ray_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
