@@ -38,6 +38,7 @@ class GenerationRequest:
         chat_end: where the text of the conversation ends.
         chat_text: the text of the conversation, where a replica has made it already.
         sampling: fields of ``SamplingParams`` the client set.
+        api_defaults: fields of it where neither the client nor the model's configuration says.
         grammar_param: the parameter that asked for the grammar in ``sampling``.
         unheld: the paths of keywords of the request's schemas that the grammar does not hold.
         reasons_first: whether that grammar has room for reasoning before what was asked for; a
@@ -67,6 +68,7 @@ class GenerationRequest:
     chat_end: ChatEnd = ChatEnd.BEFORE_ANSWER
     chat_text: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    api_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammar_param: str | None = None
     unheld: tuple[str, ...] = ()
     reasons_first: bool = False
@@ -138,7 +140,7 @@ class Delta(NamedTuple):
         prompt_logprobs: if asked for, one per token of the prompt, in the first delta of one of its
             choices; those of the others do not come before it.
         num_reused_tokens: of the prompt, that were in the KV cache already.
-        temperature, top_p: what was sampled with: the request's, else the model's own.
+        temperature, top_p: what was sampled with: the request's, else the model's.
         stop_reason: beside ``finish_reason``, the stop string or stop token that the request named
             and that ended the choice.
     """

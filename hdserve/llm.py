@@ -81,8 +81,8 @@ class LLM:
         Args:
             params: one for each prompt, or one for all.  The seed is part of it, so an answer does
                 not depend on the other prompts: equal prompts get equal answers, apart from
-                rounding if forwards are not exact (``engine.exact``).  Default: the model's own,
-                with a random seed for each prompt.
+                rounding if forwards are not exact (``engine.exact``).  Default: the model's, with a
+                random seed for each prompt.
 
         Raises:
             InvalidRequest: a prompt, which is named by its index, or an argument cannot be used;
@@ -113,7 +113,8 @@ class LLM:
             params: as in :meth:`generate`; one for each chat, or one for all.
             tools: functions that the template shows the model, in the form of the OpenAI API.  An
                 answer that calls one has the call in its text.
-            chat_template_kwargs: variables of the template, such as ``enable_thinking``.
+            chat_template_kwargs: variables of the template, such as ``enable_thinking``,
+                over those of ``defaults``.
             add_generation_prompt: whether the beginning of an assistant's message follows the
                 messages.  Default: unless the last message is continued.
             continue_final_message: whether the answer continues the content of the last message,
@@ -158,7 +159,7 @@ class LLM:
         return self._decode([self._sequence(self._token_ids(prompt), params, speculation)])
 
     def sampling(self, **chosen: Any) -> SamplingParams:
-        """Sampling parameters: ``chosen`` over the model's own defaults, with a random seed.
+        """Sampling parameters: ``chosen`` over the model's defaults, with a random seed.
 
         Raises:
             InvalidRequest: a value is out of range.

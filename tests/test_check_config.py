@@ -78,6 +78,10 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
             "alerts.yaml is not a chat template: unexpected char '$'",
         ),
         (
+            MODEL % ", defaults: {chat_template_kwargs: {a: 1, tools: []}}",
+            "line 1, models.0.defaults.chat_template_kwargs: tools is not a template variable",
+        ),
+        (
             MODEL % "" + "access: {api_keys_file: /no/such/file}",
             "line 2, access: cannot read the API keys",
         ),

@@ -103,6 +103,28 @@ def test_a_model_is_that_of_a_server(tmp_path: Path) -> None:
     assert texts[0] == generate("A taxi to the", "--complete")
 
 
+def test_the_defaults_are_those_of_a_server(tmp_path: Path) -> None:
+    """Unless an option says otherwise; how long an answer is as well."""
+    config = tmp_path / "config.yaml"
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ start }}")
+    variables = {"chat_template_kwargs": {"start": "A taxi to the"}}
+    defaults = {"temperature": 0, "max_tokens": 5, **variables}
+    model = {"name": "m", "model": "hdserve-mini", "chat_template": str(template)}
+    config.write_text(json.dumps({"models": [{**model, "defaults": defaults}]}))
+
+    def answer(*options: str) -> dict[str, Any]:
+        arguments = ["generate", QUESTION, "--json", "--config", str(config), *options]
+        stdout = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
+        found: dict[str, Any] = json.loads(stdout)
+        return found
+
+    short, long = answer(), answer("--max-tokens", "24")
+    assert short["num_tokens"] == 5 < long["num_tokens"]
+    assert long["text"].startswith(short["text"])
+    assert long["text"] == json.loads(generate("A taxi to the", "--complete", "--json"))["text"]
+
+
 def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     """Its texts may hold what else Unicode breaks lines at, as JSON and this command write it."""
     path = tmp_path / "prompts.jsonl"

@@ -204,6 +204,29 @@ def test_text_and_token_ids(llm: LLM) -> None:
         llm.encode([5])  # type: ignore[arg-type]
 
 
+def test_defaults_of_its_own(tmp_path: Path) -> None:
+    """They hold where neither parameters nor template variables are given."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ start }} {{ messages[0].content }}")
+    variables = {"chat_template_kwargs": {"start": "First:"}}
+    defaults = {"temperature": 0.0, "max_tokens": 3, **variables}
+    llm = LLM("hdserve-mini", chat_template=template, defaults=defaults, **OPTIONS)
+    assert (llm.sampling().temperature, llm.sampling().max_tokens) == (0.0, 3)
+    chosen = llm.sampling(temperature=0.5, max_tokens=4)
+    assert (chosen.temperature, chosen.max_tokens) == (0.5, 4)
+    (answer,), (other,), (asked,) = (
+        llm.chat(CHAT),
+        llm.chat(CHAT, chosen, chat_template_kwargs={"start": "Then:"}),
+        llm.generate([CHAT]),
+    )
+    assert answer.prompt_token_ids == asked.prompt_token_ids
+    assert answer.token_ids == asked.token_ids
+    (text,) = llm.generate(["A taxi to the"])
+    assert len(text.token_ids) == 3
+    for found, start in ((answer, "First:"), (other, "Then:")):
+        assert llm.decode(found.prompt_token_ids) == f"{start} {CHAT[0]['content']}"
+
+
 def test_a_message_goes_on(llm: LLM) -> None:
     """From a beginning of what the model says, as it would have; or after it has ended."""
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -105,6 +105,7 @@ def test_every_key_of_a_model_survives_the_way_to_it(tmp_path: Path) -> None:
         "chat_template": str(template),
         "aliases": ["a", "b"],
         "draft_from": ["c"],
+        "defaults": {"temperature": 0.5, "chat_template_kwargs": {"a": [1, {"b": None}]}},
         "drafting": {"drafters": [{"name": "hierarchy", "options": {"context": False}}]},
         "autoscaling": {"policy": {"policy_function": "json:dumps", "policy_kwargs": {"a": 1}}},
         "resources": {"rack": 0.5},

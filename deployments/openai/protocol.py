@@ -386,10 +386,9 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest(f"prompts times n is over {MAX_ANSWERS}", "prompt")
         if self.best_of is not None and self.best_of != self.num_choices:
             raise Unsupported("best_of other than n is not supported", "best_of")
-        max_tokens = 16 if self.max_tokens is None else self.max_tokens
         constraint = self.constraint()
-        sampling = self.sampling(max_tokens, self.logprobs, constraint)
-        scores = self._scores(computes_prompt=max_tokens == 0)
+        sampling = self.sampling(self.max_tokens, self.logprobs, constraint)
+        scores = self._scores(computes_prompt=self.max_tokens == 0)
         if scores:
             sampling["prompt_logprobs"] = max(scores.values())
         shown = [name for name, number in scores.items() if getattr(self, name) is not None]
@@ -397,6 +396,7 @@ class CompletionBody(GenerationBody):
             request_id=request_id,
             prompts=self.prompts,
             sampling=sampling,
+            api_defaults={"max_tokens": 16},
             grammar_param=constraint and constraint.param,
             unheld=constraint.unheld if constraint else (),
             prompt_logprobs_param=max(shown, key=scores.__getitem__) if shown else None,

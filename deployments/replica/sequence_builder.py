@@ -77,7 +77,7 @@ class SequenceBuilder:
                 may.
             PromptTooLong: a prompt does not fit into the model's context, or into its KV cache.
         """
-        params = self._host.params(request.sampling)
+        params = self._host.params(request.sampling, request.api_defaults)
         self._grammar_state(params.grammar, request)  # a wrong one costs no prompts
         allowed_tokens = self._host.allowed_tokens(params)
         speculation = self._speculation(request)
@@ -88,7 +88,7 @@ class SequenceBuilder:
             _check_scores(num_scored, 1 + params.prompt_logprobs, param)
         self._check_answer(request, prompts, params)
         # Without a seed of the client, each prompt draws its own: equal ones are asked anew.
-        others = [self._host.params(request.sampling) for _ in prompts[1:]]
+        others = [self._host.params(request.sampling, request.api_defaults) for _ in prompts[1:]]
         params_by_prompt = [params, *others]
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
@@ -116,7 +116,7 @@ class SequenceBuilder:
         tokens as the client allows, if it says so."""
         if request.includes_prompts and request.prompts:
             _check_prompt_ids(sum(map(len, prompts)) * request.num_choices)
-        most = params.max_tokens
+        most = request.sampling.get("max_tokens")
         if params.logprobs is not None and most is not None and not request.is_streamed:
             rooms = [self._host.max_total_tokens - len(token_ids) for token_ids in prompts]
             num_tokens = sum(min(room, most) for room in rooms) * request.num_choices

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,7 +15,7 @@ from hdserve.cli.answers import TextPrinter, has_failed, line, with_answer
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
 from hdserve.cli.model_option import Model, ServerConfig, chosen_model, load_llm, with_options
-from hdserve.cli.options import PROMPTS_HELP, AnswerTokens, takes
+from hdserve.cli.options import PROMPTS_HELP, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
 from hdserve.cli.whole_file import write_whole
@@ -28,6 +28,8 @@ from hdserve.prompts import PromptRow, read_prompts
 if TYPE_CHECKING:
     from hdserve.completion import Completion
     from hdserve.llm import Prompt
+
+_MAX_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +52,17 @@ class GenerateOptions:
     completes: Annotated[
         bool, typer.Option("--complete", help="Continue the text instead of answering it.")
     ] = False
-    max_tokens: AnswerTokens = 256
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens per answer.", min=1, show_default=f"that of --config, else {_MAX_TOKENS}"
+        ),
+    ] = None
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; default: the model's own.", min=0.0)
+        float | None,
+        typer.Option(
+            help="0 is greedy.", min=0.0, show_default="that of --config, else the model's own"
+        ),
     ] = None
     seed: Annotated[int | None, typer.Option(help="Default: a random one.")] = None
     batch_size: Annotated[
@@ -136,7 +146,7 @@ class _Answers:
         if is_file:
             model = with_options(model, engine={"max_num_sequences": options.batch_size})
         self._llm = load_llm(model)
-        self._sampling = options.sampling
+        self._sampling = _sampling(options, model)
         self._speculation = SpeculationParams(is_enabled=options.drafts)
         if is_file:
             check_rows(self._llm, map(_prompt, rows), self._llm.sampling(**self._sampling))
@@ -158,6 +168,13 @@ class _Answers:
         self._llm.remember([token_ids])
 
 
+def _sampling(options: GenerateOptions, model: ModelConfig) -> dict[str, Any]:
+    """The chosen options, and how long an answer may be if neither they nor the model's
+    configuration say."""
+    length = {"max_tokens": _MAX_TOKENS} if model.defaults.max_tokens is None else {}
+    return {**length, **options.sampling}
+
+
 def _settings(
     rows: Sequence[dict[str, Any]], options: GenerateOptions, model: ModelConfig
 ) -> dict[str, Any]:
@@ -168,7 +185,7 @@ def _settings(
         "complete": options.completes,
         "batch_size": options.batch_size,
         "drafts": options.drafts,
-        **options.sampling,
+        **_sampling(options, model),
     }
 
 

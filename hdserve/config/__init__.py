@@ -9,6 +9,7 @@ from hdserve.config.application import (
     ServeConfig,
     TelemetryConfig,
 )
+from hdserve.config.defaults import DefaultsConfig
 from hdserve.config.loading import (
     ADMIN_KEY_ENVIRONMENT_VARIABLE,
     ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE,
@@ -38,6 +39,7 @@ __all__ = [
     "CONFIG_ENVIRONMENT_VARIABLE",
     "AccessConfig",
     "AutoscalingConfig",
+    "DefaultsConfig",
     "Device",
     "DrafterConfig",
     "DraftingConfig",

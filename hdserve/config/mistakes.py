@@ -44,11 +44,13 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
 ELSEWHERE: Mapping[str, str] = {
+    "default_chat_template_kwargs": "defaults.chat_template_kwargs",
     "enable_prefix_caching": "engine.prefix_caching",
     "enforce_eager": "engine.compile",
     "gpu_memory_utilization": "engine.kv_cache_tokens",
     "max_num_batched_tokens": "engine.prefill_chunk_tokens",
     "max_num_seqs": "engine.max_num_sequences",
+    "override_generation_config": "defaults",
     "served_model_name": "name",
     "speculative_config": "drafting",
 }

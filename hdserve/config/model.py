@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from hdserve.config.defaults import DefaultsConfig
 from hdserve.config.reserved import CustomResources, Reserved, check_share
 from hdserve.config.strict_model import StrictModel, at_home
 from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
@@ -247,6 +248,7 @@ class ModelConfig(StrictModel):
 
     engine: EngineConfig = EngineConfig()
     drafting: DraftingConfig = DraftingConfig()
+    defaults: DefaultsConfig = DefaultsConfig()
     statistics: str | None = Field(default="bundled", min_length=1)
     """The directory of a statistics database; ``bundled`` takes what ships for this tokenizer, if
     there is one."""

@@ -7,7 +7,7 @@ fixes it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, Location, place_of
 from hdserve.databases.statistics_info import read_info
-from hdserve.errors import ConfigError, SnapshotError
+from hdserve.errors import ConfigError, InvalidRequest, SnapshotError
 from hdserve.importing import import_fault
 from hdserve.models import bundled_models, context_length, is_path
 
@@ -128,6 +128,9 @@ def _model_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.chat_template is not None and (reason := _template_fault(model.chat_template)):
         remedy = "chat_template: null  # or a file with a template"
         yield Problem(("chat_template",), reason, remedy)
+    if reason := _variables_fault(model.defaults.chat_template_kwargs):
+        remedy = "defaults: {chat_template_kwargs: {}}  # or variables of the template"
+        yield Problem(("defaults", "chat_template_kwargs"), reason, remedy)
     policy = model.autoscaling and model.autoscaling.policy
     if policy and (reason := import_fault(policy.policy_function)):
         remedy = "autoscaling: {policy: null}  # or the import path of a function, MODULE:NAME"
@@ -151,6 +154,19 @@ def _template_fault(path: Path) -> str:
     try:
         read_chat_template(path)
     except ConfigError as error:
+        return error.message
+    return ""
+
+
+def _variables_fault(names: Collection[str]) -> str:
+    """Return why these are not variables of a template; empty if they may be."""
+    if not names:
+        return ""  # importing takes seconds
+    from hdserve.engine.tokenization.tokenizer import check_variables
+
+    try:
+        check_variables(names)
+    except InvalidRequest as error:
         return error.message
     return ""
 

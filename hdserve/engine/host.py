@@ -208,14 +208,21 @@ class ModelHost:
         self.statistics = statistics
         engine.drafters.use_statistics(statistics)
 
-    def params(self, chosen: Mapping[str, Any]) -> SamplingParams:
-        """The parameters a client chose, over the model's own defaults; a missing seed is drawn.
+    def params(
+        self, chosen: Mapping[str, Any], api_defaults: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
+        """The parameters a client chose, over the defaults of the configuration, and these over the
+        model's own; a missing seed is drawn.
+
+        Args:
+            api_defaults: what holds where none of these says anything.
 
         Raises:
             InvalidRequest: a value is out of range.
         """
         drawn: dict[str, Any] = {"seed": secrets.randbits(63)}
-        return SamplingParams(**{**drawn, **self.model.default_sampling, **chosen})
+        configured = {**self.model.default_sampling, **self.config.defaults.sampling}
+        return SamplingParams(**{**drawn, **(api_defaults or {}), **configured, **chosen})
 
     def allowed_tokens(self, params: SamplingParams) -> AllowedTokens | None:
         """The tokens that a request allows; ``None`` for all.
@@ -271,6 +278,7 @@ def _load_tokenizer(config: ModelConfig) -> Tokenizer:
             config.revision,
             trust_remote_code=config.trust_remote_code,
             chat_template=config.chat_template,
+            variables=config.defaults.chat_template_kwargs,
         )
     except ConfigError:
         with suppress(ConfigError):

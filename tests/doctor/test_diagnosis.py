@@ -594,6 +594,8 @@ def test_settings(tmp_path: Path) -> None:
     for text, wanted in (("{{ messages }}", []), ("{{ messages", ["failure"])):
         path.write_text(text)
         assert verdicts(found(chat_template=str(path))) == wanted
+    for name, wanted in (("enable_thinking", []), ("chat_template", ["failure"])):
+        assert verdicts(found(defaults={"chat_template_kwargs": {name: "a"}})) == wanted
 
 
 def test_settings_that_are_probably_mistakes() -> None:

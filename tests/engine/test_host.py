@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,24 @@ def test_a_model_that_is_not_served_is_missed_no_tokenizer(tmp_path: Path) -> No
     config = ModelConfig.model_validate({"name": "m", "model": str(tmp_path)})
     with pytest.raises(UnsupportedModel, match=r"^vit \(.*no causal language model"):
         ModelHost(config)
+
+
+def test_what_a_client_leaves_open(tmp_path: Path) -> None:
+    """Is as the configuration has it, else as the checkpoint, and last as the API has it."""
+    path = copytree(resolve_model("hdserve-mini"), tmp_path / "model")
+    own = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40}
+    (path / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": 2}))
+    config = {"name": "m", "model": str(path), "engine": {"compile": False}}
+    of_api = {"max_tokens": 16, "top_p": 0.5, "min_tokens": 2}
+    cases: list[tuple[dict[str, Any], dict[str, Any], tuple[float, ...]]] = [
+        ({}, {}, (0.6, 0.9, 40, 16)),
+        ({"temperature": 0.0, "max_tokens": 9}, {}, (0.0, 0.9, 40, 9)),
+        ({"temperature": 0.0, "max_tokens": 9}, {"temperature": 1, "top_k": 0}, (1, 0.9, 0, 9)),
+        ({"max_tokens": 9}, {"max_tokens": 10}, (0.6, 0.9, 40, 10)),
+    ]
+    for defaults, chosen, wanted in cases:
+        host = ModelHost(ModelConfig.model_validate({**config, "defaults": defaults}))
+        found = host.params(chosen, of_api)
+        assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == wanted
+        assert found.min_tokens == 2
+    assert host.params({}).max_tokens == 9

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from jinja2 import Environment, TemplateSyntaxError, meta
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -56,6 +56,10 @@ class Tokenizer:
 
     Args:
         chat_template: a Jinja template instead of the model's own.
+        variables: of the template, for chats that do not set them.
+
+    Raises:
+        ConfigError: it is of no kind that can be used, or one of ``variables`` is none.
 
     Attributes:
         backend: the underlying ``tokenizers.Tokenizer``.
@@ -63,7 +67,12 @@ class Tokenizer:
             of everything that is stored as token ids.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(
@@ -76,6 +85,7 @@ class Tokenizer:
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         self._tokenizer = tokenizer
+        self._default_variables = _defaults(variables or {}, type(tokenizer))
         self.backend = backend
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
         self._shown: dict[bool, ShownParts] = {}
@@ -196,10 +206,7 @@ class Tokenizer:
                 "none; use /v1/completions, or without a server `hdserve generate --complete`"
             )
             raise Unsupported(reason, "messages")
-        options = inspect.signature(type(self._tokenizer).apply_chat_template).parameters
-        for name in template_options:
-            if name in options or name == "messages":
-                raise InvalidRequest(f"{name} is not a template variable", "chat_template_kwargs")
+        check_variables(template_options, type(self._tokenizer))
         if tools and not self.tools_template:
             reason = (
                 "this model's chat template does not know tools; `chat_template` of its "
@@ -210,8 +217,9 @@ class Tokenizer:
             check_goes_on(messages)
         turns = self._turns(messages, has_tools=bool(tools))
         form = self._form(turns, has_tools=bool(tools))
+        variables = {**self._default_variables, **template_options}
         try:
-            return self._render(form, turns, tools, template_options, end)
+            return self._render(form, turns, tools, variables, end)
         except Exception as error:  # templates raise whatever their authors chose
             reason = f"the model's chat template refuses these messages: {error}"
             raise InvalidRequest(reason[:500], "messages") from error
@@ -318,6 +326,36 @@ def _with_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     ]
 
 
+def check_variables(
+    names: Iterable[str], tokenizer: type[PreTrainedTokenizerBase] = PreTrainedTokenizerBase
+) -> None:
+    """
+    Args:
+        tokenizer: the class that applies the template.
+
+    Raises:
+        InvalidRequest: a name is not a template variable but would change how one is applied.
+    """
+    options = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in names:
+        if name in options or name == "messages":
+            raise InvalidRequest(f"{name} is not a template variable", "chat_template_kwargs")
+
+
+def _defaults(
+    variables: Mapping[str, Any], tokenizer: type[PreTrainedTokenizerBase]
+) -> Mapping[str, Any]:
+    """
+    Raises:
+        ConfigError: one is not a template variable.
+    """
+    try:
+        check_variables(variables, tokenizer)
+    except InvalidRequest as error:
+        raise ConfigError(f"defaults.chat_template_kwargs: {error.message}") from error
+    return variables
+
+
 def read_chat_template(path: Path) -> str:
     """The text of a Jinja template.
 
@@ -343,14 +381,16 @@ def load_tokenizer(
     *,
     trust_remote_code: bool = False,
     chat_template: Path | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
     """The tokenizer of a bundled model, a local directory or a Hugging Face id.
 
     Args:
         chat_template: a file with a template instead of the model's own.
+        variables: of the template, for chats that do not set them.
 
     Raises:
-        ConfigError: there is none, or no such template.
+        ConfigError: there is none, or no such template or variable.
     """
     template = None if chat_template is None else read_chat_template(chat_template)
     path = resolve_model(model)
@@ -363,6 +403,7 @@ def load_tokenizer(
                 path, revision=revision, trust_remote_code=trust_remote_code
             ),
             template,
+            variables,
         )
     except (OSError, ValueError, StrictDataclassError) as error:
         is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()

@@ -62,8 +62,7 @@ def test_sampling_parameters(make: Any, name: str) -> None:
     sampling = make(**{name: value}).sampling
     assert sampling[field] == wanted
     assert getattr(SamplingParams(**sampling), field) == wanted
-    default = {} if make is chat else {"max_tokens": 16}
-    assert make(**{name: None}).sampling == default
+    assert make(**{name: None}).sampling == {}
 
 
 def test_every_sampling_field_has_a_parameter() -> None:
@@ -73,11 +72,13 @@ def test_every_sampling_field_has_a_parameter() -> None:
 
 
 def test_what_a_client_leaves_out_is_absent() -> None:
-    """Only what was set is passed on, so that the model's own defaults count."""
+    """Only what was set is passed on, so that the defaults of the model count."""
     assert chat().sampling == {}
     assert chat().speculation == {}
     assert chat().num_choices == 1
-    assert completion().sampling == {"max_tokens": 16}, "the default of the OpenAI API"
+    assert completion().sampling == {}
+    assert completion().api_defaults == {"max_tokens": 16}, "the default of the OpenAI API"
+    assert chat().api_defaults == {}
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ def test_log_probabilities_of_whole_answers_are_bounded(host: ModelHost) -> None
     assert len(builder.build(replace(most, prompts=full, sampling=more))) == 64
     assert len(builder.build(replace(most, sampling={"logprobs": 20}))) == 64
     assert len(builder.build(replace(most, sampling={}))) == 64
+    unsaid = replace(most, sampling={"logprobs": 20}, api_defaults=more)
+    assert len(builder.build(unsaid)) == 64
 
 
 def test_ids_of_prompts_are_bounded(host: ModelHost) -> None:
@@ -448,6 +450,32 @@ def test_an_effort_switches_thinking_by_the_variables_of_the_template(
     )
     (seq,) = SequenceBuilder(host, OffLoop()).build(request)
     assert host.tokenizer.decode(seq.token_ids) == prompt
+
+
+@pytest.mark.parametrize(
+    ("effort", "options", "prompt"),
+    [
+        (None, {}, "False low: hi"),
+        (None, {"enable_thinking": True}, "True low: hi"),
+        ("high", {}, "True high: hi"),
+        ("high", {"reasoning_effort": "max"}, "True max: hi"),
+        ("none", {"enable_thinking": True}, "True none: hi"),
+    ],
+)
+def test_an_effort_goes_before_the_defaults_of_the_configuration(
+    tmp_path: Path, effort: str | None, options: dict[str, Any], prompt: str
+) -> None:
+    """As does every variable that the request sets itself, which goes before its effort, too."""
+    path = tmp_path / "thinking.jinja"
+    path.write_text("{{ enable_thinking }} {{ reasoning_effort }}: {{ messages[0].content }}")
+    variables = {"enable_thinking": False, "reasoning_effort": "low"}
+    defaults = {"chat_template_kwargs": variables}
+    config = {"name": "m", "model": "hdserve-mini", "chat_template": path, "defaults": defaults}
+    builder = SequenceBuilder(ModelHost(ModelConfig.model_validate(config)), OffLoop())
+    request = GenerationRequest(
+        "r", messages=CHAT, reasoning_effort=effort, template_options=options
+    )
+    assert builder.chat_text(request) == prompt
 
 
 @pytest.mark.parametrize(

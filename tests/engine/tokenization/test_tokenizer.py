@@ -162,6 +162,18 @@ def test_template_options_are_variables(name: str) -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
+def test_variables_of_the_configuration(tmp_path: Path) -> None:
+    """They hold for every chat, each unless the chat sets it, be it to nothing."""
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ a }} {{ b }} {{ messages[0].content }}")
+    tokenizer = load_tokenizer("hdserve-tiny", chat_template=path, variables={"a": 1, "b": 2})
+    assert tokenizer.render_chat([USER], {}) == "1 2 hi"
+    assert tokenizer.render_chat([USER], {"b": 3}) == "1 3 hi"
+    assert tokenizer.render_chat([USER], {"a": None}) == "None 2 hi"
+    with pytest.raises(ConfigError, match=r"^defaults\.chat_template_kwargs: tokenize is"):
+        load_tokenizer("hdserve-tiny", variables={"a": 1, "tokenize": True})
+
+
 def test_unused_template_variables_are_harmless() -> None:
     """A variable the template does not know changes nothing."""
     assert TOKENIZER.encode_chat([USER], {"thinking": True}) == TOKENIZER.encode_chat([USER], {})
