@@ -98,9 +98,10 @@ def test_logprobs_equal_plain() -> None:
 
 @pytest.mark.parametrize("setting", ["logprobs", "everything"])
 def test_exact_answers_have_the_bits_of_plain_ones(setting: str) -> None:
-    """In float32, where rows may be rounded otherwise beside others.  Every processor's kernels
-    take the sizes of the model, so that it can be exact."""
-    model = make_model(dtype=torch.float32, vocab_size=64, head_dim=16)
+    """In float32, where rows may be rounded otherwise beside others.  All sizes of the model are
+    whole vectors of any processor, so that it can be exact with any number of rows."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    model = make_model(dtype=torch.float32, **sizes)
 
     def answers(
         drafters: Iterable[Drafter] = (), **options: int
