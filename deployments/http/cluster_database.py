@@ -136,7 +136,7 @@ class ClusterDatabase:
 
         Raises:
             InvalidRequest: the archive is empty, corrupt, cut off or of another tokenizer, or has
-                entries that no database may have.
+                entries that no database may have; the records before that stay added.
         """
         buffer, num_new, is_empty, has_more = bytearray(), 0, True, False
         async for chunk in chunks:
@@ -151,9 +151,9 @@ class ClusterDatabase:
                     num_new += await self._import_message(message)
                     is_empty, has_more = False, is_continued(message)
             except SnapshotError as error:
-                raise InvalidRequest(f"the archive cannot be used: {error.message}") from error
+                raise _refused(f"the archive cannot be used: {error.message}", num_new) from error
         if buffer or has_more:
-            raise InvalidRequest("the archive is cut off")
+            raise _refused("the archive is cut off", num_new)
         if is_empty:
             raise InvalidRequest("the archive is empty")
         return num_new
@@ -220,6 +220,12 @@ class ClusterDatabase:
 def _called(shard: Shard) -> str:
     """The name of a shard's actor in error messages."""
     return f"{_DATABASE} {shard.label}" if shard.label else _DATABASE
+
+
+def _refused(problem: str, num_new: int) -> InvalidRequest:
+    """The error for an archive of whose records some were added before the ``problem``."""
+    added = f"; new outputs added before that: {num_new}" if num_new else ""
+    return InvalidRequest(f"{problem}{added}")
 
 
 async def ask_actor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,12 +61,14 @@ class Handle:
         return self.actor.export(namespace, cursor)
 
 
-def database(num_records: int = 1000) -> tuple[ModelDatabaseActor, ClusterDatabase]:
-    """One with two namespaces, and its actor."""
+def database(
+    num_records: int = 1000, namespaces: Iterable[str] = ("a", "b")
+) -> tuple[ModelDatabaseActor, ClusterDatabase]:
+    """One with an output in each of these namespaces, and its actor."""
     config = ModelDatabaseConfig()
     actor = ModelDatabaseActor(KEY, config)
-    actor.import_(archive_of("a").encode(KEY))
-    actor.import_(archive_of("b").encode(KEY))
+    for namespace in namespaces:
+        actor.import_(archive_of(namespace).encode(KEY))
     return actor, ClusterDatabase(KEY, config, {WHOLE: Handle(actor, num_records)})
 
 
