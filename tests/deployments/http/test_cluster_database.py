@@ -110,11 +110,11 @@ def test_an_archive_that_is_cut_between_two_records() -> None:
             yield record
 
     for num_records in range(1, len(records)):
-        with pytest.raises(InvalidRequest, match="the archive is cut off$"):
+        with pytest.raises(InvalidRequest, match=r"the archive is cut off$"):
             asyncio.run(found.import_(chunks(num_records)))
     assert asyncio.run(found.import_(chunks(len(records)))) == 0
     _, other = database(namespaces=())
-    with pytest.raises(InvalidRequest, match="is cut off; new outputs added before that: 1$"):
+    with pytest.raises(InvalidRequest, match=r"is cut off; new outputs added before that: 1$"):
         asyncio.run(other.import_(chunks(1)))
 
 
