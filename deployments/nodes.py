@@ -22,6 +22,7 @@ def all_resources() -> list[Resources]:
 
 def _num_own_gpus() -> int:
     manager = get_accelerator_manager_for_resource("GPU")
+    assert manager is not None
     number = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
     return number if visible is None else min(number, len(visible))
