@@ -304,7 +304,9 @@ def test_of_several_prompts_the_one_that_cannot_be_answered_is_named(llm: LLM) -
 
 @pytest.fixture(scope="module")
 def llm_of_two_places() -> LLM:
-    return LLM("hdserve-mini", **{**OPTIONS, "engine": OPTIONS["engine"] | {"max_num_sequences": 2}})
+    return LLM(
+        "hdserve-mini", **{**OPTIONS, "engine": OPTIONS["engine"] | {"max_num_sequences": 2}}
+    )
 
 
 def test_the_next_prompt_takes_the_place_of_one_that_is_answered(llm_of_two_places: LLM) -> None:
