@@ -49,6 +49,19 @@ def refuse_keywords(keywords: Iterable[str]) -> None:
         raise InvalidRequest(f"{reason}: {instead}" if instead else reason, name)
 
 
+def prompts_of(prompts: object) -> list[Any]:
+    """The prompts of a list of them.
+
+    Raises:
+        InvalidRequest: they are one prompt, or none at all.
+    """
+    if isinstance(prompts, str | Mapping):
+        raise InvalidRequest("put the prompt into a list: generate([prompt])", "prompts")
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(NO_PROMPT, "prompts")
+    return list(prompts)
+
+
 def chats_of(messages: object) -> tuple[list[Sequence[Message]], bool]:
     """The chats, and whether ``messages`` is a single one.
 

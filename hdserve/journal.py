@@ -66,6 +66,10 @@ class Journal:
     def __contains__(self, unit: str) -> bool:
         return unit in self._results
 
+    def __getitem__(self, unit: str) -> Any:
+        """The result of ``unit``, which is finished."""
+        return self._results[unit]
+
     def once(self, unit: str, work: Callable[[], Any]) -> Any:
         """The result of ``unit``: what ``work`` returns, as JSON values, now or before.
 

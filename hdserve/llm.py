@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from operator import index
 from os import PathLike, fspath
 from threading import RLock
@@ -20,6 +20,7 @@ from hdserve.arguments import (
     check_speculation,
     naming,
     params_of_each,
+    prompts_of,
     refuse_keywords,
 )
 from hdserve.completion import Completion, CompletionBuilder
@@ -89,11 +90,32 @@ class LLM:
                 nothing was generated.
         """
         refuse_keywords(unknown)
-        if isinstance(prompts, str | Mapping):
-            raise InvalidRequest("put the prompt into a list: generate([prompt])", "prompts")
-        if not isinstance(prompts, Iterable):
-            raise InvalidRequest(NO_PROMPT, "prompts")
-        return self._answer(list(prompts), self._token_ids, params, speculation, "prompts[{}]")
+        asked = prompts_of(prompts)
+        return self._answer(asked, self._token_ids, params, speculation, "prompts[{}]")
+
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        speculation: SpeculationParams | None = None,
+        **unknown: Never,
+    ) -> Iterator[tuple[int, Completion]]:
+        """Answer ``prompts`` as :meth:`generate` does, and yield each answer when it ends, with the
+        index of its prompt; the next prompt then takes its place.
+
+        A prompt is tokenized when there is a place for it, so there may be any number of them.
+
+        Raises:
+            InvalidRequest: an argument cannot be used, raised by the call itself; or a prompt,
+                which is named by its index, raised when it is its turn.
+        """
+        refuse_keywords(unknown)
+        check_speculation(speculation)
+        asked = prompts_of(prompts)
+        each = params_of_each(params, len(asked))
+        return self._as_completed(
+            self._sequences(asked, self._token_ids, each, speculation, "prompts[{}]")
+        )
 
     def chat(
         self,
@@ -219,29 +241,65 @@ class LLM:
             where: for error messages, which add the index of the wrong one of ``prompts``.
         """
         check_speculation(speculation)
-        sequences = []
-        for number, own in enumerate(params_of_each(params, len(prompts))):
-            with naming(where.format(number)):
-                token_ids = encode(prompts[number])
-                sequences.append(self._sequence(token_ids, own, speculation))
+        each = params_of_each(params, len(prompts))
+        sequences = [*self._sequences(prompts, encode, each, speculation, where)]
         answers = {seq.request_id: CompletionBuilder(seq) for seq in sequences}
         for output in self._decode(sequences):
             answers[output.sequence.request_id].add(output)
         return [answer.completion() for answer in answers.values()]
 
-    def _decode(self, sequences: Iterable[core.Sequence]) -> Iterator[StepOutput]:
+    def _sequences(
+        self,
+        prompts: Sequence[Any],
+        encode: Callable[[Any], list[int]],
+        params: Iterable[SamplingParams | None],
+        speculation: SpeculationParams | None,
+        where: str,
+    ) -> Iterator[core.Sequence]:
+        for number, own in enumerate(params):
+            with naming(where.format(number)):
+                seq = self._sequence(encode(prompts[number]), own, speculation)
+            yield seq
+
+    def _as_completed(self, sequences: Iterable[core.Sequence]) -> Iterator[tuple[int, Completion]]:
+        """The answers of ``sequences`` as they end, each with the index of its sequence."""
+        answers: dict[str, tuple[int, CompletionBuilder]] = {}
+
+        def started() -> Iterator[core.Sequence]:
+            for number, seq in enumerate(sequences):
+                answers[seq.request_id] = number, CompletionBuilder(seq)
+                yield seq
+
+        for output in self._decode(started(), self._host.config.engine.max_num_sequences):
+            number, answer = answers[output.sequence.request_id]
+            answer.add(output)
+            if output.finish_reason is not None:
+                del answers[output.sequence.request_id]
+                yield number, answer.completion()
+
+    def _decode(
+        self, sequences: Iterable[core.Sequence], most: int | None = None
+    ) -> Iterator[StepOutput]:
         """The outputs of all ``sequences`` as they come; outputs of other calls' sequences are kept
-        for those."""
+        for those.
+
+        Args:
+            most: how many of ``sequences`` the engine has at a time; ``None``: all.
+        """
+        left = iter(sequences)
         added: list[str] = []
+        running: set[str] = set()
         outputs: deque[StepOutput] = deque()
         try:
-            for seq in sequences:
-                with self._in_use() as engine:
-                    added.append(seq.request_id)
-                    self._outputs[seq.request_id] = outputs
-                    engine.add(seq)
-            running = {*added}
-            while running:
+            while True:
+                for seq in islice(left, None if most is None else most - len(running)):
+                    with self._in_use() as engine:
+                        added.append(seq.request_id)
+                        self._outputs[seq.request_id] = outputs
+                        engine.add(seq)
+                    running.add(seq.request_id)
+                if not running:
+                    return
                 output = self._next_output(outputs)
                 if output.finish_reason is not None:
                     running.discard(output.sequence.request_id)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from hdserve import LLM
+from hdserve import LLM, Completion
+from hdserve.cli import EXIT_INTERRUPTED
 from hdserve.cli.answers import TextPrinter, with_answer
 from hdserve.cli.commands import app
-from hdserve.cli.generate import GenerateOptions, _rows
+from hdserve.cli.generate import GenerateOptions, _rows, _settings
 from hdserve.completion import CompletionBuilder
+from hdserve.config import ModelConfig, checked
 from hdserve.core import FinishReason, Source, StepOutput
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooLong
@@ -63,29 +68,85 @@ def test_one_source_of_prompts_is_wanted(arguments: list[str], reason: str) -> N
 
 
 @pytest.mark.parametrize("is_printed", [True, False])
+@pytest.mark.parametrize(("arguments", "num_slots"), [(["--batch-size", "2"], 2), ([], 3)])
 def test_rows_are_answered_together(
-    is_printed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_printed: bool,
+    arguments: list[str],
+    num_slots: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many as are asked for, each with its own fields and in the order of the file."""
-    path, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    rows = [{"id": number, "prompt": f"A table for {number}, please."} for number in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sizes: list[int] = []
-    slots: set[int] = set()
-    together = LLM.generate
+    """As many as are asked for, else as the configuration says, each with its own fields and in the
+    order of the file, whichever ends first."""
+    path, out, config = (tmp_path / name for name in ("rows.jsonl", "answers.jsonl", "c.yaml"))
+    rows = _write_questions(path, 5)
+    model = {"name": "hdserve-mini", "model": "hdserve-mini", "engine": {"max_num_sequences": 3}}
+    config.write_text(json.dumps({"models": [model]}))
+    slots: list[int] = []
+    as_completed = LLM.as_completed
 
-    def noted(llm: LLM, prompts: list[Any], *others: Any) -> Any:
-        sizes.append(len(prompts))
-        slots.add(llm._host.config.engine.max_num_sequences)
-        return together(llm, prompts, *others)
+    def noted(llm: LLM, *arguments: Any) -> Any:
+        slots.append(llm._host.config.engine.max_num_sequences)
+        found = sorted(as_completed(llm, *arguments), key=itemgetter(0))
+        return reversed(found)
 
-    monkeypatch.setattr(LLM, "generate", noted)
+    monkeypatch.setattr(LLM, "as_completed", noted)
     output = ["--json"] if is_printed else ["--json", str(out)]
-    printed = generate("--prompts", str(path), "--batch-size", "2", *output)
+    printed = generate("--prompts", str(path), "--config", str(config), *arguments, *output)
     answers = [*map(json.loads, (printed if is_printed else out.read_text()).splitlines())]
-    assert (sizes, slots) == ([2, 2, 1], {2})
-    assert [answer["id"] for answer in answers] == [0, 1, 2, 3, 4]
+    assert slots == [num_slots]
+    assert [(answer["id"], answer["prompt"]) for answer in answers] == rows
     assert all(answer["text"] and answer["num_tokens"] <= 24 for answer in answers)
+
+
+def test_a_job_goes_on_whichever_rows_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the last two, with another number of rows at a time: as if it had run out of memory."""
+    path, out, whole = (tmp_path / name for name in ("rows.jsonl", "answers.jsonl", "whole.jsonl"))
+    _write_questions(path, 5)
+    command = ["--prompts", str(path), "--json"]
+    as_completed = LLM.as_completed
+
+    def interrupted(llm: LLM, *arguments: Any) -> Iterator[tuple[int, Completion]]:
+        yield from sorted(as_completed(llm, *arguments), key=itemgetter(0))[:2:-1]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "as_completed", interrupted)
+    result = CliRunner().invoke(app, ["generate", *command, str(out), *OPTIONS])
+    assert result.exit_code == EXIT_INTERRUPTED
+    monkeypatch.undo()
+    kept = units(tmp_path / "answers.jsonl.unfinished")
+    assert [*kept] == ["row 4", "row 3"]
+    assert "5 rows, 3 of them answered now" in generate(*command, str(out), "--batch-size", "2")
+    answers = [*map(json.loads, out.read_text().splitlines())]
+    assert answers[:2:-1] == [result["answer"] for result in kept.values()]
+    generate(*command, str(whole))
+    wanted = [*map(json.loads, whole.read_text().splitlines())]
+    names = ("id", "prompt", "text", "finish_reason")
+    assert [[answer[name] for name in names] for answer in answers] == [
+        [answer[name] for name in names] for answer in wanted
+    ]
+
+
+def test_an_unfinished_job_goes_on_with_other_sizes() -> None:
+    """Of its model, and of what is answered at a time; not with what may change an answer."""
+
+    def settings(num_together: int | None = None, **model: Any) -> dict[str, Any]:
+        config = checked(ModelConfig, {"name": "m", "model": "hdserve-mini", **model})
+        options = GenerateOptions(prompt=QUESTION, batch_size=num_together)
+        return _settings([{"prompt": QUESTION}], options, config)
+
+    sizes: dict[str, Any] = {
+        **{"max_num_sequences": 2, "max_num_queued": 2, "kv_cache_tokens": 64, "num_threads": 1},
+        **{"prefill_chunk_tokens": 64, "prefill_slowdown": None},
+    }
+    places: dict[str, Any] = {"num_gpus": 1, "resources": {"a": 1}, "session_affinity": False}
+    others: list[dict[str, Any]] = [{"dtype": "float32"}, {"max_model_len": 64}, {"exact": True}]
+    assert settings() == settings(2, engine=sizes, num_cpus=2, num_replicas=2, **places)
+    assert settings() == settings(autoscaling={"max_replicas": 2})
+    for engine in others:
+        assert settings(engine=engine | sizes) == settings(engine=engine) != settings()
 
 
 def test_a_model_is_that_of_a_server(tmp_path: Path) -> None:
@@ -174,17 +235,9 @@ def test_an_answer_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("is_printed", [True, False])
 def test_a_job_in_which_an_answer_failed_fails(is_printed: bool, tmp_path: Path) -> None:
     """Here for weights that are no numbers; the other rows are answered all the same."""
-    model = tmp_path / "model"
-    shutil.copytree(resolve_model("hdserve-mini"), model)
-    weights = load_file(model / "model.safetensors")
-    (poison,) = load_tokenizer("hdserve-mini").encode(" river", adds_special_tokens=False)
-    weights["model.embed_tokens.weight"][poison] = float("nan")
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
-    rows, output = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
-    texts = ("A river", QUESTION)
-    rows.write_text("".join(f'{{"prompt": "{text}", "error": null}}\n' for text in texts))
-    arguments = ["--prompts", str(rows), "--complete", "--json"] + [str(output)] * (not is_printed)
-    result = CliRunner().invoke(app, ["generate", *arguments, *OPTIONS[2:], "--model", str(model)])
+    output = tmp_path / "answers.jsonl"
+    arguments = [*_poisoned(tmp_path), "--json"] + [str(output)] * (not is_printed)
+    result = CliRunner().invoke(app, ["generate", *arguments])
     answers = result.stdout if is_printed else output.read_text()
     failed, answered = map(json.loads, answers.splitlines())
     assert failed["finish_reason"] == "error"
@@ -192,6 +245,58 @@ def test_a_job_in_which_an_answer_failed_fails(is_printed: bool, tmp_path: Path)
     assert answered["error"] is None
     assert answered["finish_reason"] in ("stop", "length")
     assert result.exit_code == 1
+
+
+def test_the_same_command_answers_again_what_failed(tmp_path: Path) -> None:
+    """And nothing else, until nothing fails."""
+    output, journal = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.unfinished"
+    command = ["generate", *_poisoned(tmp_path), "--json", str(output)]
+    for num_now in (1, 0):
+        result = CliRunner().invoke(app, command)
+        assert f"2 rows, {num_now} of them answered now" in result.stdout
+        assert "1 answers failed: this request could not be decoded" in result.stderr
+        assert "; the same command tries them again\n" in result.stderr
+        assert result.exit_code == 1
+        assert [*units(journal)] == ["row 1"]
+    answered = output.read_text().splitlines()[1]
+    weights = Path(resolve_model("hdserve-mini")) / "model.safetensors"
+    shutil.copyfile(weights, tmp_path / "model" / "model.safetensors")
+    result = CliRunner().invoke(app, command)
+    assert "2 rows, 1 of them answered now" in result.stdout
+    assert (result.exit_code, journal.exists()) == (0, False)
+    healed, *others = output.read_text().splitlines()
+    assert json.loads(healed)["error"] is None
+    assert others == [answered]
+
+
+def test_what_failed_in_a_pipe_is_not_tried_again(tmp_path: Path) -> None:
+    """Nothing was kept there."""
+    command = ["generate", *_poisoned(tmp_path), "--json", os.devnull]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "1 answers failed" in result.stderr
+    assert "again" not in result.stderr
+
+
+def _write_questions(path: Path, num_rows: int) -> list[tuple[int, str]]:
+    """Write rows with an ``id`` and a ``prompt``, and return these."""
+    rows = [(number, f"A table for {number}, please.") for number in range(num_rows)]
+    lines = [json.dumps({"id": number, "prompt": prompt}) for number, prompt in rows]
+    path.write_text("\n".join(lines))
+    return rows
+
+
+def _poisoned(directory: Path) -> list[str]:
+    """Arguments for two rows and a model with which the first one fails."""
+    model, rows = directory / "model", directory / "rows.jsonl"
+    shutil.copytree(resolve_model("hdserve-mini"), model)
+    weights = load_file(model / "model.safetensors")
+    (poison,) = load_tokenizer("hdserve-mini").encode(" river", adds_special_tokens=False)
+    weights["model.embed_tokens.weight"][poison] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    texts = ("A river", QUESTION)
+    rows.write_text("".join(f'{{"prompt": "{text}", "error": null}}\n' for text in texts))
+    return ["--prompts", str(rows), "--complete", *OPTIONS[2:], "--model", str(model)]
 
 
 def test_a_row_may_have_a_field_of_this_name(tmp_path: Path) -> None:
@@ -266,7 +371,8 @@ def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
     assert f"40 rows, {len(rows) - len(before)} of them answered now" in told
     assert not journal.exists()
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert answers[: len(before)] == [result["answer"] for result in before.values()]
+    for unit, result in before.items():
+        assert answers[int(unit.removeprefix("row "))] == result["answer"]
 
     whole = tmp_path / "whole.jsonl"
     assert "40 of them answered now" in generate(*command, str(whole))

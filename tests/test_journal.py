@@ -32,7 +32,8 @@ def test_finished_units_are_not_done_again(tmp_path: Path) -> None:
         journal = Journal(tmp_path / "out.json", SETTINGS)
         assert (journal.num_restored, journal.num_interruptions) == (1, number)
         assert journal.once("a", never) == first
-    assert journal.once("b", lambda: 5) == 5
+    assert journal.once("b", lambda: 5) == journal["b"] == 5
+    assert journal["a"] == first
     assert "b" in Journal(tmp_path / "out.json", SETTINGS)
     journal.finish()
     assert list(tmp_path.iterdir()) == []

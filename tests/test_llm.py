@@ -325,6 +325,46 @@ def test_of_several_prompts_the_one_that_cannot_be_answered_is_named(llm: LLM) -
     assert [len(answer.token_ids) for answer in llm.generate([[5], [7]], params)] == [3, 3]
 
 
+@pytest.fixture(scope="module")
+def llm_of_two_places() -> LLM:
+    return LLM(
+        "hdserve-mini", **{**OPTIONS, "engine": OPTIONS["engine"] | {"max_num_sequences": 2}}
+    )
+
+
+def test_the_next_prompt_takes_the_place_of_one_that_is_answered(llm_of_two_places: LLM) -> None:
+    """Short answers follow each other while a long one goes on, all as `generate` gives them; no
+    prompt waits in the engine."""
+    llm, plain = llm_of_two_places, SpeculationParams(is_enabled=False)
+    prompts = [[5, 300, 41], [9, 8], [7], [300, 5]]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True)
+        for number in (16, 2, 3, 2)
+    ]
+    wanted = [answer.token_ids for answer in llm.generate(prompts, params, plain)]
+    found = {}
+    for number, answer in llm.as_completed(iter(prompts), params, plain):
+        found[number] = answer.token_ids
+        assert llm._engine.stats.num_running + llm._engine.stats.num_waiting <= 1
+    assert [*found] == [1, 2, 3, 0]
+    assert [found[number] for number in range(len(prompts))] == wanted
+
+
+def test_a_prompt_that_takes_a_place_is_refused_by_name(llm_of_two_places: LLM) -> None:
+    """After the answers that ended before; nothing is left of those that were going on."""
+    llm = llm_of_two_places
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    each = [params, replace(params, max_tokens=40), params]
+    answers = llm.as_completed([[5], [7], [10**9]], each, SpeculationParams(is_enabled=False))
+    assert next(answers)[0] == 0
+    with pytest.raises(InvalidRequest, match=r"^prompts\[2\]: "):
+        next(answers)
+    assert not llm._engine.has_work
+    assert not llm._outputs
+    with pytest.raises(InvalidRequest, match="into a list"):
+        llm.as_completed("a text")
+
+
 def test_a_stream_that_cannot_be_is_refused_at_the_call(llm: LLM) -> None:
     """Not where its first output is read; nothing is left of it."""
     for prompt in ([10**9], []):

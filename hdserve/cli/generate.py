@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,14 @@ import typer
 from hdserve.cli.answers import TextPrinter, has_failed, line, with_answer
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
-from hdserve.cli.model_option import Model, ServerConfig, chosen_model, load_llm, with_options
+from hdserve.cli.model_option import (
+    Model,
+    ServerConfig,
+    chosen_model,
+    given,
+    load_llm,
+    with_options,
+)
 from hdserve.cli.options import PROMPTS_HELP, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
@@ -30,6 +37,26 @@ if TYPE_CHECKING:
     from hdserve.llm import Prompt
 
 _MAX_TOKENS: Final = 256
+
+
+_SIZES: Mapping[str, set[str] | bool] = {
+    "engine": {
+        "kv_cache_tokens",
+        "max_num_queued",
+        "max_num_sequences",
+        "num_threads",
+        "prefill_chunk_tokens",
+        "prefill_slowdown",
+    },
+    "autoscaling": True,
+    "num_cpus": True,
+    "num_gpus": True,
+    "num_replicas": True,
+    "resources": True,
+    "session_affinity": True,
+}
+"""Settings of a model that say how much is done at a time, and where: a job may go on with others,
+for example after it ran out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +93,13 @@ class GenerateOptions:
     ] = None
     seed: Annotated[int | None, typer.Option(help="Default: a random one.")] = None
     batch_size: Annotated[
-        int, typer.Option(help="Rows of --prompts answered together with --json.", min=1)
-    ] = 8
+        int | None,
+        typer.Option(
+            help="Rows of --prompts answered together with --json.",
+            show_default="the model's `engine.max_num_sequences`",
+            min=1,
+        ),
+    ] = None
     drafts: Annotated[bool, typer.Option(help="Decode with drafts, or plainly.")] = True
     shows_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Colour tokens by where they came from.")
@@ -107,10 +139,11 @@ def generate(options: GenerateOptions) -> None:
     """Answer a prompt, or each row of a file, as it is generated.
 
     Rows of a file are answered with the same model, so later answers are drafted from earlier ones:
-    as text one after the other, with --json --batch-size at a time.  With --json each row has its
-    `text`, `finish_reason`, `stop_reason` and what drafting did.  An interrupted job with --json
-    PATH goes on with the rows it has not answered when the same command is run again.  It exits
-    with 1 where an answer failed, after all others.
+    as text one after the other, with --json --batch-size at a time, the next row as soon as one is
+    answered.  With --json each row has its `text`, `finish_reason`, `stop_reason` and what drafting
+    did.  An interrupted job with --json PATH goes on with the rows it has not answered when the
+    same command is run again, or the same with another --batch-size.  Where an answer failed it
+    exits with 1, after all others; the same command tries those rows again.
     """
     output = JsonOutput(options.json_path)
     rows = list(_rows(options))
@@ -142,9 +175,8 @@ class _Answers:
         self, options: GenerateOptions, model: ModelConfig, rows: Sequence[dict[str, Any]]
     ) -> None:
         is_file = options.prompts_path is not None
-        self.batch_size = options.batch_size
         if is_file:
-            model = with_options(model, engine={"max_num_sequences": options.batch_size})
+            model = with_options(model, engine=given(max_num_sequences=options.batch_size))
         self._llm = load_llm(model)
         self._sampling = _sampling(options, model)
         self._speculation = SpeculationParams(is_enabled=options.drafts)
@@ -158,14 +190,14 @@ class _Answers:
         params = self._llm.sampling(**self._sampling)
         return self._llm.stream(_prompt(row), params, self._speculation)
 
-    def together(self, rows: Sequence[dict[str, Any]]) -> list[Completion]:
-        """The answers to rows, decoded together."""
+    def as_completed(self, rows: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Completion]]:
+        """The answers to rows, decoded together, as they end, each with the index of its row."""
         params = [self._llm.sampling(**self._sampling) for _ in rows]
-        return self._llm.generate([*map(_prompt, rows)], params, self._speculation)
+        return self._llm.as_completed(map(_prompt, rows), params, self._speculation)
 
-    def remember(self, token_ids: list[int]) -> None:
-        """Draft from an answer that was given in an earlier run."""
-        self._llm.remember([token_ids])
+    def remember(self, outputs: Sequence[list[int]]) -> None:
+        """Draft from the answers that were given in earlier runs."""
+        self._llm.remember(outputs)
 
 
 def _sampling(options: GenerateOptions, model: ModelConfig) -> dict[str, Any]:
@@ -179,69 +211,80 @@ def _settings(
     rows: Sequence[dict[str, Any]], options: GenerateOptions, model: ModelConfig
 ) -> dict[str, Any]:
     """The settings that the answers depend on."""
+    chosen = model.model_dump(mode="json", exclude_unset=True, exclude=_SIZES)
     return {
-        "model": model.model_dump(mode="json", exclude_unset=True),
+        "model": {"engine": {}} | chosen,
         "input": digest_of_list(rows),
         "complete": options.completes,
-        "batch_size": options.batch_size,
         "drafts": options.drafts,
         **_sampling(options, model),
     }
 
 
 def _print_answers(rows: Sequence[dict[str, Any]], model: _Answers) -> Iterator[bool]:
-    """Print each row with its answer as a line of JSON; yield whether it succeeded."""
-    for numbers in _batches(len(rows), model.batch_size):
-        batch = [rows[number] for number in numbers]
-        for row, answer in zip(batch, model.together(batch), strict=True):
-            found = with_answer(row, answer)
+    """Print each row with its answer as a line of JSON, in their order; yield whether it
+    succeeded."""
+    ended: dict[int, dict[str, Any]] = {}
+    num_printed = 0
+    for number, answer in model.as_completed(rows):
+        ended[number] = with_answer(rows[number], answer)
+        while num_printed in ended:
+            found = ended.pop(num_printed)
             typer.echo(line(found))
             yield not has_failed(found)
+            num_printed += 1
 
 
 def _write_answers(
     rows: Sequence[dict[str, Any]], model: _Answers, path: Path, journal: Journal
 ) -> None:
     """Answer what ``journal`` does not have yet, then write all answers to ``path``."""
-    answers = []
-    with progress("answering", len(rows)) as bar:
-        for numbers in _batches(len(rows), model.batch_size):
-            for result in _kept_answers(rows, numbers, model, journal):
-                answers.append(result["answer"])
-            bar.advance(len(numbers))
+    failed = _answer_missing(rows, model, journal)
+    answers = (
+        failed[number] if number in failed else journal[_unit(number)]["answer"]
+        for number in range(len(rows))
+    )
     write_whole(path, "".join(line(one) + "\n" for one in answers))
-    journal.finish()
-    num_now = len(rows) - journal.num_restored
+    num_now = len(rows) - journal.num_restored - len(failed)
     typer.echo(f"{path}: {len(rows):,} rows, {num_now:,} of them answered now")
-    if any(map(has_failed, answers)):
-        raise typer.Exit(1)
+    if not failed:
+        journal.finish()
+        return
+    reason = next(iter(failed.values()))["error"]
+    advice = "" if journal.path is None else "; the same command tries them again"
+    typer.echo(f"hdserve: {len(failed):,} answers failed: {reason}{advice}", err=True)
+    raise typer.Exit(1)
 
 
-def _kept_answers(
-    rows: Sequence[dict[str, Any]], numbers: range, model: _Answers, journal: Journal
-) -> list[dict[str, Any]]:
-    """The answers to some rows, each a unit of ``journal``.  Later rows are drafted from those that
-    it has, too."""
-    missing = [number for number in numbers if _unit(number) not in journal]
-    answers = model.together([rows[number] for number in missing])
-    made = {
-        number: {"answer": with_answer(rows[number], answer), "token_ids": answer.token_ids}
-        for number, answer in zip(missing, answers, strict=True)
-    }
-    results = {number: journal.once(_unit(number), partial(made.get, number)) for number in numbers}
-    for number in results.keys() - made:
-        model.remember(results[number]["token_ids"])
-    return [*results.values()]
+def _answer_missing(
+    rows: Sequence[dict[str, Any]], model: _Answers, journal: Journal
+) -> dict[int, dict[str, Any]]:
+    """Answer the rows that ``journal`` does not have, each a unit of it that is kept when it ends.
+    They are drafted from those that it has, too.
+
+    Returns:
+        What there is of the answers that failed, by the numbers of their rows; ``journal`` does not
+        get them.
+    """
+    missing = [number for number in range(len(rows)) if _unit(number) not in journal]
+    kept = [_unit(number) for number in range(len(rows)) if _unit(number) in journal]
+    model.remember([journal[unit]["token_ids"] for unit in kept])
+    failed = {}
+    with progress("answering", len(rows), len(kept)) as bar:
+        for index, answer in model.as_completed([rows[number] for number in missing]):
+            number = missing[index]
+            found = with_answer(rows[number], answer)
+            if has_failed(found):
+                failed[number] = found
+            else:
+                result = {"answer": found, "token_ids": answer.token_ids}
+                journal.once(_unit(number), partial(dict, result))
+            bar.advance()
+    return failed
 
 
 def _unit(number: int) -> str:
     return f"row {number}"
-
-
-def _batches(num_rows: int, batch_size: int) -> Iterator[range]:
-    """Yield the numbers of the rows that are answered together."""
-    for begin in range(0, num_rows, batch_size):
-        yield range(begin, min(begin + batch_size, num_rows))
 
 
 def _rows(options: GenerateOptions) -> Iterator[dict[str, Any]]:

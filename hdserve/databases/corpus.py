@@ -1,8 +1,9 @@
 """Reading corpora: text, JSONL of ``text`` or ``messages``, and replay files, perhaps gzipped.
 
 A corpus is read as a stream of *segments*, the pieces whose n-grams are counted: a text, one
-message of a chat, or the prompt and the response of a recorded request.  A row may name its
-``source`` and ``licence``.
+message of a chat, the answer to it (``text`` beside ``messages``, as ``hdserve generate`` writes
+it), or the prompt and the response of a recorded request.  A row may name its ``source`` and
+``licence``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -55,7 +56,7 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
     """The files that ``inputs`` name: files, directories (searched below) and glob patterns.
 
     Raises:
-        DatabaseError: an input matches nothing, or cannot be accessed.
+        DatabaseError: an input matches nothing, cannot be accessed, or is JSON that is not JSONL.
     """
     files: dict[Path, None] = {}
     for name in inputs:
@@ -66,6 +67,7 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
             raise DatabaseError(f"{place}: cannot be read: {error.strerror}") from error
         if not found:
             raise DatabaseError(f"{name}: no such file, and no pattern or directory of corpora")
+        _check_forms(found)
         files |= dict.fromkeys(found)
     return list(files)
 
@@ -81,6 +83,20 @@ def _files_of(name: str | Path) -> list[Path]:
     if path.exists():
         return [path]
     return [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
+
+
+def _check_forms(paths: Iterable[Path]) -> None:
+    """
+    Raises:
+        DatabaseError: one is JSON, whose marks and escapes would be counted as text.
+    """
+    for path in paths:
+        name = path.name.removesuffix(".gz")
+        if name.endswith(".json"):
+            raise DatabaseError(
+                f"{path}: of JSON only JSON Lines are read, from files called .jsonl; "
+                f"`jq -c '.[]' {name} > {name}l` makes them of a list of rows"
+            )
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
@@ -167,6 +183,7 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
         for message in row["messages"]:
             if text := _text_of(message.get("content")):
                 yield text, message.get("role") == "assistant"
+        yield from _answer_in(row)
     elif "response" in row:
         for key in ("prompt", "response"):
             tokens = row[key]
@@ -177,6 +194,15 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
         yield row["text"], False
     else:
         raise ValueError(_WANTED)
+
+
+def _answer_in(row: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """The ``text`` of a row whose messages end with a question; where they end with an answer, it
+    would be the same once more.  A cut answer ends no turn."""
+    text = row.get("text")
+    is_asked = bool(row["messages"]) and row["messages"][-1].get("role") != "assistant"
+    if is_asked and isinstance(text, str) and text:
+        yield text, row.get("finish_reason", "stop") == "stop"
 
 
 def _whole(text: str) -> str:

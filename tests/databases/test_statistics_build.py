@@ -193,6 +193,30 @@ def test_parts_of_a_message_are_one_text(tmp_path: Path) -> None:
     assert found == [("abcd", False), ("ab", True)]
 
 
+def test_an_answer_beside_the_messages_is_a_turn(tmp_path: Path) -> None:
+    """As `hdserve generate` writes it; one that was cut ends no turn, and the text of a chat that
+    has its answer is not counted once more."""
+    asked = [{"role": "user", "content": "uv"}]
+    answered = [*asked, {"role": "assistant", "content": "xyz"}]
+    rows: list[object] = [
+        {"prompt": "uv", "messages": asked, "text": "xyz", "finish_reason": "stop"},
+        {"messages": asked, "text": "xyz"},
+        {"messages": asked, "text": "xy", "finish_reason": "length"},
+        {"messages": answered, "text": "uvxyz"},
+        {"messages": asked, "text": ""},
+    ]
+    path = _write_rows(tmp_path / "answers.jsonl", rows)
+    found = [(segment.content, segment.is_turn) for segment in read_segments(path)]
+    question = ("uv", False)
+    assert found == [
+        *(question, ("xyz", True)),
+        *(question, ("xyz", True)),
+        *(question, ("xy", False)),
+        *(question, ("xyz", True)),
+        question,
+    ]
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="cannot be read"):
         _run(tmp_path / "s", tmp_path / "nothing.txt")
@@ -361,6 +385,17 @@ def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
     assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
     with pytest.raises(DatabaseError, match="no such file"):
         corpus_files([tmp_path / "*.csv"])
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
+def test_json_that_is_no_json_lines_is_refused(tmp_path: Path, name: str) -> None:
+    """It would be counted with its marks and escapes; in a directory, there may be any files."""
+    (tmp_path / name).write_bytes(b"[]")
+    (tmp_path / "text.txt").write_text("a")
+    for given in (str(tmp_path / name), str(tmp_path / "*")):
+        with pytest.raises(DatabaseError, match=r"jq -c '\.\[\]' rows\.json > rows\.jsonl"):
+            corpus_files([given])
+    assert corpus_files([tmp_path]) == [tmp_path / "text.txt"]
 
 
 def test_a_closed_directory_is_not_left_out() -> None:
