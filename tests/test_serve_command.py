@@ -317,6 +317,10 @@ def test_settings_of_a_model_without_a_file(monkeypatch: pytest.MonkeyPatch) -> 
         (["num_gpus=1", "num_gpus=0"], "--set num_gpus=0: num_gpus has a value already"),
         (["engine=1", "engine.dtype=auto"], "--set engine.dtype=auto: engine has a value already"),
         (["model=hdserve-tiny"], "--set model=...: give the model as MODEL"),
+        (
+            ["defaults.chat_template_kwargs.date_string=2026-07-26"],
+            "--set defaults.chat_template_kwargs.date_string=2026-07-26: a date needs quotes",
+        ),
     ],
 )
 def test_settings_that_are_wrong(

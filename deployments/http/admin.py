@@ -15,6 +15,7 @@ from actors import model_database
 from actors.shards import may_be_on_disk_alone
 from actors.statistics_database import StatisticsClient
 from deployments.http.access import require_admin
+from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase, ask_actor
 from deployments.http.json_body import read_json
@@ -158,7 +159,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
     async def choose_statistics(model: str, request: Request) -> dict[str, str]:
         """Make all replicas draft from the database in a directory below ``statistics_root``."""
         body = parse_body(
-            StatisticsBody, await gateway.deadline().wait(read_json(request, gateway.off_loop))
+            StatisticsBody,
+            await Arrival(gateway, request).deadline.wait(read_json(request, gateway.off_loop)),
         )
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)

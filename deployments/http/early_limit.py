@@ -82,7 +82,7 @@ def _no_room(gateway: Gateway) -> RequestTimeout:
     limit_s = gateway.config.gateway.request_timeout_s
     return RequestTimeout(
         f"the server had no room for the body of the request in {limit_s:g} s "
-        "(gateway.request_timeout_s, gateway.max_held_body_bytes); try again later"
+        "(gateway.request_timeout_s, gateway.max_held_body_bytes)"
     )
 
 

@@ -103,7 +103,7 @@ class MeasuredRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started_s = time.monotonic()
+        started_s = scope.get("state", {}).get("arrived_s", time.monotonic())
         status, first_byte_s = 0, 0.0
 
         async def measured(message: Message) -> None:

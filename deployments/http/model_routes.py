@@ -7,8 +7,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
+from deployments.http.arrival import Arrival
 from deployments.http.generation_route import GENERATION_ERRORS
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
         return {"object": "list", "data": entries, "has_more": False, **ends}
 
     @api.get("/v1/models/{name:path}", responses=errors)
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str, request: Request) -> dict[str, Any]:
         """One model and what its replica runs on, if known: no replica is started to find
         out."""
         found = entry(name)
-        info = await gateway.deadline().wait(gateway.description_now(name))
+        info = await Arrival(gateway, request).deadline.wait(gateway.description_now(name))
         if info is None:
             return found
         told = asdict(info)

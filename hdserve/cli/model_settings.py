@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -44,8 +45,16 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
                 raise ConfigError(f"--set {setting}: {section} has a value already")
         if name in place:
             raise ConfigError(f"--set {setting}: {key} has a value already")
-        try:
-            place[name] = parse_yaml(text)
-        except ValueError as error:
-            raise ConfigError(f"--set {setting}: {error}") from error
+        place[name] = _value(setting, text)
     return found
+
+
+def _value(setting: str, text: str) -> Any:
+    try:
+        value = parse_yaml(text)
+        json.dumps(value)
+    except ValueError as error:
+        raise ConfigError(f"--set {setting}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"--set {setting}: a date needs quotes: KEY='\"VALUE\"'") from error
+    return value

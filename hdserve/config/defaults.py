@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hdserve.config.mistakes import Location, Mistakes
 from hdserve.config.strict_model import StrictModel
@@ -14,7 +14,8 @@ from hdserve.errors import InvalidRequest
 
 class DefaultsConfig(StrictModel):
     """What a request has where it does not say; ``null`` leaves it to the model's
-    ``generation_config.json``.  Values have the bounds that they have in a request."""
+    ``generation_config.json``.  Values have the bounds of those in a request, but ``top_p`` is above
+    0."""
 
     temperature: float | None = None
     """0 is greedy."""
@@ -23,7 +24,7 @@ class DefaultsConfig(StrictModel):
     """The share of the likeliest tokens that may be chosen; 1 is off."""
 
     top_k: int | None = None
-    """How many of the likeliest tokens may be chosen; 0 is off."""
+    """How many of the likeliest tokens may be chosen; 0, or -1, is off."""
 
     min_p: float | None = None
     """The least probability of a token that may be chosen, as a share of the likeliest one's; 0 is
@@ -44,6 +45,11 @@ class DefaultsConfig(StrictModel):
     def sampling(self) -> dict[str, Any]:
         """The fields of :class:`~hdserve.core.SamplingParams` that are set."""
         return self.model_dump(exclude={"chat_template_kwargs"}, exclude_none=True)
+
+    @field_validator("top_k")
+    @classmethod
+    def _check_top_k(cls, top_k: int | None) -> int | None:
+        return 0 if top_k == -1 else top_k  # other servers' value for off
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:

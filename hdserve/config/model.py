@@ -289,10 +289,10 @@ class ModelConfig(StrictModel):
 
     num_gpus: float | None = Field(default=None, ge=0)
     """GPUs that Ray reserves for a replica: one, or a part of one.  Default: one with ``device:
-    cuda`` and none with ``cpu``.  With ``auto`` one, if the cluster has a GPU for each replica, at
-    their least number, of all models that leave it to this default; else none for any of them,
-    which the log says if there are GPUs.  The nodes count that are there when the application is
-    built, and with ``serve run deployments:app`` its own machine: set a number where nodes with
+    cuda`` and none with ``cpu``.  With ``auto`` one, if the cluster has a GPU for each replica, of
+    those there are at first, of all models that leave it to this default; else none for any of
+    them, which the log says if there are GPUs.  The nodes count that are there when the application
+    is built, and with ``serve run deployments:app`` its own machine: set a number where nodes with
     GPUs come later, as with an autoscaler."""
 
     resources: CustomResources = Field(default_factory=dict)

@@ -91,11 +91,10 @@ def _check_forms(paths: Iterable[Path]) -> None:
         DatabaseError: one is JSON, whose marks and escapes would be counted as text.
     """
     for path in paths:
-        name = path.name.removesuffix(".gz")
-        if name.endswith(".json"):
+        if path.name.removesuffix(".gz").endswith(".json"):
             raise DatabaseError(
                 f"{path}: of JSON only JSON Lines are read, from files called .jsonl; "
-                f"`jq -c '.[]' {name} > {name}l` makes them of a list of rows"
+                "`jq -c '.[]'` makes them of a list of rows"
             )
 
 

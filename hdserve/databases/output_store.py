@@ -250,7 +250,7 @@ class OutputStore:
 
         Args:
             lock: guards ``log`` and this object; not held while waiting for the disk, so appends
-                continue.  Nothing else may sync or flush meanwhile.
+                continue, except to take over.  Nothing else may sync or flush meanwhile.
         """
         if not self.is_writable and not self._follow(log, lock):
             return False

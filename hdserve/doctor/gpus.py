@@ -50,8 +50,8 @@ def shortage(config: ServeConfig, nodes: Sequence[Resources]) -> Shortage | None
     names = [model.name for model in config.models if _is_left_to_cluster(model)]
     if not names or not any(node.get("GPU") for node in nodes) or _has_room(config, nodes):
         return None
-    own = [process for process in _replicas(config) if process.owner in names]
-    others = [process for process in _replicas(config) if process.owner not in names]
+    own = [process for process in _replicas(config, nodes) if process.owner in names]
+    others = [process for process in _replicas(config, nodes) if process.owner not in names]
     share = gpu_share(own, others, nodes)
     text = (
         f"{', '.join(names)}: on the CPU, since num_gpus is left out and there is not a GPU for "
@@ -103,15 +103,21 @@ def _has_room(config: ServeConfig, nodes: Sequence[Resources]) -> bool:
     """Return whether each replica of the models that leave it to the cluster finds a whole GPU,
     without taking one from others."""
     names = {model.name for model in config.models if _is_left_to_cluster(model)}
-    wanted = [*_replicas(config)]
+    wanted = [*_replicas(config, nodes)]
     others = [process for process in wanted if process.owner not in names]
     return len(unplaced(wanted, nodes)) == len(unplaced(others, nodes))
 
 
-def _replicas(config: ServeConfig) -> Iterator[Process]:
-    """Yield the fewest replicas with which each model answers, as if the cluster had a GPU for each
-    of those that leave it to it.  CPUs do not count: without them no replica starts anyway."""
+def _replicas(config: ServeConfig, nodes: Sequence[Resources]) -> Iterator[Process]:
+    """Yield the replicas that each model has at first, or the one that it gets once it is asked, as
+    if the cluster had a GPU for each of those that leave it to it.
+
+    CPUs do not count, nor do custom resources that no node is known to have: without them no
+    replica starts anyway.
+    """
+    known = {name for node in nodes for name in node}
     for model in config.models:
-        resources = {"GPU": _num_gpus(model, 1.0), **model.resources}
-        for _ in range(max(1, model.min_num_replicas)):
+        custom = {name: number for name, number in model.resources.items() if name in known}
+        resources = {"GPU": _num_gpus(model, 1.0), **custom}
+        for _ in range(max(1, model.first_num_replicas)):
             yield Process(model.name, resources, model)

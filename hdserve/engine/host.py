@@ -212,7 +212,8 @@ class ModelHost:
         self, chosen: Mapping[str, Any], api_defaults: Mapping[str, Any] | None = None
     ) -> SamplingParams:
         """The parameters a client chose, over the defaults of the configuration, and these over the
-        model's own; a missing seed is drawn.
+        model's own; a missing seed is drawn.  A default of ``max_tokens`` is at least the client's
+        ``min_tokens``.
 
         Args:
             api_defaults: what holds where none of these says anything.
@@ -222,7 +223,10 @@ class ModelHost:
         """
         drawn: dict[str, Any] = {"seed": secrets.randbits(63)}
         configured = {**self.model.default_sampling, **self.config.defaults.sampling}
-        return SamplingParams(**{**drawn, **(api_defaults or {}), **configured, **chosen})
+        defaults = {**(api_defaults or {}), **configured}
+        if "max_tokens" in defaults and "min_tokens" in chosen:
+            defaults["max_tokens"] = max(defaults["max_tokens"], chosen["min_tokens"])
+        return SamplingParams(**{**drawn, **defaults, **chosen})
 
     def allowed_tokens(self, params: SamplingParams) -> AllowedTokens | None:
         """The tokens that a request allows; ``None`` for all.

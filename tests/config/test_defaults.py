@@ -28,7 +28,7 @@ models:
     defaults:
       temperature: 100.5
       top_p: 0
-      top_k: -1
+      top_k: -2
       min_p: 0.5
       repetition_penalty: 0
       max_tokens: 0
@@ -47,3 +47,7 @@ models:
         f"line 10, {where}.repetition_penalty",
         f"line 11, {where}.max_tokens",
     ]
+
+
+def test_no_limit_of_top_k_may_be_written_as_other_servers_do() -> None:
+    assert DefaultsConfig(top_k=-1).sampling == {"top_k": 0}

@@ -393,7 +393,7 @@ def test_json_that_is_no_json_lines_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / name).write_bytes(b"[]")
     (tmp_path / "text.txt").write_text("a")
     for given in (str(tmp_path / name), str(tmp_path / "*")):
-        with pytest.raises(DatabaseError, match=r"jq -c '\.\[\]' rows\.json > rows\.jsonl"):
+        with pytest.raises(DatabaseError, match=r"called \.jsonl; `jq -c '\.\[\]'` makes"):
             corpus_files([given])
     assert corpus_files([tmp_path]) == [tmp_path / "text.txt"]
 

@@ -13,6 +13,7 @@ from hdserve.doctor.gpus import on_its_device, shortage, with_gpus
 CUDA, CPU = {"engine": {"device": "cuda"}}, {"engine": {"device": "cpu"}}
 SCALED = {"autoscaling": {"min_replicas": 0, "max_replicas": 9}}
 TWO = {"num_replicas": 2}
+GROWN = {"autoscaling": {"min_replicas": 1, "initial_replicas": 2, "max_replicas": 2}}
 
 
 def configured(*models: dict[str, Any]) -> ServeConfig:
@@ -42,6 +43,8 @@ def num_gpus(config: ServeConfig, *numbers: float) -> list[float | None]:
         ([TWO], [1, 1], [1]),
         ([SCALED], [0], [0]),  # it has to answer, sometimes
         ([SCALED], [1], [1]),
+        ([GROWN], [1], [0]),
+        ([GROWN], [2], [1]),
         ([{}], [0.5], [0]),
     ],
 )
@@ -80,6 +83,13 @@ def test_custom_resources_say_on_which_nodes() -> None:
     for number, rack in ((0.0, {"GPU": 0.0, "rack": 1.0}), (1.0, {"GPU": 1.0, "rack": 1.0})):
         (model,) = with_gpus(config, [{"GPU": 1}, rack]).models
         assert model.num_gpus == number
+
+
+def test_custom_resources_that_are_not_known() -> None:
+    """As before Ray is there, or where a node is to come: they are no matter of GPUs."""
+    config = configured({"resources": {"rack": 1}}, {})
+    assert num_gpus(config, 2) == [1, 1]
+    assert shortage(config, nodes(2)) is None
 
 
 def test_nothing_else_changes() -> None:

@@ -162,10 +162,13 @@ def test_what_a_client_leaves_open(tmp_path: Path) -> None:
         ({"temperature": 0.0, "max_tokens": 9}, {}, (0.0, 0.9, 40, 9)),
         ({"temperature": 0.0, "max_tokens": 9}, {"temperature": 1, "top_k": 0}, (1, 0.9, 0, 9)),
         ({"max_tokens": 9}, {"max_tokens": 10}, (0.6, 0.9, 40, 10)),
+        ({"max_tokens": 9}, {"min_tokens": 12}, (0.6, 0.9, 40, 12)),
+        ({}, {"min_tokens": 17}, (0.6, 0.9, 40, 17)),
+        ({"max_tokens": 9}, {}, (0.6, 0.9, 40, 9)),
     ]
     for defaults, chosen, wanted in cases:
         host = ModelHost(ModelConfig.model_validate({**config, "defaults": defaults}))
         found = host.params(chosen, of_api)
         assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == wanted
-        assert found.min_tokens == 2
+        assert found.min_tokens == chosen.get("min_tokens", 2)
     assert host.params({}).max_tokens == 9

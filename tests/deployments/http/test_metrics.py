@@ -20,9 +20,12 @@ class Clock:
         return self.now_s
 
 
+@pytest.mark.parametrize("waited_s", [0.0, 7.0])
 @pytest.mark.parametrize("sign", [COMMENT, PING])
-def test_signs_of_life_are_no_first_byte(monkeypatch: pytest.MonkeyPatch, sign: bytes) -> None:
-    """As nothing of the answer is in them."""
+def test_signs_of_life_are_no_first_byte(
+    monkeypatch: pytest.MonkeyPatch, sign: bytes, waited_s: float
+) -> None:
+    """As nothing of the answer is in them.  What a request waited before counts."""
     clock = Clock()
     monkeypatch.setattr("deployments.http.metrics.time", clock)
 
@@ -37,7 +40,9 @@ def test_signs_of_life_are_no_first_byte(monkeypatch: pytest.MonkeyPatch, sign: 
         return None
 
     metrics = HttpMetrics()
-    asyncio.run(MeasuredRequests(app, metrics)({"type": "http"}, nothing, nothing))
+    state = {"arrived_s": clock.now_s - waited_s} if waited_s else {}
+    scope = {"type": "http", "state": state}
+    asyncio.run(MeasuredRequests(app, metrics)(scope, nothing, nothing))
     values = {item.name: item.value for item in metrics.samples()}
     sums = [
         value.total if isinstance(value, HistogramValue) else value
@@ -46,4 +51,4 @@ def test_signs_of_life_are_no_first_byte(monkeypatch: pytest.MonkeyPatch, sign: 
             values["hdserve_http_request_seconds"],
         )
     ]
-    assert sums == [32.0, 47.0]
+    assert sums == [32.0 + waited_s, 47.0 + waited_s]
