@@ -21,16 +21,17 @@ def fetched(corpus: Path, fingerprint: str, cache: Path) -> list[Path]:
         return ensure_local(fingerprint, cache)
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-class TestInRay:
-    @pytest.fixture(scope="class", autouse=True)
-    def _actor(self, ray_cluster: None) -> Iterator[None]:
-        """One for all; each test has a tokenizer of its own."""
-        statistics_database.get_or_create()
-        yield
-        ray.kill(statistics_database.get_or_create())
+@pytest.fixture(scope="module")
+def shared_actor(ray_cluster: None) -> Iterator[None]:
+    """One for all; each test has a tokenizer of its own."""
+    statistics_database.get_or_create()
+    yield
+    ray.kill(statistics_database.get_or_create())
 
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_actor")
+class TestInRay:
     def test_a_node_that_has_the_directory_uses_it(self, corpus, fingerprint, tmp_path):
         cache = tmp_path / "cache"
         assert ensure_local(fingerprint, cache) == []
