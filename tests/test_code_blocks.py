@@ -90,7 +90,7 @@ PYTHON_RUN_ELSEWHERE = {
     "README.md": 2,
     "docs/adding-a-draft-source.md": 2,
     "docs/http.md": 1,
-    "docs/offline.md": 4,
+    "docs/offline.md": 5,
     "docs/quickstart.md": 3,
 }
 

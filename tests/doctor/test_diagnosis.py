@@ -744,7 +744,7 @@ def test_weights_of_the_hub_are_those_that_were_downloaded(
     model = configured(model="OWNER/MODEL", engine={"device": "cpu", "dtype": "bfloat16"})
 
     def memory() -> list[Finding]:
-        return [finding for finding in check_device(model) if finding.subject == "m: memory"]
+        return [finding for finding in check_weights(model) if finding.subject == "m: memory"]
 
     (finding,) = memory()
     assert verdicts([finding]) == ["warning"]

@@ -110,10 +110,12 @@ def num_cache_tokens(
     if wanted is None:
         affordable = int(memory.cache_bytes // bytes_per_token)
         if affordable < least:
-            others = "raise num_gpus if it is a part of one, or lower max_num_sequences or "
+            advice = "set kv_cache_tokens"
+            if memory.forward_bytes:
+                advice = "lower max_num_sequences, or raise num_gpus if it is a part of one"
             raise ConfigError(
-                f"too little memory is left for a KV cache: {memory}; set kv_cache_tokens, "
-                f"{others if memory.forward_bytes else 'or lower '}max_draft_tokens"
+                f"too little memory is left for a KV cache: {memory}; lower max_draft_tokens, or "
+                + advice
             )
         longest = align(model.max_model_len + max_draft_tokens)
         return min(config.max_num_sequences * longest, affordable)
