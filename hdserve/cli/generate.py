@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS: Final = 256
 
-
 _SIZES: Mapping[str, set[str] | bool] = {
     "engine": {
         "kv_cache_tokens",
