@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -54,7 +54,8 @@ class DirectGraph:
         cls, graph: torch.fx.GraphModule, inputs: Sequence[Any], run: Run, *, takes_tensors: bool
     ) -> DirectGraph | None:
         """``None`` if ``graph``, of which ``run`` was made, was not made for any number of rows and
-        of logits, or takes anything else than that and tensors of the model.
+        of logits, takes anything else than that and tensors of the model, or gives more than
+        logits: what the model has stored in its modules.
 
         Args:
             inputs: for which it was made.
@@ -65,7 +66,7 @@ class DirectGraph:
         are_tensors = all(
             isinstance(each, torch.Tensor) and not isinstance(each, FakeTensor) for each in others
         )
-        if not are_tensors or not names or _ARGUMENTS.keys() - {*names}:
+        if not are_tensors or not names or _ARGUMENTS.keys() - {*names} or _num_outputs(graph) > 1:
             return None
         places = [names.index(name) for name in _ARGUMENTS]
         return cls(run, inputs, places, takes_tensors=takes_tensors)
@@ -86,6 +87,11 @@ class DirectGraph:
 def names_of_inputs(graph: torch.fx.GraphModule) -> list[str]:
     """What PyTorch says that each input of ``graph`` is; empty where it does not."""
     return [_name(node) for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def _num_outputs(graph: torch.fx.GraphModule) -> int:
+    (outputs,) = graph.graph.output_node().args
+    return len(cast("Sequence[Any]", outputs))
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -43,6 +43,7 @@ from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
 from tests.engine.helpers import RecordingDrafter
+from tests.engine.loading.test_loader import llama
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
 
@@ -204,6 +205,22 @@ def test_forwards_of_a_known_size_go_straight_to_the_graph(
     with torch.inference_mode(), running(batch.plan), compiled.compiling():
         through_pytorch(batch.token_ids.int(), batch.position_ids, batch.logit_rows)
     assert compiled._direct is None
+
+
+@needs_compiler
+def test_a_graph_that_gives_more_than_logits_is_called_by_pytorch() -> None:
+    """As where ``longrope`` stores its frequencies in the model, in every forward."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    limits = {"rope_theta": 10000.0, "original_max_position_embeddings": 128}
+    model = llama(rope_parameters={"rope_type": "longrope", **factors, **limits})
+    loaded, runner = make_runner(model.eval())
+    runner.compile_with(compile_model(loaded))
+    chunks = list(make_work(runner, 2, 1))
+    (first,) = runner.forward(chunks)
+    (again,) = runner.forward(chunks)
+    assert first is not None
+    assert again is not None
+    assert torch.equal(again.logits, first.logits)
 
 
 def make_chain(runner: ModelRunner, num_rows: int) -> Chunk:
