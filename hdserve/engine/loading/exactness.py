@@ -18,7 +18,7 @@ from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment, align
 from hdserve.engine.linear.layers import are_rows_independent
-from hdserve.engine.loading.model_check import trial_text
+from hdserve.engine.loading.model_check import has_experts, trial_text
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 
@@ -49,7 +49,7 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
     The log says which were chosen.
 
     Raises:
-        ConfigError: exact ones are required, and there are none.
+        ConfigError: exact ones are required, and there are none, or none for this kind of model.
     """
     if exact is False:
         return runner.shapes
@@ -63,16 +63,25 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
             return found
     if exact is True:
         raise ConfigError(
-            f"answers cannot be exact: no row counts up to {max_rows} that fit into the KV cache "
-            "give equal results here; with engine.exact: auto drafted and plain output may differ "
-            "by rounding in rare near-ties"
+            f"answers cannot be exact: {_obstacle(runner, max_rows)}; with engine.exact: auto "
+            "drafted and plain output may differ by rounding in rare near-ties"
         )
     logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
     return runner.shapes
 
 
+def _obstacle(runner: ModelRunner, max_rows: int) -> str:
+    module = runner.model.module
+    if has_experts(module):
+        return f"{type(module).__name__} has experts, each with a number of rows of its own"
+    return f"no row counts up to {max_rows} that fit into the KV cache give equal results here"
+
+
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
-    """The shapes to try, cheapest first."""
+    """The shapes to try, cheapest first; none for a mixture of experts, whose products no kernel of
+    ours computes, and have as many rows as are sent to an expert, whatever the shape."""
+    if has_experts(runner.model.module):
+        return
     if runner.attends_with_amx and can_pack(runner.model.module):
         yield replace(runner.shapes, is_exact=True)
     if _calls_kernels(runner):

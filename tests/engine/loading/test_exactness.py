@@ -10,8 +10,9 @@ from typing import Literal
 
 import pytest
 import torch
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hdserve.config import EngineConfig
+from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import Source
 from hdserve.engine.attention.cpu_tree import UNLIMITED, CpuTreeAttention
 from hdserve.engine.batch.chunk import Chunk
@@ -21,10 +22,12 @@ from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.loading import exactness
 from hdserve.engine.loading.exactness import choose_shapes, find_exact_shapes
-from hdserve.engine.loading.loader import prepare_model
+from hdserve.engine.loading.loader import load_model, prepare_model
+from hdserve.engine.loading.model_check import has_experts
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
-from tests.models import VOCAB_SIZE, make_model
+from tests.engines import make_engine
+from tests.models import ARCHITECTURES, VOCAB_SIZE, make_model
 
 
 def make_runner(num_rows: int, dtype: torch.dtype = torch.float32) -> ModelRunner:
@@ -119,6 +122,15 @@ def test_a_cache_without_room_to_try_is_said() -> None:
         choose_shapes(make_runner(32), 64, exact=True)
 
 
+def qwen3_moe() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(vocab_size=64, **sizes, **heads, **experts, head_dim=16)
+    return Qwen3MoeForCausalLM(config).eval()
+
+
 def _depends_on_rows(
     _module: torch.nn.Module, _inputs: object, output: torch.Tensor
 ) -> torch.Tensor:
@@ -143,6 +155,37 @@ def test_a_model_whose_rows_are_never_equal_is_not_called_exact(
         assert "not exact" in caplog.text
     assert runner.cache.rows.num_free == runner.cache.num_rows
     assert not runner.shapes.is_exact
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mixture_of_experts_is_not_called_exact(
+    dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No trial says how many rows each expert will have."""
+    module = qwen3_moe().to(getattr(torch, dtype))
+    with pytest.raises(ConfigError, match="Qwen3MoeForCausalLM has experts"):
+        make_engine(model=module, exact=True)
+    with caplog.at_level(logging.INFO):
+        assert not make_engine(model=module, exact="auto").is_exact
+    assert "not exact" in caplog.text
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_only_mixtures_of_experts_have_experts(architecture: str) -> None:
+    """Not the eyes of a model that text goes past, nor prepacked weights."""
+    for dtype in (torch.float32, torch.bfloat16):
+        sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128}
+        model = make_model(architecture, dtype, **sizes)
+        prepared = prepare_model(model, EngineConfig(exact=True))
+        assert has_experts(prepared.module) is (architecture == "gpt_oss")
+
+
+def test_a_prepacked_embedding_is_no_expert() -> None:
+    """The bundled model reads the weights of its last layer there."""
+    config = ModelConfig(
+        name="a", model="hdserve-tiny", engine=EngineConfig(dtype="bfloat16", exact=True)
+    )
+    assert not has_experts(load_model(config).module)
 
 
 def test_what_auto_chooses_holds(monkeypatch: pytest.MonkeyPatch) -> None:
