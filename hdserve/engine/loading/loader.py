@@ -215,7 +215,8 @@ def _check_architecture(config: Any) -> None:
     name = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name}: encoder-decoder models are not served")
-    strange = _layer_types(config.get_text_config()) - _SUPPORTED_LAYERS
+    text = config.get_text_config()
+    strange = _layer_types(text) - _SUPPORTED_LAYERS
     if strange:
         raise UnsupportedModel(
             f"{name}: layers of type {', '.join(sorted(strange))} are not served; "
@@ -224,6 +225,11 @@ def _check_architecture(config: Any) -> None:
                 if strange & _STATEFUL_LAYERS
                 else "only full_attention and sliding_attention are"
             )
+        )
+    if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):
+        raise UnsupportedModel(
+            f"{name}: layers without rotary embeddings are not served with "
+            "attn_temperature_tuning, which scales their queries by the row of a forward"
         )
 
 
@@ -247,8 +253,7 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
 
     ``yarn`` stretches the original context by its factor, whatever the length of a forward.
     ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
-    forward, so beyond the original context one sequence would change another's output.  Llama 4
-    scales queries by their position in a forward, which has no effect before ``floor_scale``.
+    forward, so beyond the original context one sequence would change another's output.
     """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
@@ -261,8 +266,6 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
             limit = min(limit, original)
         elif rope["rope_type"] == "yarn":
             limit = max(limit, int(float(rope.get("factor") or 1.0) * original))
-    if getattr(config, "attn_temperature_tuning", False) and not all(config.no_rope_layers):
-        limit = min(limit, int(config.floor_scale) - 1)
     if wanted is not None and wanted > limit:
         raise UnsupportedModel(f"max_model_len {wanted} is over the {limit} tokens that are safe")
     if limit < int(longest):

@@ -183,6 +183,18 @@ def test_other_architectures_are_refused_from_disk(name: str, tmp_path: Path) ->
         load(path)
 
 
+def test_queries_that_are_scaled_by_their_row_are_refused() -> None:
+    """As Llama 4 scales those of layers without rotary embeddings; a model without such layers
+    scales none."""
+    options = {"layer_types": ["full_attention"] * 2}
+    scaled = _llama4(no_rope_layers=[1, 0], **options).eval()
+    with pytest.raises(UnsupportedModel, match="llama4_text: layers without rotary embeddings"):
+        prepare_model(scaled, EngineConfig())
+    for rotated in ({"no_rope_layers": [1, 1]}, {"attn_temperature_tuning": False}):
+        model = _llama4(**rotated, **options).eval()
+        assert prepare_model(model, EngineConfig()).max_model_len == MAX_POSITIONS
+
+
 def test_a_class_with_recurrent_layers_is_served_where_a_model_has_none() -> None:
     """As GraniteMoeHybrid may have attention alone; what is drafted changes nothing."""
     torch.manual_seed(0)
@@ -463,18 +475,6 @@ def test_the_context_ends_where_sequences_would_meet(name: str) -> None:
     rope, limit = ROPE[name]
     model = llama(rope_parameters={"rope_theta": 10000.0, **rope})
     assert prepare_model(model, EngineConfig()).max_model_len == limit
-
-
-def test_the_context_ends_where_queries_are_scaled_by_their_place_in_a_forward() -> None:
-    """As Llama 4 scales those of layers without rotary embeddings; a model without such layers
-    scales none."""
-    options = {"floor_scale": 64, "layer_types": ["full_attention"] * 2}
-    scaled = _llama4(no_rope_layers=[1, 0], **options).eval()
-    assert prepare_model(scaled, EngineConfig()).max_model_len == 63
-    with pytest.raises(UnsupportedModel, match="over the 63 tokens"):
-        prepare_model(scaled, EngineConfig(max_model_len=64))
-    unscaled = _llama4(no_rope_layers=[1, 1], **options).eval()
-    assert prepare_model(unscaled, EngineConfig()).max_model_len == MAX_POSITIONS
 
 
 def test_a_configured_context_must_fit() -> None:
