@@ -286,7 +286,9 @@ class Tokenizer:
         return shown.form
 
     def decode(self, token_ids: Sequence[int], *, skips_special_tokens: bool = False) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skips_special_tokens)
+        """The text that :class:`~hdserve.engine.tokenization.detokenizer.Detokenizer` gives, too:
+        no spaces are taken from before punctuation."""
+        text: str = self.backend.decode(token_ids, skip_special_tokens=skips_special_tokens)
         return text
 
     def written(self, token_ids: Sequence[int]) -> list[str]:

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from tokenizers.decoders import ByteFallback, Fuse, Metaspace, Sequence, Strip
 from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Metaspace as MetaspaceSplit
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hdserve.conversation import ChatEnd
+from hdserve.core import SamplingParams
+from hdserve.engine.tokenization.detokenizer import Detokenizer
 from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer, read_chat_template
 from hdserve.errors import ConfigError, InvalidRequest, Unsupported
 from hdserve.models import bundled_model_path
@@ -327,6 +330,19 @@ def test_the_text_of_one_token() -> None:
     """Special tokens show, and half a character shows as the replacement character."""
     assert TOKENIZER.token_text(2) == "<|im_end|>"
     assert TOKENIZER.token_text(TOKENIZER.encode("🙂")[0]) == "\ufffd"
+
+
+def test_text_is_the_same_whole_and_as_it_grows() -> None:
+    """Though transformers would take the spaces before punctuation from the whole."""
+    vocab = {"<unk>": 0, "do": 1, "n't": 2, "!": 3}
+    backend = tokenizers.Tokenizer(WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    cleaning = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    tokenizer = Tokenizer(cleaning)
+    ids = tokenizer.encode("do n't !")
+    detokenizer = Detokenizer(tokenizer.backend, SamplingParams())
+    grown = "".join(map(detokenizer.push, ids)) + detokenizer.finish()
+    assert tokenizer.decode(ids) == grown == "do n't !"
 
 
 def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) -> None:
