@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -219,13 +220,14 @@ class ModelHost:
             api_defaults: what holds where none of these says anything.
 
         Raises:
-            InvalidRequest: a value is out of range.
+            InvalidRequest: a value is out of range, or of a wrong type.
         """
         drawn: dict[str, Any] = {"seed": secrets.randbits(63)}
         configured = {**self.model.default_sampling, **self.config.defaults.sampling}
         defaults = {**(api_defaults or {}), **configured}
-        if "max_tokens" in defaults and "min_tokens" in chosen:
-            defaults["max_tokens"] = max(defaults["max_tokens"], chosen["min_tokens"])
+        fewest = chosen.get("min_tokens")
+        if "max_tokens" in defaults and isinstance(fewest, Real):
+            defaults["max_tokens"] = max(defaults["max_tokens"], fewest)
         return SamplingParams(**{**drawn, **defaults, **chosen})
 
     def allowed_tokens(self, params: SamplingParams) -> AllowedTokens | None:

@@ -16,7 +16,7 @@ from hdserve.core import FinishReason
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.engine.host import ModelHost, first_directory
 from hdserve.engine.loading import exactness
-from hdserve.errors import UnsupportedModel
+from hdserve.errors import InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from tests.closed import closed
 from tests.engines import make_sequence, run
@@ -172,3 +172,6 @@ def test_what_a_client_leaves_open(tmp_path: Path) -> None:
         assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == wanted
         assert found.min_tokens == chosen.get("min_tokens", 2)
     assert host.params({}).max_tokens == 9
+    for wrong in ("3", None, [3]):
+        with pytest.raises(InvalidRequest, match="min_tokens must be an integer"):
+            host.params({"min_tokens": wrong})
