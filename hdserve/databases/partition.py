@@ -24,6 +24,9 @@ from hdserve.databases.chunk_joins import ChunkJoin, find_joins
 from hdserve.databases.seen_outputs import KeptOrigins, OriginLimit, OriginRanges, SeenOutputs
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment, concatenate
 
+_MAX_TAIL_PARTS = 32
+"""Arrays of a single output take many times the bytes of its tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -109,6 +112,8 @@ class Partition:
             if self._tail_bytes + part.num_bytes > self._chunk_bytes:
                 self.seal()
             self._tail.append(part)
+            if len(self._tail) > _MAX_TAIL_PARTS:
+                self._join_tail()
             self._tail_bytes += part.num_bytes
             self.num_bytes += part.num_bytes
             self.num_outputs += len(part)
@@ -282,10 +287,13 @@ class Partition:
         """Whether a reader with this cursor and calibration has missed nothing."""
         return cursor >= self.end_version and calibration_version == self.calibration_version
 
-    def segments(self) -> list[tuple[int, Segment]]:
-        """``(first version, outputs)`` of all chunks and of the tail."""
+    def _join_tail(self) -> None:
         if len(self._tail) > 1:
             self._tail = [concatenate(self._tail)]
+
+    def segments(self) -> list[tuple[int, Segment]]:
+        """``(first version, outputs)`` of all chunks and of the tail."""
+        self._join_tail()
         return [*self.chunks, *((self.tail_version, segment) for segment in self._tail)]
 
     def seen(self) -> OriginRanges:
