@@ -222,9 +222,9 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
                 store.append(namespace, appended)
     for namespace, calibration in message.calibrations.items():
         if not log.partition(namespace).calibration:
-            log.set_calibration(namespace, calibration)
+            changed = log.set_calibration(namespace, calibration)
             if store:
-                store.state_changed(namespace)
+                store.state_changed(*changed)
     return num_new
 
 

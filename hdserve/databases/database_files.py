@@ -201,7 +201,8 @@ class DatabaseFiles:
         partition.flushed_version = state.flushed_version
         partition.restore_evicted(state.evicted)
         if state.calibration:
-            log.put_calibration(namespace, state.calibration)
+            for name in log.put_calibration(namespace, state.calibration):
+                self.of(name).is_state_saved = False
         return state
 
     def _read_either(self, log: Path, chunk: Path) -> tuple[Path, RestoredFile] | None:

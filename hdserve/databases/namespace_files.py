@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,10 @@ class SyncWork:
         for join in self.joins:
             files.chunks.add(join.version)
             partition.join(join)
+        if self.is_forgotten:
+            files.is_entered = False
+            with contextlib.suppress(OSError):
+                files.directory.rmdir()
         files.logs -= self.ended_logs
         files.unsaved -= self.ended_logs
 

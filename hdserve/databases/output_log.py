@@ -263,11 +263,14 @@ class OutputLog:
         segment, cursor, is_complete = partition.since(begin, origin, room, takes_one=is_first)
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 
-    def set_calibration(self, namespace: str, blob: bytes) -> None:
+    def set_calibration(self, namespace: str, blob: bytes) -> list[str]:
         """Set the calibration of ``namespace`` to ``blob``, merged with the kept one if possible.
 
         The kept one is replaced if it cannot be merged and ``blob`` can, as after an upgrade, or if
         both together are too large.
+
+        Returns:
+            The namespaces whose calibrations are others now: ``namespace``, and those that gave way.
 
         Raises:
             DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or cannot be merged.
@@ -280,11 +283,15 @@ class OutputLog:
             raise DatabaseError(
                 f"a calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
             )
-        self.put_calibration(namespace, blob)
+        return [namespace, *self.put_calibration(namespace, blob)]
 
-    def put_calibration(self, namespace: str, blob: bytes) -> None:
+    def put_calibration(self, namespace: str, blob: bytes) -> list[str]:
         """Store a calibration as the newest, with a version that no other has or had: it is new to
-        all readers."""
+        all readers.
+
+        Returns:
+            The namespaces whose calibrations gave way.
+        """
         self._calibration_version += 1
         partition = self.partition(namespace)
         partition.calibration = blob
@@ -293,10 +300,12 @@ class OutputLog:
         if blob:
             self._calibrations[namespace] = len(blob)
         limit = max(self._max_total_bytes // CALIBRATION_SHARE, MAX_CALIBRATION_BYTES)
+        dropped: list[str] = []
         while self.num_calibration_bytes > limit:
-            oldest = next(iter(self._calibrations))
-            self.num_calibration_bytes -= self._calibrations.pop(oldest)
-            self._partitions[oldest].calibration = b""
+            dropped.append(next(iter(self._calibrations)))
+            self.num_calibration_bytes -= self._calibrations.pop(dropped[-1])
+            self._partitions[dropped[-1]].calibration = b""
+        return dropped
 
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``, and make its readers forget it."""

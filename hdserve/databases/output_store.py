@@ -208,9 +208,10 @@ class OutputStore:
             files.unsaved.add(version)
             self._files.count_failure(error)
 
-    def state_changed(self, namespace: str) -> None:
-        """Have the next ``sync`` write calibration and flushed version."""
-        self._files.of(namespace).is_state_saved = False
+    def state_changed(self, *namespaces: str) -> None:
+        """Have the next ``sync`` write their calibrations and flushed versions."""
+        for namespace in namespaces:
+            self._files.of(namespace).is_state_saved = False
 
     def flush(self, namespace: str, log: OutputLog) -> None:
         """Delete the files of ``namespace`` at once, including those set aside.
