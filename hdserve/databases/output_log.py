@@ -270,7 +270,7 @@ class OutputLog:
         both together are too large.
 
         Returns:
-            The namespaces whose calibrations are others now: ``namespace``, and those that gave way.
+            The namespaces whose calibrations have changed: ``namespace``, and those that gave way.
 
         Raises:
             DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or cannot be merged.
