@@ -143,15 +143,18 @@ class OutputLog:
         return partition or Partition(self._first_version, self._chunk_bytes)
 
     def has_room(self, namespaces: Iterable[str], max_total_bytes: int | None = None) -> bool:
-        """Whether these namespaces, which others than this cluster have named, may be added.
+        """Whether these namespaces, which others than this cluster have named, may be added.  One
+        that was flushed, and of which nothing has come since, takes no room.
 
         Args:
             max_total_bytes: instead of the log's own.
         """
-        num_new = sum(name not in self._partitions for name in namespaces)
+        parts = self._partitions.items()
+        used = {name for name, each in parts if each.num_bytes or each.calibration}
+        num_new = sum(name not in used for name in namespaces)
         most = (max_total_bytes or self._max_total_bytes) // NAMESPACE_SHARE // NAMESPACE_BYTES
         most = max(most, MIN_CLEARED_PARTITIONS)
-        return not num_new or len(self._partitions) + num_new <= most
+        return not num_new or len(used) + num_new <= most
 
     def append(self, namespace: str, segment: Segment) -> list[Appended]:
         """Add outputs; those that were appended before are left out.

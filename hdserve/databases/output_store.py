@@ -414,7 +414,7 @@ class OutputStore:
             self._close_logs(files)
             is_whole = not (self.num_refused or self.is_incomplete(namespace))
             work = files.take_work(partition, is_whole=is_whole)
-            if work is None and files.is_empty and partition.is_forgettable:
+            if work is None and files.is_empty and not partition.num_bytes:
                 del self._files.namespaces[namespace]
         if work is None:
             return

@@ -190,6 +190,12 @@ def test_an_import_makes_no_more_namespaces_than_there_is_room_for() -> None:
         archives.take_message(Publish("archive-part", {"other": one}), log, None)
     assert "other" not in log.namespaces()
     assert archives.take_message(many, log, None) == 0
+    for number in range(10):
+        log.flush(f"n{number}")
+        log.flush(f"flushed-{number}")
+    assert archives.take_message(Publish("archive-part", {"other": one}), log, None) == 1
+    assert log.has_room(f"flushed-{number}" for number in range(9))
+    assert not log.has_room(f"flushed-{number}" for number in range(10))
     assert OutputLog(10**6, 2**30).has_room(f"{number}" for number in range(2**15))
 
 

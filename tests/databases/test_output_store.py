@@ -60,6 +60,22 @@ def test_namespaces_of_which_everything_was_evicted_are_not_brought_back_by_a_sy
     assert database.log.partition("flushed").flushed_version
 
 
+def test_a_sync_passes_over_what_was_flushed_and_is_empty(tmp_path):
+    """There is one such namespace for each deletion there ever was."""
+    database = Database(tmp_path)
+    for number in range(10):
+        database.append(f"n{number}", number)
+        database.log.flush(f"n{number}")
+        database.store.flush(f"n{number}", database.log)
+    database.append("other", 1)
+    assert database.sync()
+    assert list(database.store._files.namespaces) == ["other"]
+    database.append("n3", 3, 4)
+    database = database.restart()
+    assert (database.numbers("n3"), database.numbers("n2")) == ([4], [])
+    assert database.log.partition("n2").flushed_version
+
+
 def test_a_volume_without_locks_cannot_be_written(tmp_path, monkeypatch):
     """A file in place of a lock would stay behind a process that is killed, and keep those of
     other nodes from writing for ever."""
