@@ -7,10 +7,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAME, TABLE_NAMES, is_unfinished
+from hdserve.databases.statistics_info import (
+    INFO_NAME,
+    MAX_INFO_BYTES,
+    TABLE_NAME,
+    TABLE_NAMES,
+    is_unfinished,
+)
 from hdserve.errors import DatabaseError
-
-MAX_INFO_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)

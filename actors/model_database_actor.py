@@ -411,14 +411,14 @@ class ModelDatabaseActor:
 
     def _take_calibration(self, namespace: str, calibration: bytes) -> None:
         try:
-            self._log.set_calibration(namespace, calibration)
+            changed = self._log.set_calibration(namespace, calibration)
         except DatabaseError as error:
             if not self._num_refused_calibrations:
                 logger.warning("of %s, %r: %s", self._key.model, namespace, error)
             self._num_refused_calibrations += 1
             return
         if self._store:
-            self._store.state_changed(namespace)
+            self._store.state_changed(*changed)
 
     def _refill(self, poll: Poll, room: int) -> dict[str, OriginRanges]:
         """What to ask the reader for: as many namespaces as fit ``room`` bytes, at least one."""

@@ -60,7 +60,7 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
 
 
 @app.command("export", cls=JsonCommand)
-@interruptible()
+@interruptible("the same command starts over")
 def export(
     root: Root,
     archive: Archive,
@@ -68,10 +68,7 @@ def export(
     fingerprint: Fingerprint = "",
     json_path: Json = None,
 ) -> None:
-    """Copy a database, which may be in use, into a new file.
-
-    An interrupted export goes on where it was when the same command is run again.
-    """
+    """Copy a database, which may be in use, into a new file."""
     output = JsonOutput(json_path)
     key = stored.find_database(root, model, fingerprint)
     with _progress(key) as on_progress:

@@ -161,15 +161,14 @@ def read_records(path: Path, max_bytes: int) -> Records:
     return Records(bodies)
 
 
-def iter_records(path: Path, max_bytes: int) -> Iterator[bytes]:
-    """The records of a log that is complete, with one at a time in memory.
+def iter_records(path: Path) -> Iterator[bytes]:
+    """The records of a log of any size that is complete, with one at a time in memory.
 
     Raises:
-        SnapshotError: the file cannot be read, is larger than ``max_bytes``, or is corrupt or cut
-            off.
+        SnapshotError: the file cannot be read, or is corrupt or cut off.
     """
     try:
-        with _opened(path, max_bytes) as file:
+        with _opened(path) as file:
             for body in _bodies(file):
                 if body is None:
                     raise SnapshotError(f"{path}: truncated or corrupt: it ends early")
@@ -179,14 +178,14 @@ def iter_records(path: Path, max_bytes: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(path: Path, max_bytes: int) -> Iterator[IO[bytes]]:
+def _opened(path: Path, max_bytes: int | None = None) -> Iterator[IO[bytes]]:
     """
     Raises:
         SnapshotError: the file cannot be read or is larger than ``max_bytes``.
     """
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > max_bytes:
+            if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
                 raise SnapshotError(
                     f"{path}: the file is larger than the {max_bytes} bytes allowed"
                 )

@@ -11,31 +11,27 @@ The last message only marks the end, so that a file that was cut off is recognis
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.databases import snapshot
-from hdserve.databases.append_log import AppendLog, iter_records, pack_record, read_records
+from hdserve.databases.append_log import AppendLog, iter_records
 from hdserve.databases.kept import check_kept
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.output_store import OutputStore
-from hdserve.databases.partition import Partition
-from hdserve.databases.segment import Segment, concatenate
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.databases.stored import UNBOUNDED, check_current, check_unsharded, open_to_read
 from hdserve.errors import DatabaseError, SnapshotError
 from hdserve.journal import SUFFIX
 
-MAX_ARCHIVE_BYTES = 4 * 2**30
 MESSAGE_BYTES = 2**22
 
 _SENDER, _END_SENDER = "archive-part", "archive-end"
@@ -52,8 +48,8 @@ def export_database(
 ) -> int:
     """Write a database, which may be in use, into the new file ``archive``.
 
-    If interrupted, what was written stays in ``archive.unfinished``.  The next export to the same
-    file continues it, or starts over if the database no longer begins with those outputs.
+    Until it is complete it is ``archive.unfinished``.  If interrupted, that stays; the next export
+    to the same file starts over.
 
     Returns:
         The number of exported outputs.
@@ -94,18 +90,11 @@ def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) 
     try:
         if archive.exists():
             raise DatabaseError(f"{archive} exists already")
-        num_bytes, num_written = _resume(partial, key, log)
-        on_progress(sum(num_written.values()), total)
+        partial.unlink(missing_ok=True)
+        on_progress(0, total)
         target = AppendLog(partial)
-        for message in _messages(log, num_written):
-            record = message.encode(key)
-            num_bytes += len(pack_record(record))
-            if num_bytes > MAX_ARCHIVE_BYTES:
-                partial.unlink()
-                raise DatabaseError(
-                    f"{archive} would be over the {MAX_ARCHIVE_BYTES} bytes it may have"
-                )
-            target.append(record)
+        for message in _messages(log):
+            target.append(message.encode(key))
             on_progress(message.num_outputs, total)
         target.sync()
         partial.rename(archive)
@@ -222,9 +211,9 @@ def take_message(message: Publish, log: OutputLog, store: OutputStore | None) ->
                 store.append(namespace, appended)
     for namespace, calibration in message.calibrations.items():
         if not log.partition(namespace).calibration:
-            log.set_calibration(namespace, calibration)
+            changed = log.set_calibration(namespace, calibration)
             if store:
-                store.state_changed(namespace)
+                store.state_changed(*changed)
     return num_new
 
 
@@ -260,65 +249,16 @@ def _check_limits(
     check_kept(log, new, max_bytes, max_total_bytes)
 
 
-def _messages(log: OutputLog, num_written: Mapping[str, int]) -> Iterator[Publish]:
-    """Messages with the calibration of each namespace and then its outputs except the first
-    ``num_written``; then the end."""
+def _messages(log: OutputLog) -> Iterator[Publish]:
+    """Messages with the calibration of each namespace and then its outputs; then the end."""
     for namespace in log.namespaces():
-        partition, num_left_out = log.partition(namespace), num_written.get(namespace, 0)
-        if namespace not in num_written:
-            calibration = partition.calibration
-            calibrations = {namespace: calibration} if calibration else {}
-            yield Publish(_SENDER, {namespace: Segment.empty()}, calibrations)
+        partition = log.partition(namespace)
+        calibrations = {namespace: partition.calibration} if partition.calibration else {}
+        yield Publish(_SENDER, {namespace: Segment.empty()}, calibrations)
         for _, segment in partition.segments():
-            if num_left_out < len(segment):
-                rest = segment.select(np.arange(len(segment)) >= num_left_out)
-                for part in rest.split(MESSAGE_BYTES):
-                    yield Publish(_SENDER, {namespace: part})
-            num_left_out = max(num_left_out - len(segment), 0)
+            for part in segment.split(MESSAGE_BYTES):
+                yield Publish(_SENDER, {namespace: part})
     yield Publish(_END_SENDER)
-
-
-def _resume(partial: Path, key: DatabaseKey, log: OutputLog) -> tuple[int, dict[str, int]]:
-    """The bytes, and the outputs by namespace, that an interrupted export has written, if they are
-    still in ``log`` in the same order; otherwise the unfinished file is deleted.
-
-    Raises:
-        OSError: the file cannot be changed.
-    """
-    if not partial.exists():
-        return 0, {}
-    try:
-        bodies = read_records(partial, MAX_ARCHIVE_BYTES).bodies
-        decoded = (Publish.decode(body, key.fingerprint, key.model) for body in bodies)
-        messages = list(itertools.takewhile(is_continued, decoded))
-    except SnapshotError:
-        messages = []
-    written: defaultdict[str, list[Segment]] = defaultdict(list)
-    calibrations: dict[str, bytes] = {}
-    for message in messages:
-        calibrations |= message.calibrations
-        for namespace, segment in message.outputs.items():
-            written[namespace].append(segment)
-    found = {name: concatenate(segments) for name, segments in written.items()}
-    is_same = set(found) <= set(log.namespaces()) and all(
-        calibrations.get(name, b"") == log.partition(name).calibration
-        and _begins_with(log.partition(name), segment)
-        for name, segment in found.items()
-    )
-    if not messages or not is_same:
-        partial.unlink()
-        return 0, {}
-    num_bytes = sum(len(pack_record(body)) for body in bodies[: len(messages)])
-    os.truncate(partial, num_bytes)
-    return num_bytes, {name: len(segment) for name, segment in found.items()}
-
-
-def _begins_with(partition: Partition, written: Segment) -> bool:
-    """Whether the oldest outputs that are kept are those of ``written``."""
-    kept = concatenate([segment for _, segment in partition.segments()])
-    return np.array_equal(kept.lengths[: len(written)], written.lengths) and np.array_equal(
-        kept.token_ids[: written.num_tokens], written.token_ids
-    )
 
 
 def _imported(archive: Path, key: DatabaseKey) -> Iterator[Publish]:
@@ -343,7 +283,7 @@ def _records(archive: Path) -> Iterator[bytes]:
         SnapshotError: the file cannot be read, or is not an archive.
     """
     is_empty = True
-    for body in iter_records(archive, MAX_ARCHIVE_BYTES):
+    for body in iter_records(archive):
         is_empty = False
         yield body
     if is_empty:

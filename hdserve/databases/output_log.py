@@ -143,15 +143,18 @@ class OutputLog:
         return partition or Partition(self._first_version, self._chunk_bytes)
 
     def has_room(self, namespaces: Iterable[str], max_total_bytes: int | None = None) -> bool:
-        """Whether these namespaces, which others than this cluster have named, may be added.
+        """Whether these namespaces, which others than this cluster have named, may be added.  One
+        that was flushed, and of which nothing has come since, takes no room.
 
         Args:
             max_total_bytes: instead of the log's own.
         """
-        num_new = sum(name not in self._partitions for name in namespaces)
+        parts = self._partitions.items()
+        used = {name for name, each in parts if each.num_bytes or each.calibration}
+        num_new = sum(name not in used for name in namespaces)
         most = (max_total_bytes or self._max_total_bytes) // NAMESPACE_SHARE // NAMESPACE_BYTES
         most = max(most, MIN_CLEARED_PARTITIONS)
-        return not num_new or len(self._partitions) + num_new <= most
+        return not num_new or len(used) + num_new <= most
 
     def append(self, namespace: str, segment: Segment) -> list[Appended]:
         """Add outputs; those that were appended before are left out.
@@ -263,11 +266,14 @@ class OutputLog:
         segment, cursor, is_complete = partition.since(begin, origin, room, takes_one=is_first)
         return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
 
-    def set_calibration(self, namespace: str, blob: bytes) -> None:
+    def set_calibration(self, namespace: str, blob: bytes) -> list[str]:
         """Set the calibration of ``namespace`` to ``blob``, merged with the kept one if possible.
 
         The kept one is replaced if it cannot be merged and ``blob`` can, as after an upgrade, or if
         both together are too large.
+
+        Returns:
+            The namespaces whose calibrations have changed: ``namespace``, and those that gave way.
 
         Raises:
             DatabaseError: it is larger than ``MAX_CALIBRATION_BYTES``, or cannot be merged.
@@ -280,11 +286,15 @@ class OutputLog:
             raise DatabaseError(
                 f"a calibration of {len(blob)} bytes is over the {MAX_CALIBRATION_BYTES} allowed"
             )
-        self.put_calibration(namespace, blob)
+        return [namespace, *self.put_calibration(namespace, blob)]
 
-    def put_calibration(self, namespace: str, blob: bytes) -> None:
+    def put_calibration(self, namespace: str, blob: bytes) -> list[str]:
         """Store a calibration as the newest, with a version that no other has or had: it is new to
-        all readers."""
+        all readers.
+
+        Returns:
+            The namespaces whose calibrations gave way.
+        """
         self._calibration_version += 1
         partition = self.partition(namespace)
         partition.calibration = blob
@@ -293,10 +303,12 @@ class OutputLog:
         if blob:
             self._calibrations[namespace] = len(blob)
         limit = max(self._max_total_bytes // CALIBRATION_SHARE, MAX_CALIBRATION_BYTES)
+        dropped: list[str] = []
         while self.num_calibration_bytes > limit:
-            oldest = next(iter(self._calibrations))
-            self.num_calibration_bytes -= self._calibrations.pop(oldest)
-            self._partitions[oldest].calibration = b""
+            dropped.append(next(iter(self._calibrations)))
+            self.num_calibration_bytes -= self._calibrations.pop(dropped[-1])
+            self._partitions[dropped[-1]].calibration = b""
+        return dropped
 
     def flush(self, namespace: str) -> None:
         """Forget ``namespace``, and make its readers forget it."""

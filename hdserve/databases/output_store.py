@@ -12,8 +12,8 @@
 
 An append is handed to the operating system before it is acknowledged, so a killed process loses
 nothing; ``sync`` writes everything to the disk itself, so a power failure loses at most what came
-after the last sync.  ``sync`` also turns the logs of full chunks into snapshots and deletes what
-was evicted.
+after the last sync.  ``sync`` also turns the logs of full chunks into snapshots, joins small
+chunks of earlier runs, and deletes what was evicted.
 
 A failed write never stops the log in memory: the chunk concerned is written again, whole, by the
 next ``sync`` that succeeds.
@@ -208,9 +208,10 @@ class OutputStore:
             files.unsaved.add(version)
             self._files.count_failure(error)
 
-    def state_changed(self, namespace: str) -> None:
-        """Have the next ``sync`` write calibration and flushed version."""
-        self._files.of(namespace).is_state_saved = False
+    def state_changed(self, *namespaces: str) -> None:
+        """Have the next ``sync`` write their calibrations and flushed versions."""
+        for namespace in namespaces:
+            self._files.of(namespace).is_state_saved = False
 
     def flush(self, namespace: str, log: OutputLog) -> None:
         """Delete the files of ``namespace`` at once, including those set aside.
@@ -411,8 +412,9 @@ class OutputStore:
         with lock:
             files, partition = self._files.of(namespace), log.peek(namespace)
             self._close_logs(files)
-            work = files.take_work(partition)
-            if work is None and files.is_empty and partition.is_forgettable:
+            is_whole = not (self.num_refused or self.is_incomplete(namespace))
+            work = files.take_work(partition, is_whole=is_whole)
+            if work is None and files.is_empty and not partition.num_bytes:
                 del self._files.namespaces[namespace]
         if work is None:
             return
@@ -423,7 +425,7 @@ class OutputStore:
                 work.undo()
             raise
         with lock:
-            work.finish()
+            work.finish(partition)
 
     def _close_logs(self, files: NamespaceFiles) -> None:
         """Close what is open of a namespace; a log that may have lost something is written again,

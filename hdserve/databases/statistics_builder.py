@@ -27,6 +27,7 @@ from hdserve.databases.statistics_info import (
     FORMAT_VERSION,
     INFO_NAME,
     MAX_CORPORA,
+    MAX_NAME_BYTES,
     OTHERS,
     PARTIAL_SUFFIX,
     STATISTICS_ORDERS,
@@ -40,7 +41,6 @@ from hdserve.databases.statistics_info import (
 from hdserve.databases.table_merge import NO_COUNT_SHIFTS, CountShifts, merge_tables
 from hdserve.errors import DatabaseError, SnapshotError
 
-_MAX_NAME_BYTES = 128
 _MAGIC = b"hdserve n-gram table\n"
 _STAMPS_PER_TURNOVER = 64
 """How many stamps a row ages by while the table's number of contexts is added."""
@@ -264,4 +264,4 @@ def _free_table(directory: Path) -> str:
 
 
 def _shortened(name: str) -> str:
-    return name.encode(errors="replace")[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return name.encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore")

@@ -30,6 +30,12 @@ small."""
 MAX_LICENCES = 8
 """The most licences listed for one corpus."""
 
+MAX_NAME_BYTES = 128
+"""The most bytes of the name of a corpus or a licence."""
+
+MAX_INFO_BYTES = 2**23
+"""The most bytes of ``info.json``: as many names as there may be, each byte of them escaped."""
+
 OTHERS = "others"
 """The name of all further corpora, and of all further licences."""
 

@@ -131,6 +131,8 @@ class Hierarchy(BatchDrafter):
         self._levels = self._available_levels()
         self._calibrations = Calibrations(resources.vocab_size, self._sources.forget)
         self._contexts: set[ContextDatabase] = set()
+        self._copies: set[Calibration] = set()
+        """Calibrations that end with their requests."""
         self._num_top = min(NUM_TOP, resources.vocab_size)
 
     def _available_levels(self) -> int:
@@ -214,6 +216,8 @@ class Hierarchy(BatchDrafter):
         seq.drafter_state[self.name] = request
         calibration.num_requests += 1
         self._contexts.add(context)
+        if not seq.speculation.is_output_shared:
+            self._copies.add(calibration)
 
     def _follow_answer(self, request: HierarchyRequest, seq: Sequence) -> None:
         """If the same prompt was answered before, and what was decided meanwhile is the beginning
@@ -334,11 +338,12 @@ class Hierarchy(BatchDrafter):
         return found
 
     def held(self) -> MemoryUsage:
-        """The contexts of running sequences; the bytes include pooled tables for later ones."""
-        return MemoryUsage(
-            sum(context.num_entries for context in self._contexts),
-            sum(context.num_bytes for context in self._contexts) + self._pool.num_bytes,
-        )
+        """The contexts of running sequences; the bytes include pooled tables for later ones, and
+        the calibrations of requests that leave nothing behind."""
+        copies = sum(calibration.num_bytes for calibration in self._copies)
+        contexts = sum(context.num_bytes for context in self._contexts)
+        num_entries = sum(context.num_entries for context in self._contexts)
+        return MemoryUsage(num_entries, contexts + copies + self._pool.num_bytes)
 
     def learned(self) -> MemoryUsage:
         """The calibrations of all namespaces, packed ones too."""
@@ -432,6 +437,7 @@ class Hierarchy(BatchDrafter):
             request.calibration.num_requests -= 1
             request.context.release()
             self._contexts.discard(request.context)
+            self._copies.discard(request.calibration)
 
 
 def _is_told_later(tree: DraftTree) -> bool:

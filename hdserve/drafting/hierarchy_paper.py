@@ -10,7 +10,7 @@ beginnings are merged.  The lookahead branch is left out: it needs the model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from types import MappingProxyType
@@ -23,12 +23,18 @@ from hdserve.core import Sequence, Source
 from hdserve.databases.namespace_tables import NamespaceTables
 from hdserve.databases.ngram import most_frequent
 from hdserve.databases.statistics import StatisticsDatabase
-from hdserve.drafting.base import Drafter, DraftResources, Forward
+from hdserve.drafting.base import Drafter, DraftResources, Forward, MemoryUsage
 from hdserve.tree import Acceptance, DraftTree
 
 MAX_NAMESPACES = 256
 """The most namespaces whose n-grams are kept.  The least recently used are dropped first, and read
 again when they are used again."""
+
+_NGRAM_BYTES = 90
+"""About what an n-gram takes beside the tokens of its chain."""
+
+_COUNTER_BYTES = 350
+"""About what a first token takes beside its n-grams."""
 
 Chain = tuple[int, ...]
 
@@ -50,7 +56,8 @@ class HierarchyPaperOptions(StrictModel):
     """Which databases are searched, and in which order: context, model, statistics."""
 
     max_ngrams: int = Field(default=100_000, ge=2)
-    """Most n-grams of the model database, as in the paper; above it the rarest half is dropped."""
+    """Most n-grams of the model database, as in the paper; above it the rarest half of a namespace
+    is dropped, and the namespaces that were not used for longest."""
 
 
 class _Ngrams:
@@ -61,6 +68,12 @@ class _Ngrams:
         self._max_ngrams = max_ngrams
         self._chains: dict[int, Counter[Chain]] = {}
         self._num_ngrams = 0
+
+    @property
+    def usage(self) -> MemoryUsage:
+        """How many there are, and about how many bytes they take."""
+        num_bytes = self._num_ngrams * (_NGRAM_BYTES + 8 * self._chain_tokens)
+        return MemoryUsage(self._num_ngrams, num_bytes + len(self._chains) * _COUNTER_BYTES)
 
     def add(self, token_ids: list[int], begin: int) -> None:
         """Insert the n-grams that end in ``token_ids[begin:]``."""
@@ -119,11 +132,13 @@ class HierarchyPaper(Drafter):
         self._resources = resources
         self._model: dict[str, _Followed] = {}
         """The followed databases by namespace, the least recently used first."""
+        self._running: set[_Ngrams] = set()
 
     def start(self, seq: Sequence) -> None:
         ngrams = self._new_ngrams()
         ngrams.add([*seq.speculation.prediction, *seq.token_ids], 0)
         seq.drafter_state[self.name] = ngrams
+        self._running.add(ngrams)
         self._follow_model(seq.namespace)
 
     def _new_ngrams(self) -> _Ngrams:
@@ -144,7 +159,13 @@ class HierarchyPaper(Drafter):
             known.ngrams.add(text, 0)
         known.position = partition.log_end
         self._model[namespace] = known
-        if len(self._model) > MAX_NAMESPACES:
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        most = self._options.max_ngrams
+        while len(self._model) > 1 and (
+            len(self._model) > MAX_NAMESPACES or self.learned().num_entries > most
+        ):
             del self._model[next(iter(self._model))]
 
     def forget(self, namespace: str) -> None:
@@ -208,5 +229,18 @@ class HierarchyPaper(Drafter):
         tail = seq.token_ids[-(num_new + size) :]
         ngrams.add(tail, len(tail) - num_new)
 
+    def held(self) -> MemoryUsage:
+        return _sum_of(self._running)
+
+    def learned(self) -> MemoryUsage:
+        return _sum_of(known.ngrams for known in self._model.values())
+
     def finish(self, seq: Sequence) -> None:
-        seq.drafter_state.pop(self.name, None)
+        self._running.discard(seq.drafter_state.pop(self.name, None))
+
+
+def _sum_of(kept: Iterable[_Ngrams]) -> MemoryUsage:
+    usages = [ngrams.usage for ngrams in kept]
+    return MemoryUsage(
+        sum(usage.num_entries for usage in usages), sum(usage.num_bytes for usage in usages)
+    )

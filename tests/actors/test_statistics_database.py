@@ -10,6 +10,7 @@ from actors.corpus import describe, file_checksum
 from actors.local_corpora import ensure_local
 from actors.statistics_database import Choice, StatisticsDatabaseActor
 from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.databases.statistics_info import MAX_CORPORA, MAX_LICENCES
 from hdserve.errors import DatabaseError
 from tests.actors.corpora import NUM_BYTES, contents, make_corpus
 
@@ -43,6 +44,22 @@ def test_a_table_that_was_replaced_is_not_copied(tmp_path: Path) -> None:
     assert (set(before.sizes), set(after.sizes)) == ({"info.json", first}, {"info.json", second})
     assert (tmp_path / first).exists()
     assert before.corpus_id != after.corpus_id
+
+
+def test_as_many_long_names_as_may_be_are_a_corpus(tmp_path: Path) -> None:
+    """Also where each character is written as six."""
+    builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
+    for number in range(MAX_CORPORA + 5):
+        for licence in range(MAX_LICENCES + 1):
+            name = f"{number} {licence}" + 128 * "\1"
+            builder.add(f"{number}" + 128 * "\1", [5, 6], licence=name)
+    builder.write(tmp_path)
+    assert (tmp_path / "info.json").stat().st_size > 5 << 20
+    assert describe(tmp_path).fingerprint == "t"
+    with (tmp_path / "info.json").open("ab") as file:
+        file.write(bytes(3 << 20))
+    with pytest.raises(DatabaseError, match="is larger than"):
+        describe(tmp_path)
 
 
 def test_choices() -> None:

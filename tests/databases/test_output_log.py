@@ -647,3 +647,18 @@ def test_a_namespace_takes_little_beside_its_outputs() -> None:
     finally:
         tracemalloc.stop()
     assert num_bytes < num_namespaces * 1100
+
+
+def test_many_small_outputs_take_little_more_memory_than_is_counted():
+    """In namespaces whose tails never become chunks."""
+    log = OutputLog(2**25, 2**25)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            for tenant in range(50):
+                log.append(f"tenant-{tenant}", segment("r", number, np.arange(20, dtype=np.uint32)))
+        num_traced, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert log.num_bytes == 5_000 * 94
+    assert num_traced < 4 * log.num_bytes + 50 * 2**13

@@ -16,7 +16,7 @@ import pytest
 
 from hdserve.databases import append_log, output_log, seen_outputs, snapshot
 from hdserve.databases.append_log import AppendLog
-from hdserve.databases.output_log import OutputLog
+from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError, DatabaseInUse
@@ -58,6 +58,22 @@ def test_namespaces_of_which_everything_was_evicted_are_not_brought_back_by_a_sy
     database = database.restart()
     assert {name: database.numbers(name) for name in found} == found
     assert database.log.partition("flushed").flushed_version
+
+
+def test_a_sync_passes_over_what_was_flushed_and_is_empty(tmp_path):
+    """There is one such namespace for each deletion there ever was."""
+    database = Database(tmp_path)
+    for number in range(10):
+        database.append(f"n{number}", number)
+        database.log.flush(f"n{number}")
+        database.store.flush(f"n{number}", database.log)
+    database.append("other", 1)
+    assert database.sync()
+    assert list(database.store._files.namespaces) == ["other"]
+    database.append("n3", 3, 4)
+    database = database.restart()
+    assert (database.numbers("n3"), database.numbers("n2")) == ([4], [])
+    assert database.log.partition("n2").flushed_version
 
 
 def test_a_volume_without_locks_cannot_be_written(tmp_path, monkeypatch):
@@ -206,6 +222,29 @@ def test_calibration_and_flush_survive(tmp_path):
     other = database.log.changes_since({"other": 0}, max_bytes=10**6)["other"]
     assert other.calibration == b"state"
     assert database.numbers("other") == [3]
+
+
+def test_a_calibration_that_gave_way_leaves_the_disk(tmp_path):
+    """With its namespace, where nothing else is left of it; also where a lower limit is new."""
+    state, tenants = bytes(MAX_CALIBRATION_BYTES // 4), [f"tenant-{number}" for number in range(8)]
+    database = Database(tmp_path, max_bytes=10**7)
+    database.append("tenant-0", 1)
+    for tenant in tenants:
+        database.store.state_changed(*database.log.set_calibration(tenant, state))
+    assert database.sync()
+    assert len(database.files("state")) == 8
+    database.store.close()
+    database = Database(tmp_path, max_bytes=2**19)
+    num_kept = sum(bool(database.log.partition(name).calibration) for name in tenants)
+    assert num_kept == 4
+    for tenant in (None, "new"):
+        if tenant:
+            database.store.state_changed(*database.log.set_calibration(tenant, state))
+        assert database.sync()
+        assert sum(path.stat().st_size > len(state) for path in database.files("state")) == 4
+    directories = {path for path in tmp_path.iterdir() if path.is_dir()}
+    assert directories == {path.parent for path in database.files("")}
+    assert database.restart().numbers("tenant-0") == [1]
 
 
 def test_files_that_a_crash_in_a_flush_left_behind_are_not_read_again(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
+
+import numpy as np
 
 from hdserve.core import Source
 from hdserve.databases.model import ModelDatabase
@@ -175,3 +178,40 @@ def test_paper_keeps_ngrams_of_the_namespaces_used_last() -> None:
     seq = make_sequence([9], namespace=names[0])
     drafter.start(seq)
     assert paths(propose(drafter, seq)) == [[1] * 4]
+
+
+def test_paper_bounds_the_ngrams_of_all_namespaces_together() -> None:
+    """Those used last are kept; one is never dropped while it is used."""
+    database = ModelDatabase(1 << 24)
+    drafter = HierarchyPaper(DraftResources(VOCAB_SIZE, database), HierarchyPaperOptions())
+    few = HierarchyPaper(
+        DraftResources(VOCAB_SIZE, database), HierarchyPaperOptions(max_ngrams=250)
+    )
+    for number in range(6):
+        database.insert(f"n{number}", range(100))
+        for each in (drafter, few):
+            each.start(make_sequence([9], namespace=f"n{number}"))
+    assert drafter.learned().num_entries == 6 * 96
+    assert few.learned().num_entries == 2 * 96
+    assert list(few._model) == ["n4", "n5"]
+
+
+def test_paper_tells_about_how_much_memory_it_takes() -> None:
+    """What is kept of all requests, and for the running ones until they end."""
+    database = ModelDatabase(1 << 24)
+    texts = np.random.default_rng(0).integers(1000, size=(10, 2000)).tolist()
+    for text in texts[1:]:
+        database.insert("default", text)
+    drafter, seq = HierarchyPaper(DraftResources(1000, database)), make_sequence(texts[0])
+    assert (drafter.held(), drafter.learned()) == ((0, 0), (0, 0))
+    tracemalloc.start()
+    try:
+        drafter.start(seq)
+        num_traced, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    held, learned = drafter.held(), drafter.learned()
+    assert (held.num_entries, learned.num_entries) == (1996, 9 * 1996)
+    assert num_traced / 2 < held.num_bytes + learned.num_bytes < num_traced * 2
+    drafter.finish(seq)
+    assert (drafter.held(), drafter.learned()) == ((0, 0), learned)

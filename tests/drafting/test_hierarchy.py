@@ -693,6 +693,20 @@ def test_what_running_requests_hold_is_known() -> None:
     assert drafter.held().num_bytes > 0
 
 
+def test_the_calibration_of_a_request_that_leaves_nothing_behind_is_known() -> None:
+    """It is a copy, and goes with the request."""
+    held = []
+    for is_output_shared in (True, False):
+        drafter = Hierarchy(make_resources())
+        seq = make_sequence(list(range(50)), is_output_shared=is_output_shared)
+        drafter.start(seq)
+        held.append(drafter.held().num_bytes)
+        drafter.finish(seq)
+        held.append(drafter.held().num_bytes)
+    assert held[2] - held[0] == drafter.calibration("").num_bytes
+    assert held[3] == held[1]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     outputs=st.lists(SMALL_TEXTS, min_size=2, max_size=4),
