@@ -13,6 +13,15 @@ OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "_nrt":
 """Options of numba.  Without reference counts (``_nrt``) a function may not allocate or return
 arrays; measured on drafting, they made calls three times slower (docs/adr/0012)."""
 
+_PART: Final[dict[str, Any]] = OPTIONS | {
+    "forceinline": True,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+"""Options of what is only inlined.  Functions for callers in Python and C, each with all the code
+once more, would take a third of the time in which kernels are compiled: 152 and 97 s of CPU time
+for those of compiled models (AMX), whose machine code is the same without."""
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -24,11 +33,12 @@ def jit(function: _F) -> _F:
 
 
 def fast_inlined(function: _F) -> _F:
-    """Compile a part of entry points, with the options of :func:`jit`."""
-    return cast("_F", numba.njit(**OPTIONS, fastmath=True, forceinline=True)(function))
+    """Compile a part of entry points, with the options of :func:`jit`.  Python cannot call it: the
+    process would crash."""
+    return cast("_F", numba.njit(**_PART, fastmath=True)(function))
 
 
 def strictly_inlined(function: _F) -> _F:
     """Compile a part as :func:`fast_inlined` does, but without ``fastmath``: for arithmetic on
     values that may be NaN or infinite."""
-    return cast("_F", numba.njit(**OPTIONS, forceinline=True)(function))
+    return cast("_F", numba.njit(**_PART)(function))

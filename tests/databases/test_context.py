@@ -8,6 +8,7 @@ import pytest
 from hdserve.databases import context, ngram
 from hdserve.databases.context import ContextDatabase, ContextPool
 from hdserve.databases.last_positions import distance_to
+from tests.compiled import called
 from tests.databases.reference import context_hash
 
 ORDERS = np.array([0, 1, 2, 3, -1], np.int64)
@@ -17,7 +18,7 @@ def _row_tokens(database: ContextDatabase, tokens: list[int]) -> list[int]:
     """Tokens that followed a context, most frequent first."""
     stamp = database.table.stamp
     value = np.uint64(context_hash(tokens))
-    row = ngram.find_row(database.table.rows, int(database.size[0]), value, stamp)
+    row = called(ngram.find_row)(database.table.rows, int(database.size[0]), value, stamp)
     if row < 0:
         return []
     return [int(word) & ngram.MAX_TOKEN_ID for word in database.table.rows[row, 3:] if word]
@@ -25,7 +26,7 @@ def _row_tokens(database: ContextDatabase, tokens: list[int]) -> list[int]:
 
 def test_prompt_can_be_looked_up() -> None:
     database = ContextDatabase(ContextPool(), [1, 2, 3, 1, 2, 4, 1, 2, 4], ORDERS, 20)
-    assert distance_to(database.last_positions, 3, 9) == 7
+    assert called(distance_to)(database.last_positions, 3, 9) == 7
     assert _row_tokens(database, [1, 2]) == [4, 3]
     assert _row_tokens(database, [3]) == [1]
     assert _row_tokens(database, [9]) == []
@@ -94,7 +95,7 @@ def test_enlarging_keeps_tokens_and_contexts() -> None:
     assert len(database.table.rows) // ngram.BUCKET_ROWS >= 2 * reserved
     assert database.tokens[:4].tolist() == [1, 2, 3, 4]
     assert _row_tokens(database, [1, 2]) == [3]
-    assert [distance_to(database.last_positions, token, 60) for token in range(6)] == [
+    assert [called(distance_to)(database.last_positions, token, 60) for token in range(6)] == [
         *(0, 4, 3, 2, 1),
         0,
     ]

@@ -17,6 +17,7 @@ from hdserve.databases.history import (
     new_places,
 )
 from hdserve.databases.ngram import Ints
+from tests.compiled import called
 
 
 def _last_matches(log: list[int], key: list[int]) -> list[int]:
@@ -34,10 +35,13 @@ def _length(log: list[int], position: int, end: int) -> int:
 
 def _found(log: npt.NDArray[np.int32], places: Ints, end: int) -> int:
     """Where the tokens before ``end`` stood with as many equal ones before them as possible."""
-    key = np.uint64(history.match_key(log, end))
+    key = np.uint64(called(history.match_key)(log, end))
     suffix = log[end - 1 :: -1][: min(end, history.MAX_MATCH)].copy()
-    position, length = history.find_longest(log, places, key, 0, suffix, len(suffix))
-    assert length == history.match_length(log, position, 0, suffix, len(suffix)) or not position
+    position, length = called(history.find_longest)(log, places, key, 0, suffix, len(suffix))
+    assert (
+        length == called(history.match_length)(log, position, 0, suffix, len(suffix))
+        or not position
+    )
     return int(position)
 
 
@@ -65,18 +69,18 @@ def test_a_full_bucket_gives_up_its_oldest_position() -> None:
     """Nine keys in one bucket: the first position is gone, and does not come back."""
     places = np.zeros(PLACES_PER_BUCKET, np.int64)
     for number in range(9):
-        history.note_place(places, np.uint64(number), 100 + number)
+        called(history.note_place)(places, np.uint64(number), 100 + number)
     assert _positions(places) == [*range(101, 109)]
-    history.note_place(places, np.uint64(0), 50)
+    called(history.note_place)(places, np.uint64(0), 50)
     assert _positions(places) == [*range(101, 109)]
 
 
 def test_of_a_key_the_last_positions_are_kept() -> None:
     """Whatever the order they come in, and others keep theirs."""
     places = np.zeros(PLACES_PER_BUCKET, np.int64)
-    history.note_place(places, np.uint64(1), 7)
+    called(history.note_place)(places, np.uint64(1), 7)
     for position in (50, 10, 60, 20, 70, 40):
-        history.note_place(places, np.uint64(2), position)
+        called(history.note_place)(places, np.uint64(2), position)
     assert _positions(places) == [7, 50, 60, 70]
 
 
@@ -97,5 +101,5 @@ def test_match_length_counts_backwards_over_the_ring() -> None:
     """A match that crosses the end of the ring is counted in full, and stops at the oldest."""
     log = np.array([5, 6, 7, 0, 1, 2, 3, 4], np.int32)
     suffix = np.array([7, 6, 5, 4, 3, 9], np.int32)
-    assert history.match_length(log, 11, 3, suffix, 6) == 5
-    assert history.match_length(log, 11, 9, suffix, 6) == 2
+    assert called(history.match_length)(log, 11, 3, suffix, 6) == 5
+    assert called(history.match_length)(log, 11, 9, suffix, 6) == 2

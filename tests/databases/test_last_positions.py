@@ -16,6 +16,7 @@ from hdserve.databases.last_positions import (
     note_positions,
 )
 from hdserve.databases.ngram import MAX_TOKEN_ID
+from tests.compiled import called
 
 CAPACITY = 64
 TOKENS = st.integers(0, 9) | st.integers(0, MAX_TOKEN_ID)
@@ -33,17 +34,17 @@ def test_distances_equal_the_reference(
     table = new_last_positions(CAPACITY)
     note_positions(table, np.array(prompt, np.int32), len(prompt))
     for position, token in enumerate(output, len(prompt)):
-        note_position(table, token, position)
+        called(note_position)(table, token, position)
     text = prompt + output
     last = {token % len(table): position for position, token in enumerate(text)}
     for token in (*text, *asked):
         position = last.get(token % len(table))
         expected = 0 if position is None else len(text) - position
-        assert distance_to(table, token, len(text)) == expected
+        assert called(distance_to)(table, token, len(text)) == expected
 
 
 @pytest.mark.parametrize("num_tokens", [64, 1 << 12, 1 << 20])
 def test_the_table_is_bounded(num_tokens: int) -> None:
     table = new_last_positions(num_tokens)
     assert len(table) == min(num_tokens * ENTRIES_PER_TOKEN, MAX_ENTRIES)
-    assert distance_to(table, MAX_TOKEN_ID, num_tokens) == 0
+    assert called(distance_to)(table, MAX_TOKEN_ID, num_tokens) == 0

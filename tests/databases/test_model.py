@@ -13,6 +13,7 @@ from hdserve.core import SamplingParams, Sequence, SpeculationParams
 from hdserve.databases.model import MAX_COUNTED_TOKENS, MAX_PUT_OFF_TOKENS, ModelDatabase
 from hdserve.databases.namespace_tables import NamespaceTables
 from hdserve.databases.ngram import START, grow, most_frequent, put
+from tests.compiled import called
 
 
 def _next(database: ModelDatabase, namespace: str, context: list[int]) -> list[int]:
@@ -244,8 +245,8 @@ def test_a_busy_namespace_takes_no_recycled_contexts_from_quiet_ones() -> None:
     for name in ("quiet", *["busy"] * 400):
         table = database.recycling(name, 40).table
         for context in rng.integers(0, 1 << 62, 40):
-            put(table.rows, table.size, np.uint64(context), 1, table.stamp, 0)
-            grow(table.rows, table.size, 0)
+            called(put)(table.rows, table.size, np.uint64(context), 1, table.stamp, 0)
+            called(grow)(table.rows, table.size, 0)
     assert database.recycled("quiet") is not None
     assert database.recycling("busy", 0).num_bytes > 1 << 17
     assert database.num_recycled_bytes <= (4 << 20) / 16

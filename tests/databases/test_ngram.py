@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hdserve.databases import ngram
 from hdserve.databases.ngram_table import MAX_COPIED_BYTES, NgramTable
 from hdserve.databases.table_merge import NO_COUNT_SHIFTS, merge_tables
+from tests.compiled import called
 from tests.databases.reference import ReferenceTable, Row, read_table
 
 ORDERS = [0, 1, 2, 4]
@@ -180,7 +181,9 @@ def test_a_limited_table_loses_only_what_has_no_room(
     for key in before.keys() - kept.keys():
         assert reference._value(before[key], newest) <= least[reference.bucket_of(key[1])]
     for (low, high), row in kept.items():
-        index = ngram.find_row(table.rows, table.num_buckets, np.uint64(low | high << 32), 0)
+        index = called(ngram.find_row)(
+            table.rows, table.num_buckets, np.uint64(low | high << 32), 0
+        )
         assert int(table.rows[index, 2]) == row.total | row.stamp << 16
     table.limit((num_buckets + num_more) * ngram.BUCKET_BYTES)
     for text in texts:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.cutting import forward_s
+from tests.compiled import called
 
 POINTS = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10.0), min_size=1, max_size=8)
 
@@ -31,7 +32,7 @@ def of_drafts(
     num_more = step.num_more_columns(num_columns)
     return np.array(
         [
-            forward_s(number, step.table, num_sequences, num_other_rows, num_more)
+            called(forward_s)(number, step.table, num_sequences, num_other_rows, num_more)
             for number in range(num_drafts + 1)
         ]
     )

@@ -7,6 +7,7 @@ import pytest
 
 from hdserve.drafting.arrays import CONTEXT, MODEL, POINTER_SIZE, STATISTICS
 from hdserve.drafting.learning import LONG_COPY, step_size
+from tests.compiled import called
 
 WITHOUT = 1 << CONTEXT | 1 << MODEL
 WITH = WITHOUT | 1 << STATISTICS
@@ -29,4 +30,4 @@ def test_steps_are_smaller_where_there_are_statistics(
     """But along a copy, of the request's own text or of what was generated before."""
     pointers = np.zeros(2 * POINTER_SIZE, np.int64)
     pointers[which * POINTER_SIZE + 1] = length
-    assert step_size(0.002, levels, pointers) == wanted
+    assert called(step_size)(0.002, levels, pointers) == wanted
