@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import ray
 from ray.exceptions import RayTaskError
 
 from hdserve.errors import DatabaseError
@@ -62,9 +63,7 @@ class ActorLink:
         try:
             if self._handle is None:
                 self._handle = await asyncio.to_thread(self._resolve)
-            future = getattr(self._handle, method).remote(message).future()
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                answer = await asyncio.wrap_future(future)
+            answer = await self._answer(getattr(self._handle, method).remote(message))
         except RayTaskError as error:
             self._count_failure(error)
             raise DatabaseError(f"{self._name} refused a message: {error}") from error
@@ -79,6 +78,20 @@ class ActorLink:
             raise
         self.back_off_s = 0.0
         return result
+
+    async def _answer(self, reference: Any) -> Any:
+        """Wait for a call.  One that takes too long is withdrawn, as it will be repeated, unless
+        the actor has begun to carry it out.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await asyncio.wrap_future(reference.future())
+        except TimeoutError:
+            ray.cancel(reference)
+            raise
 
     def _count_failure(self, error: Exception) -> None:
         self.num_failures += 1
