@@ -29,11 +29,15 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
+class ActorMissing(ActorUnreachable):
+    """There is no such actor, and the caller does not start one."""
+
+
 class ActorLink:
     """A connection that finds its actor again.
 
     Args:
-        resolve: returns a handle; it may block and raise.
+        resolve: returns a handle; it may block and raise.  ``ActorMissing`` is no failure.
         name: for the log.
 
     Attributes:
@@ -64,6 +68,9 @@ class ActorLink:
             if self._handle is None:
                 self._handle = await asyncio.to_thread(self._resolve)
             answer = await self._answer(getattr(self._handle, method).remote(message))
+        except ActorMissing:
+            self._note_missing()
+            raise
         except RayTaskError as error:
             self._count_failure(error)
             raise DatabaseError(f"{self._name} refused a message: {error}") from error
@@ -92,6 +99,11 @@ class ActorLink:
         except TimeoutError:
             ray.cancel(reference)
             raise
+
+    def _note_missing(self) -> None:
+        if not self.back_off_s:
+            logger.info("%s does not exist yet", self._name)
+        self.back_off_s = _MAX_BACK_OFF_S
 
     def _count_failure(self, error: Exception) -> None:
         self.num_failures += 1
