@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +35,8 @@ def get_or_create(
     Raises:
         RayError: the cluster cannot be reached.
     """
+    with contextlib.suppress(ValueError):  # Ray keeps each class that is made for a new one
+        return get(name)
     remote: Any = ray.remote  # its type hints lack the groups
     options = remote(concurrency_groups=dict(concurrency_groups))(_logging(actor)).options(
         name=name,

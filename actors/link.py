@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import ray
 from ray.exceptions import RayTaskError
 
 from hdserve.errors import DatabaseError
@@ -28,11 +29,15 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
+class ActorMissing(ActorUnreachable):
+    """There is no such actor, and the caller does not start one."""
+
+
 class ActorLink:
     """A connection that finds its actor again.
 
     Args:
-        resolve: returns a handle; it may block and raise.
+        resolve: returns a handle; it may block and raise.  ``ActorMissing`` is no failure.
         name: for the log.
 
     Attributes:
@@ -62,9 +67,10 @@ class ActorLink:
         try:
             if self._handle is None:
                 self._handle = await asyncio.to_thread(self._resolve)
-            future = getattr(self._handle, method).remote(message).future()
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                answer = await asyncio.wrap_future(future)
+            answer = await self._answer(getattr(self._handle, method).remote(message))
+        except ActorMissing:
+            self._note_missing()
+            raise
         except RayTaskError as error:
             self._count_failure(error)
             raise DatabaseError(f"{self._name} refused a message: {error}") from error
@@ -79,6 +85,25 @@ class ActorLink:
             raise
         self.back_off_s = 0.0
         return result
+
+    async def _answer(self, reference: Any) -> Any:
+        """Wait for a call.  One that takes too long is withdrawn, as it will be repeated, unless
+        the actor has begun to carry it out.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await asyncio.wrap_future(reference.future())
+        except TimeoutError:
+            ray.cancel(reference)
+            raise
+
+    def _note_missing(self) -> None:
+        if not self.back_off_s:
+            logger.info("%s does not exist yet", self._name)
+        self.back_off_s = _MAX_BACK_OFF_S
 
     def _count_failure(self, error: Exception) -> None:
         self.num_failures += 1

@@ -210,7 +210,6 @@ class Mirror:
     def stats(self) -> MirrorStats:
         """What was published and received so far, and how far behind the mirror is."""
         own = self._subscriptions[0]
-        links = {id(item.link): item.link for item in self._subscriptions}.values()
         last_s = self._started_s if own.last_poll_s is None else own.last_poll_s
         return MirrorStats(
             num_published_outputs=self._publisher.num_outputs,
@@ -218,7 +217,8 @@ class Mirror:
             num_flushed_outputs=self._queue.num_forgotten + self._publisher.num_flushed,
             num_received_outputs=sum(item.num_outputs for item in self._subscriptions),
             num_refilled_outputs=own.num_refilled_outputs,
-            num_failures=sum(link.num_failures for link in links) + self._num_crashes,
+            num_failures=sum(item.link.num_failures for item in self._subscriptions)
+            + self._num_crashes,
             num_dropped_calibrations=self._num_dropped_calibrations,
             num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
             num_queued_bytes=self._queue.num_bytes,

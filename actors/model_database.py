@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from actors import detached
+from actors.link import ActorMissing
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE, Shard, shards
 from hdserve.config import ModelDatabaseConfig
@@ -79,7 +80,7 @@ def get_to_read(key: DatabaseKey, shard: Shard) -> Any:
     """A handle of the actor if there is one, for callers that only read.
 
     Raises:
-        ValueError: there is none.
+        ActorMissing: there is none.
         DatabaseError: there are only actors of the model for other tokenizers.
     """
     try:
@@ -88,7 +89,7 @@ def get_to_read(key: DatabaseKey, shard: Shard) -> Any:
         of_model = actor_name(key, shard).rpartition(":")[0]
         if any(name.rpartition(":")[0] == of_model for name in detached.names()):
             raise DatabaseError(f"that of {key.model} is of another tokenizer") from error
-        raise
+        raise ActorMissing(f"nobody has started that of {key.model}") from error
 
 
 def get_all(key: DatabaseKey, num_shards: int) -> dict[Shard, Any]:

@@ -252,7 +252,7 @@ class ModelDatabaseActor:
             if self._store is None:
                 return False
             is_complete = self._store.sync(self._log, self._lock)
-            if self._store.is_overtaken:
+            if self._store.is_overtaken or self._store.is_closed:
                 self._open_store(root)
                 is_complete = self._store.sync(self._log, self._lock)
             self._is_unwritten = not is_complete
@@ -288,13 +288,23 @@ class ModelDatabaseActor:
                 },
             }
 
-    def close(self) -> None:
-        """Write everything and release the directory."""
+    def close(self) -> str | None:
+        """Write everything and release the directory, until the next snapshot.
+
+        Returns:
+            Why something is only in memory, if it is: then the directory is not released.  ``None``
+            also where nothing is to be written.
+        """
+        if self._config.snapshot_dir is None:
+            return None
         self.snapshot_now()
         with self._sync_lock, self._lock:
-            if self._store:
-                self._store.sync(self._log)
-                self._store.close()
+            if self._store is None:
+                return self._open_failure
+            if not self._store.sync(self._log):
+                return self._store.why_unwritten
+            self._store.close()
+        return None
 
     @property
     def _has_unwritten(self) -> bool:

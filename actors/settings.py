@@ -36,10 +36,11 @@ def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseCo
     It is not told to change: during an update replicas of both configurations use it.  If it does
     not say what it uses, that is logged, and it is used all the same.
     """
-    wanted = actor_settings(config)
+    wanted, answer = actor_settings(config), actor.info.remote()
     try:
-        kept = dict(ray.get(actor.info.remote(), timeout=_TIMEOUT_S)["settings"])
+        kept = dict(ray.get(answer, timeout=_TIMEOUT_S)["settings"])
     except Exception as error:
+        ray.cancel(answer)  # it may not have begun, and is asked again
         told = "the model database of %s does not say which settings it uses: %r"
         logger.warning(told, key.model, error)
         return

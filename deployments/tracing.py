@@ -138,11 +138,12 @@ class GenerationTrace:
         self._max_steps = max_steps
         self._sequences: list[Sequence] = []
 
-    def sequence(self, seq: Sequence) -> SequenceTrace:
-        """Return what makes the spans of a choice that arrives now."""
+    def sequence(self, seq: Sequence, arrived_s: float) -> SequenceTrace:
+        """Return what makes the spans of a choice whose request arrived at the monotonic time
+        ``arrived_s``."""
         if self._span is not None:
             self._sequences.append(seq)
-        return SequenceTrace(seq, self._span, self._tracer, self._max_steps)
+        return SequenceTrace(seq, arrived_s, self._span, self._tracer, self._max_steps)
 
     def summarise(self, summary: Summary) -> None:
         """Record on the span that the request was answered."""
@@ -181,14 +182,19 @@ class SequenceTrace:
     makes none."""
 
     def __init__(
-        self, seq: Sequence, parent: Span | None, tracer: Tracer | None, max_steps: int
+        self,
+        seq: Sequence,
+        arrived_s: float,
+        parent: Span | None,
+        tracer: Tracer | None,
+        max_steps: int,
     ) -> None:
         self._seq = seq
         self._parent = parent
         self._tracer = tracer
         self._max_steps = max_steps
         self._offset_ns = time.time_ns() - time.monotonic_ns()
-        self._arrived_s = time.monotonic()
+        self._arrived_s = arrived_s
         self._step_ends_s: list[float] = []
         self._steps: list[dict[str, int]] = []
 

@@ -170,6 +170,7 @@ class ModelServer(AnswersCalls):
         """
         name = self._config.name
         with self._requests.refusals(), self._tracing.generation(request, name) as trace:
+            arrived_s = time.monotonic()
             with self._engine.room(request.num_prompts, request.num_choices):
                 building = asyncio.create_task(self._built(request))
                 async with aclosing(beats_until(building, request.heartbeat_s)) as beats:
@@ -178,7 +179,8 @@ class ModelServer(AnswersCalls):
                 request, sequences = building.result()
             if self._sharing is not None:
                 self._sharing.use(request.namespace)
-            async with aclosing(self._records.stream(request, sequences, trace)) as found:
+            answer = self._records.stream(request, sequences, trace, arrived_s)
+            async with aclosing(answer) as found:
                 async for records in found:
                     yield records
 

@@ -15,7 +15,7 @@ from deployments.replica.heartbeat import Heartbeat, beats_until
 from deployments.replica.reasoning_reader import ReasoningReader, ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
 from deployments.replica.request_metrics import RequestClock, RequestMetrics
-from deployments.tracing import GenerationTrace
+from deployments.tracing import GenerationTrace, SequenceTrace
 from hdserve.core import Sequence, StepOutput
 from hdserve.errors import InvalidRequest
 
@@ -50,10 +50,18 @@ class RecordStreams:
         self._reasoning = reasoning
 
     async def stream(
-        self, request: GenerationRequest, sequences: list[Sequence], trace: GenerationTrace
+        self,
+        request: GenerationRequest,
+        sequences: list[Sequence],
+        trace: GenerationTrace,
+        arrived_s: float,
     ) -> AsyncGenerator[Records]:
         """Yield everything that has come at a time: deltas of running sequences, and the summary
         when all have ended; in silences heartbeats, if the request asks for them.
+
+        Args:
+            arrived_s: the monotonic time at which the replica got the request, before its sequences
+                were built.
 
         Raises:
             RequestError: a sequence cannot be decoded; its parameter has the client's name
@@ -62,13 +70,15 @@ class RecordStreams:
             EngineStopped: the engine has failed.
         """
         merged: Outputs = asyncio.Queue()
-        clocks = [self._requests.clock(seq) for seq in sequences]
+        clocks = [self._requests.clock(seq, arrived_s) for seq in sequences]
         readers = self._reasoning.of(request, sequences)
         shows_prompts = request.prompt_logprobs_param is not None
         prompts = _prompts(sequences, request.num_choices) if request.includes_prompts else {}
         count = LogprobsCount(request)
         tasks = [
-            asyncio.create_task(self._pump(seq, clock, merged, trace, count))
+            asyncio.create_task(
+                self._pump(seq, clock, merged, trace.sequence(seq, arrived_s), count)
+            )
             for seq, clock in zip(sequences, clocks, strict=True)
         ]
         deltas = partial(
@@ -131,10 +141,10 @@ class RecordStreams:
         seq: Sequence,
         clock: RequestClock,
         merged: Outputs,
-        trace: GenerationTrace,
+        spans: SequenceTrace,
         count: LogprobsCount,
     ) -> None:
-        outputs, spans = self._engine.generate(seq), trace.sequence(seq)
+        outputs = self._engine.generate(seq)
         try:
             async for output in outputs:
                 clock.observe(output)

@@ -43,9 +43,10 @@ class RequestMetrics:
         }
         self._num_refused = {_FULL: 0, _GRAMMARS: 0}
 
-    def clock(self, seq: Sequence) -> RequestClock:
-        """Return the clock of a sequence that arrives now."""
-        return RequestClock(seq, self)
+    def clock(self, seq: Sequence, arrived_s: float) -> RequestClock:
+        """Return the clock of a sequence whose request arrived at the monotonic time
+        ``arrived_s``."""
+        return RequestClock(seq, self, arrived_s)
 
     def observe(self, name: str, value: float) -> None:
         """Count one value of the metric ``name``, in its unit."""
@@ -77,10 +78,10 @@ class RequestMetrics:
 class RequestClock:
     """Records the times of one sequence."""
 
-    def __init__(self, seq: Sequence, metrics: RequestMetrics) -> None:
+    def __init__(self, seq: Sequence, metrics: RequestMetrics, arrived_s: float) -> None:
         self._seq = seq
         self._observe = metrics.observe
-        self._arrived_s = time.monotonic()
+        self._arrived_s = arrived_s
         self._first_s: float | None = None
         self._last_s = 0.0
 

@@ -126,22 +126,33 @@ def stop(
         typer.Option(help="The Ray cluster; default: RAY_ADDRESS, or the one of this machine."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only the database of this model.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="End also those that cannot write what they hold.")
+    ] = False,
     json_path: Json = None,
 ) -> None:
     """End the databases' actors, which an application leaves running for the next one.
 
-    They write what they hold first; without a `snapshot_dir` it is lost.  Where several clusters
-    run on this machine, `--address` or RAY_ADDRESS is needed.
+    They write what they hold first; without a `snapshot_dir` it is lost.  One that cannot write it
+    stays, and the exit status is 1.  Where several clusters run on this machine, `--address` or
+    RAY_ADDRESS is needed.
     """
     from actors.stop import stop_actors
 
     output = JsonOutput(json_path)
-    stopped = stop_actors(address or os.environ.get("RAY_ADDRESS"), model)
+    stopped = stop_actors(address or os.environ.get("RAY_ADDRESS"), model, is_forced=force)
     if output.has_text:
         for name in stopped.names:
             typer.echo(f"ended {name}")
         typer.echo(f"{stopped.address}: {len(stopped.names)} ended")
-    output.write({"address": stopped.address, "stopped": stopped.names})
+    output.write(
+        {"address": stopped.address, "stopped": stopped.names, "not_stopped": stopped.kept}
+    )
+    for name, reason in stopped.kept.items():
+        told = f"{name} is not ended, as what it holds may be nowhere else: {reason}"
+        typer.echo(f"hdserve: {told}; --force ends it all the same", err=True)
+    if stopped.kept:
+        raise typer.Exit(1)
 
 
 def _table(found: Sequence[stored.DatabaseInfo]) -> Table:

@@ -71,6 +71,7 @@ class OutputStore:
         is_overtaken: whether another waiting process has written since this one was opened: its
             numbers may equal ours, so this store no longer writes.  Close it, and continue with a
             new store and a new log, to which newer outputs are added.
+        is_closed: whether ``close`` was called; to write again, do the same.
 
     Raises:
         DatabaseError: the directory cannot be read; this may be temporary.
@@ -91,6 +92,7 @@ class OutputStore:
         self._logs = OpenLogs()
         self._flushed_here: set[str] = set()
         self.is_overtaken = False
+        self.is_closed = False
         self._may_take_over = not is_read_only
         # a lock file instead of a lock would outlive a killed process, for other nodes for ever
         self._lock = FileLock(directory / "lock", thread_local=False, fallback_to_soft=False)
@@ -128,8 +130,18 @@ class OutputStore:
         """Files that could not be used or not be read."""
         return self._files.num_refused
 
+    @property
+    def why_unwritten(self) -> str:
+        """Why the last ``sync`` could not write everything."""
+        try:
+            self.check_writable()
+        except DatabaseError as error:
+            return error.message
+        return f"{self.directory} cannot be written: {self._files.failure}"
+
     def close(self) -> None:
         """Let another process write."""
+        self.is_closed = True
         self._files.is_writable = self._may_take_over = False
         for files in self._files.namespaces.values():
             self._close_logs(files)

@@ -69,11 +69,6 @@ class SequenceRanges:
         """Add ``start <= number < stop`` and return the intervals of it that were missing."""
         if start >= stop:
             return []
-        if not self._stops or start > self._stops[-1]:
-            self._starts.append(start)
-            self._stops.append(stop)
-            self._join_lowest()
-            return [(start, stop)]
         low = bisect_left(self._stops, start)
         high = bisect_right(self._starts, stop)
         missing = self._gaps(low, high, start, stop)

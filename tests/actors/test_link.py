@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
-from actors.link import ActorLink
+from actors import link as links
+from actors.link import ActorLink, ActorUnreachable
 from hdserve.errors import DatabaseError, SnapshotError
 
 
@@ -24,6 +26,39 @@ def read(answer: bytes) -> str:
     if answer == b"?":
         raise SnapshotError("of another version")
     return answer.decode()
+
+
+@ray.remote
+class Listener:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self._told: list[bytes] = []
+
+    def tell(self, message: bytes) -> None:
+        self._told.append(message)
+
+    def told(self) -> list[bytes]:
+        return self._told
+
+
+@pytest.mark.ray
+def test_a_call_that_took_too_long_is_withdrawn(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an actor waits for resources, messages do not pile up that are sent again anyway."""
+    (node,) = (name for name in ray.cluster_resources() if name.startswith("node:1"))
+    holder = Listener.options(num_cpus=0, resources={node: 1}).remote()
+    ray.get(holder.told.remote())
+    waiting = Listener.options(num_cpus=0, resources={node: 1}).remote()
+    link = ActorLink(lambda: waiting, "the actor")
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "CALL_TIMEOUT_S", 0.1)
+        for _ in range(3):
+            with pytest.raises(ActorUnreachable):
+                asyncio.run(link.call("tell", b"early"))
+    ray.kill(holder)
+    assert ray.get(waiting.told.remote(), timeout=60) == []
 
 
 def test_an_answer_that_cannot_be_read_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:

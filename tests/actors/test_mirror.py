@@ -424,6 +424,30 @@ def test_another_models_text_is_read_and_not_written(shared, namespace):
     stop_actors(model=reader.model)
 
 
+def test_a_model_that_has_no_database_yet_is_no_failure(shared, namespace, caplog):
+    """It is said once; when there is one, it is read."""
+    absent = DatabaseKey(f"{shared.key.model}-absent", shared.key.fingerprint)
+    replica = Replica()
+    with caplog.at_level(logging.INFO):
+        one = shared.mirror(replica, namespace, draft_from=(absent.model,))
+        follower = one._subscriptions[1]
+        for number in range(3):
+            eventually(lambda number=number: follower.current_poll() > number + 1)
+            one.use(uuid4().hex)
+        eventually(lambda: follower.current_poll() > 4)
+        assert one.wait_until_current(WAIT_S)
+    assert one.stats().num_failures == 0
+    told = f"the model database of {absent.model} does not exist"
+    assert sum(told in record.getMessage() for record in caplog.records) == 1
+    two = shared.mirror(Replica(), namespace, key=absent)
+    two.publish(namespace, [1])
+    eventually(lambda: two.stats().num_published_outputs == 1)
+    one.use(uuid4().hex)
+    eventually(lambda: replica.outputs == [(absent.model, namespace, [1])])
+    two.close()
+    stop_actors(model=absent.model)
+
+
 def test_a_model_of_another_tokenizer_is_not_drafted_from(shared, namespace, caplog):
     """It is said once, and why."""
     reader = DatabaseKey(f"{shared.key.model}-reader", "0" * 32)

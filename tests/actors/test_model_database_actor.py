@@ -214,6 +214,21 @@ def test_readers_are_told_what_is_in_memory_only(config):
     assert not Reader(in_memory, "r").poll().is_unwritten
 
 
+def test_one_that_cannot_write_everything_is_not_closed(config):
+    """It says why, and goes on; so does one that was closed and is not ended."""
+    lock = database_directory(config.snapshot_dir, KEY) / "lock"
+    lock.mkdir(parents=True)
+    actor = ModelDatabaseActor(KEY, config)
+    actor.publish(message(0, 3))
+    assert f"{lock.parent} cannot be written" in str(actor.close())
+    lock.rmdir()
+    assert actor.close() is None
+    actor.publish(message(1, 3))
+    assert actor.close() is None
+    assert Reader(ModelDatabaseActor(KEY, config), "r", "n").read() == [0, 1]
+    assert ModelDatabaseActor(KEY, ModelDatabaseConfig()).close() is None
+
+
 def disk_that_stands_still(monkeypatch) -> tuple[threading.Event, threading.Event]:
     """Events: somebody waits for the disk; it goes on."""
     is_waiting, goes_on = threading.Event(), threading.Event()

@@ -4,11 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from actors import statistics_database
 from actors.corpus import describe, file_checksum
 from actors.local_corpora import ensure_local
-from actors.statistics_database import Choice, StatisticsDatabaseActor
+from actors.statistics_database import Choice, StatisticsClient, StatisticsDatabaseActor
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import MAX_CORPORA, MAX_LICENCES
 from hdserve.errors import DatabaseError
@@ -104,6 +105,18 @@ def test_a_later_choice_counts_though_the_clock_was_set_back(monkeypatch) -> Non
     third = StatisticsDatabaseActor()
     for reminder in (new, old, new):
         assert third.choice("m", reminder) == new
+
+
+@pytest.mark.ray
+def test_calls_leave_nothing_in_the_process(ray_cluster: None) -> None:
+    """A replica asks every second, for months."""
+    client = StatisticsClient()
+    client.choice("m", None)
+    before = len(ray.actor._ActorClassMethodMetadata._cache)
+    for _ in range(5):
+        client.choice("m", None)
+    assert len(ray.actor._ActorClassMethodMetadata._cache) == before
+    ray.kill(statistics_database.get_or_create())
 
 
 def test_a_corpus_is_described_by_its_content_not_its_place(tmp_path):

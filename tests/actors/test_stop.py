@@ -7,20 +7,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 from typer.testing import CliRunner
 
-from actors import model_database, statistics_database
+from actors import detached, model_database, statistics_database
+from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import Shard
 from actors.stop import _check_answers
 from hdserve.cli.commands import app
 from hdserve.cli.serve import check_answers
 from hdserve.config import ModelDatabaseConfig
+from hdserve.databases.output_files import database_directory
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.stored import describe
 from hdserve.errors import ConfigError, DatabaseError
+from tests.actors.readers import message
 from tests.clusters import patiently
 
 pytestmark = pytest.mark.ray
@@ -59,6 +64,58 @@ def test_stop(ray_cluster: None, tmp_path: Path) -> None:
         model_database.get(KEYS[1])
     assert set(stop()) == {names[0], statistics_database.ACTOR_NAME}
     assert stop() == []
+
+
+def test_what_cannot_be_written_is_not_lost(ray_cluster: None, tmp_path: Path) -> None:
+    """The actor stays, and those that can write end; unless it is to end all the same."""
+    blocked, free = (DatabaseKey(uuid4().hex, "f" * 64) for _ in range(2))
+    lock = database_directory(tmp_path, blocked) / "lock"
+    lock.mkdir(parents=True)
+    config = ModelDatabaseConfig(num_cpus=0, snapshot_dir=tmp_path)
+    for key in (blocked, free):
+        actor = model_database.get_or_create(key, config)
+        ray.get(actor.publish.remote(message(0, 3, key=key)))
+    command = ["database", "stop", "--json"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["stopped"] == [model_database.actor_name(free)]
+    ((name, reason),) = told["not_stopped"].items()
+    assert name == model_database.actor_name(blocked)
+    assert f"{lock.parent} cannot be written: " in reason
+    assert f"hdserve: {name} is not ended" in result.stderr
+    actor = model_database.get(blocked)
+    assert "n" in ray.get(actor.info.remote())["namespaces"]
+    assert stop("--force") == [name]
+    with pytest.raises(ValueError, match="Failed to look up"):
+        model_database.get(blocked)
+
+
+def test_one_that_waits_for_the_files_of_another(ray_cluster: None, tmp_path: Path) -> None:
+    """As a newer version beside an older one: it writes when that has ended, whichever is asked
+    first."""
+    key = DatabaseKey(uuid4().hex, "f" * 64)
+    config = ModelDatabaseConfig(num_cpus=0, snapshot_dir=tmp_path, snapshot_interval_s=3600)
+    names = [f"model-database-v{number}:{key.model}:{'f' * 16}" for number in range(3)]
+    for number, name in enumerate(names):
+        actor = detached.get_or_create(ModelDatabaseActor, name, 0, {}, key, config)
+        ray.get(actor.publish.remote(message(number, 3, key=key)))
+    assert set(stop("--model", key.model)) == {*names}
+    (namespace,) = describe(tmp_path, key).namespaces
+    assert (namespace.name, namespace.num_outputs) == ("n", 3)
+
+
+class Earlier:
+    """An actor of a version that does not say whether it could write."""
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_actor_that_does_not_say_whether_it_could_write(ray_cluster: None) -> None:
+    name = f"model-database-v0:{uuid4().hex}:{'f' * 16}"
+    detached.get_or_create(Earlier, name, 0, {})
+    assert stop() == [name]
 
 
 def test_which_of_several_clusters(ray_cluster: None) -> None:

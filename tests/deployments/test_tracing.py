@@ -76,7 +76,7 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
     )
     with tracing.generation(request, "m") as trace:
         seq = make_sequence(time.monotonic())
-        spans = trace.sequence(seq)
+        spans = trace.sequence(seq, time.monotonic())
         seq.admitted_s = time.monotonic()
         for number in range(4):
             tree = DraftTree(3, 8)
@@ -123,21 +123,23 @@ def leave(spans: SequenceTrace) -> None:
 
 
 def test_what_fails_is_marked(sink: Collector) -> None:
-    """A request that is refused, and one whose client goes away while it waits."""
+    """A request that is refused, and one whose client goes away while it waits, since it
+    arrived."""
     trace_id = "1" * 32
     tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
     request = make_request(trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
     with pytest.raises(InvalidRequest), tracing.generation(request, "m"):
         raise InvalidRequest(f"{SECRET} is wrong", "prompt")
     with pytest.raises(GeneratorExit), tracing.generation(request, "m") as trace:
-        leave(trace.sequence(Sequence("r/0/0", [1], SamplingParams())))
+        leave(trace.sequence(Sequence("r/0/0", [1], SamplingParams()), time.monotonic() - 5))
     tracing.close()
-    refused, gone, queue = sink.wait(3, trace_id)
+    queue, refused, gone = sink.wait(3, trace_id)
     assert refused.has_failed
     assert gone.has_failed
     assert refused.attributes["error.type"] == "InvalidRequest"
     assert gone.attributes["error.type"] == "GeneratorExit"
     assert (queue.name, queue.parent_id) == ("queue", gone.span_id)
+    assert queue.end_ns - queue.begin_ns > 5e9
     assert SECRET not in repr(sink.spans)
 
 

@@ -201,7 +201,7 @@ def test_request_clock() -> None:
     there is no room for."""
     metrics = RequestMetrics()
     seq = Sequence("r", [1, 2, 3], SamplingParams())
-    clock = metrics.clock(seq)
+    clock = metrics.clock(seq, time.monotonic())
     seq.admitted_s = time.monotonic()
     for token_ids in ((4,), (5, 6), (7,)):
         seq.token_ids += token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_the_summary_counts_a_prompt_once(tokenizer: Tokenizer) -> None:
         seq.token_ids += [7, 8]
         seq.counts = DraftCounts(num_drafts=1, num_accepted_tokens=num_accepted)
     metrics = RequestMetrics()
-    clocks = [metrics.clock(seq) for seq in sequences]
+    clocks = [metrics.clock(seq, time.monotonic()) for seq in sequences]
     request = GenerationRequest("r", num_choices=2)
     summary = RecordBuilder(tokenizer, "x").summary(request, sequences, clocks)
     assert (summary.num_prompt_tokens, summary.num_reused_tokens) == (3, 2)

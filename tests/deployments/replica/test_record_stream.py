@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.generation import Delta, GenerationRequest, Records, Summary
+from deployments.metrics.samples import HistogramValue
 from deployments.replica import answer_logprobs
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
@@ -27,17 +29,46 @@ NUM_TOKENS = 24
 
 
 def records(
-    engine: AsyncEngine, tokenizer: Tokenizer, request: GenerationRequest, **params: Any
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    request: GenerationRequest,
+    waited_s: float = 0.0,
+    metrics: RequestMetrics | None = None,
+    **params: Any,
 ) -> AsyncGenerator[Records]:
-    """Of two choices of ``NUM_TOKENS`` tokens each."""
-    streams = RecordStreams(
-        engine, RecordBuilder(tokenizer, "r1"), RequestMetrics(), ReasoningReaders(None, tokenizer)
-    )
+    """Of two choices of ``NUM_TOKENS`` tokens each, which took ``waited_s`` to build."""
+    metrics = metrics or RequestMetrics()
+    builder, readers = RecordBuilder(tokenizer, "r1"), ReasoningReaders(None, tokenizer)
+    streams = RecordStreams(engine, builder, metrics, readers)
     sequences = [
         make_sequence(f"r/{choice}/0/{choice}", [5, 6], seed=choice, ignore_eos=True, **params)
         for choice in range(request.num_choices)
     ]
-    return streams.stream(request, sequences, GenerationTrace(None, None, 0))
+    arrived_s = time.monotonic() - waited_s
+    return streams.stream(request, sequences, GenerationTrace(None, None, 0), arrived_s)
+
+
+def test_the_wait_before_a_request_reaches_the_engine_counts(tokenizer: Tokenizer) -> None:
+    """For a large body, or for other requests whose grammars are compiled first."""
+    waited_s, metrics = 1000.0, RequestMetrics()
+
+    async def test() -> None:
+        async with started() as engine:
+            found = records(engine, tokenizer, WHOLE, waited_s, metrics)
+            summary = [record async for message in found for record in message][-1]
+        assert isinstance(summary, Summary)
+        assert summary.first_token_s is not None
+        assert summary.first_token_s > waited_s
+
+    run_async(test)
+    values = {sample.name.removeprefix("vllm:"): sample.value for sample in metrics.samples()}
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        histogram = values[f"{name}_seconds"]
+        assert isinstance(histogram, HistogramValue)
+        assert histogram.total > 2 * waited_s
+    prefill = values["request_prefill_time_seconds"]
+    assert isinstance(prefill, HistogramValue)
+    assert prefill.total < waited_s
 
 
 @pytest.mark.parametrize("num_top", [0, 3])
