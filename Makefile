@@ -60,8 +60,9 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 new-index:
 
 $(STAMP): $(INSTALLED)
-	@echo "setup 3/3: compiling the drafting kernels, once; a minute"
-	@$(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')"
+	@echo "setup 3/3: compiling the kernels, once; a minute or two"
+	@$(BIN)/python -c "from hdserve.engine.native.operators import load_operators as _; _()" & \
+	  $(BIN)/python -c "from hdserve import LLM; LLM('hdserve-mini')" && wait $$!
 	@touch $(STAMP)
 	@echo "setup done; '. $(VENV)/bin/activate' puts hdserve on the PATH of a shell"
 

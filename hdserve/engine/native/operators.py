@@ -169,8 +169,8 @@ def _prepacked_kernel_in_c(dtype: torch.dtype) -> int | None:
 
 
 def load_operators() -> NativeOperators | None:
-    """The operators of this process, compiled when a machine first needs them, in about 15 s;
-    ``None`` if they are not available, and Python's are used."""
+    """The operators of this process, compiled when a machine first needs them, in a minute or two
+    with their kernels; ``None`` if they are not available, and Python's are used."""
     with _LOADING:
         return _load_once()
 
