@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from hdserve.core import Source
 from hdserve.engine.batch.chunk import Chunk
@@ -80,12 +81,14 @@ def _obstacle(runner: ModelRunner, max_rows: int) -> str:
 def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     """The shapes to try, cheapest first; none for a mixture of experts, whose products no kernel of
     ours computes, and have as many rows as are sent to an expert, whatever the shape."""
-    if has_experts(runner.model.module):
+    module = runner.model.module
+    if has_experts(module):
         return
-    if runner.attends_with_amx and can_pack(runner.model.module):
-        yield replace(runner.shapes, is_exact=True)
-    if _calls_kernels(runner):
-        yield Shapes(is_exact=True)
+    if not any(isinstance(layer, Conv1D) for layer in module.modules()):  # GPT-2's, not ours either
+        if runner.attends_with_amx and can_pack(module):
+            yield replace(runner.shapes, is_exact=True)
+        if _calls_kernels(runner):
+            yield Shapes(is_exact=True)
     yield exact_candidates(max_rows)
 
 

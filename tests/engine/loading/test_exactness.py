@@ -10,7 +10,13 @@ from typing import Literal
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import Source
@@ -202,3 +208,15 @@ def test_what_auto_chooses_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.shapes = chosen
     plain = logits_of(runner, 0)
     assert all(torch.equal(logits_of(runner, number), plain) for number in (1, 5, 30))
+
+
+def test_layers_that_no_kernel_computes_have_numbers_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPT-2's are no linear layers to PyTorch; a trial may find them independent by chance."""
+    monkeypatch.setattr(exactness, "find_exact_shapes", lambda _runner, candidates: candidates)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=512)
+    model = prepare_model(GPT2LMHeadModel(config).bfloat16().eval(), EngineConfig(exact=True))
+    runner = ModelRunner(model, KVCache(model.kv_shape, 512, model.dtype, model.device))
+    assert choose_shapes(runner, 64, exact=True).row_counts
