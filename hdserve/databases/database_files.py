@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hdserve.databases import snapshot
-from hdserve.databases.chunk_joins import is_joined
 from hdserve.databases.generation_file import VERSIONS_PER_GENERATION
 from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
@@ -95,15 +94,13 @@ class DatabaseFiles:
         end_version, is_whole = state.flushed_version, True
         places: list[tuple[int, int]] = []
         for version, restored in self._restored_files(directory, state.flushed_version):
-            begins_run = not version % VERSIONS_PER_GENERATION
-            is_first = begins_run or is_joined(version, restored.segment)
+            is_gap = version % VERSIONS_PER_GENERATION and version != end_version
             before = log.peek(restored.namespace)
-            is_gap = version > end_version and not is_first
             if is_gap and (before.num_outputs or not before.evicted.ranges()):
                 is_whole = False
             log.restore(restored.namespace, version, restored.segment)
-            places.append((version, version + len(restored.segment)))
-            end_version = max(end_version, places[-1][1])
+            end_version = version + len(restored.segment)
+            places.append((version, end_version))
         return is_whole and not state.misses(places)
 
     def flushes(self) -> Iterator[tuple[str, int]]:

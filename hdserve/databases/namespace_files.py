@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import AppendLog
-from hdserve.databases.chunk_joins import ChunkJoin
 from hdserve.databases.output_files import (
     NamespaceState,
     encode_chunk,
@@ -70,12 +69,8 @@ class NamespaceFiles:
             self.unsaved |= self.logs
             raise
 
-    def take_work(self, partition: Partition, *, is_whole: bool = True) -> SyncWork | None:
-        """The work of a sync, if there is any; it counts as written from now on.
-
-        Args:
-            is_whole: no file is known to be missing or unusable, so that chunks may be joined.
-        """
+    def take_work(self, partition: Partition) -> SyncWork | None:
+        """The work of a sync, if there is any; it counts as written from now on."""
         oldest = min(self.chunks | self.logs, default=partition.first_version)
         if self.is_synced and self.is_state_saved and oldest >= partition.first_version:
             return None
@@ -83,24 +78,22 @@ class NamespaceFiles:
             partition.seal()
         segments = dict(partition.segments())
         ended = (self.logs | self.unsaved) - {partition.tail_version}
+        is_state_due = not self.is_state_saved or bool(ended or self.chunks - segments.keys())
         kept = (self.chunks | ended) & segments.keys()
-        joins = partition.joins(self.chunks - ended) if is_whole else []
-        is_changed = bool(ended or joins or self.chunks - segments.keys())
         state = NamespaceState(
             partition.flushed_version,
             partition.calibration,
             partition.evicted.ranges(),
-            _ends({version: segments[version] for version in kept}, joins),
+            _ends({version: segments[version] for version in kept}),
         )
         work = SyncWork(
             files=self,
             chunks={version: segments[version] for version in sorted(ended & segments.keys())},
             ended_logs=ended,
-            joins=joins,
             evicted_chunks=self.chunks - segments.keys(),
             open_logs=self.logs - ended,
             state=state,
-            is_state_due=is_changed or not self.is_state_saved,
+            is_state_due=is_state_due,
             is_forgotten=partition.is_forgettable,
             is_flushed=self.is_flush_due,
         )
@@ -119,7 +112,6 @@ class SyncWork:
 
     files: NamespaceFiles
     chunks: dict[int, Segment]
-    joins: list[ChunkJoin]
     ended_logs: set[int]
     evicted_chunks: set[int]
     open_logs: set[int]
@@ -150,9 +142,6 @@ class SyncWork:
             data = encode_chunk(namespace, segment, key)
             snapshot.write_file(files.chunk_path(version), data)
             files.log_path(version).unlink(missing_ok=True)
-        for join in self.joins:
-            data = encode_chunk(namespace, join.segment, key)
-            snapshot.write_file(files.chunk_path(join.version), data)
         for version in self.open_logs:
             self._sync_log(version)
         if files.directory.exists():
@@ -163,14 +152,11 @@ class SyncWork:
         if failure:
             raise failure
 
-    def finish(self, partition: Partition) -> None:
-        """Call it once all of the work is written; the next work deletes what was joined."""
+    def finish(self) -> None:
+        """Call it once all of the work is written."""
         files = self.files
         files.chunks |= self.chunks.keys()
         files.chunks -= self.evicted_chunks
-        for join in self.joins:
-            files.chunks.add(join.version)
-            partition.join(join)
         if self.is_forgotten:
             files.is_entered = False
             with contextlib.suppress(OSError):
@@ -181,7 +167,7 @@ class SyncWork:
     def undo(self) -> None:
         """Call it if some of the work failed: the next sync does all of it again."""
         files = self.files
-        files.chunks |= self.chunks.keys() | {join.version for join in self.joins}
+        files.chunks |= self.chunks.keys()
         files.unsaved |= self.unsynced
         files.is_synced = False
         files.is_state_saved = files.is_state_saved and not self.is_state_due
@@ -222,8 +208,7 @@ class SyncWork:
         return (path for path in paths if path not in {*newer, self.files.state_path})
 
 
-def _ends(chunks: Mapping[int, Segment], joins: Iterable[ChunkJoin]) -> tuple[int, ...]:
-    """The ends of chunks that no other chunk continues, also once these are joined."""
+def _ends(chunks: Mapping[int, Segment]) -> tuple[int, ...]:
+    """The ends of chunks that no other chunk continues."""
     ends = {version + len(segment) for version, segment in chunks.items()}
-    inner = frozenset[int]().union(*(join.inner_ends for join in joins))
-    return tuple(sorted(ends - chunks.keys() - inner))
+    return tuple(sorted(ends - chunks.keys()))

@@ -12,8 +12,8 @@
 
 An append is handed to the operating system before it is acknowledged, so a killed process loses
 nothing; ``sync`` writes everything to the disk itself, so a power failure loses at most what came
-after the last sync.  ``sync`` also turns the logs of full chunks into snapshots, joins small
-chunks of earlier runs, and deletes what was evicted.
+after the last sync.  ``sync`` also turns the logs of full chunks into snapshots and deletes what
+was evicted.
 
 A failed write never stops the log in memory: the chunk concerned is written again, whole, by the
 next ``sync`` that succeeds.
@@ -424,8 +424,7 @@ class OutputStore:
         with lock:
             files, partition = self._files.of(namespace), log.peek(namespace)
             self._close_logs(files)
-            is_whole = not (self.num_refused or self.is_incomplete(namespace))
-            work = files.take_work(partition, is_whole=is_whole)
+            work = files.take_work(partition)
             if work is None and files.is_empty and not partition.num_bytes:
                 del self._files.namespaces[namespace]
         if work is None:
@@ -437,7 +436,7 @@ class OutputStore:
                 work.undo()
             raise
         with lock:
-            work.finish(partition)
+            work.finish()
 
     def _close_logs(self, files: NamespaceFiles) -> None:
         """Close what is open of a namespace; a log that may have lost something is written again,

@@ -13,14 +13,13 @@ reader (cursor 0) gets all that is kept, in replies of bounded size.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hdserve.databases.chunk_joins import ChunkJoin, find_joins
 from hdserve.databases.seen_outputs import KeptOrigins, OriginLimit, OriginRanges, SeenOutputs
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN, Segment, concatenate
 
@@ -125,36 +124,16 @@ class Partition:
         """Add a chunk as it was before a restart; chunks come in ascending order.
 
         If it is newer than the beginning of this log, as in a database that another process writes,
-        the log begins after it.  If what it has beside new outputs is just what the last chunks
-        hold, they were joined to it, and it takes their place.
+        the log begins after it.
         """
-        new = self._add_seen(segment)
-        if not len(new):
-            return
-        self.num_bytes += new.num_bytes
-        self.num_outputs += len(new)
-        num_parts = self._num_parts(segment, new) if len(new) < len(segment) else 0
-        if num_parts:
-            del self.chunks[-num_parts:]
-            new = segment
-        self.chunks.append((first_version, new))
-        self._end_version = first_version + len(new)
-        self.next_version = max(self.next_version, self._end_version)
-        self.tail_version = self.next_version
-
-    def _num_parts(self, segment: Segment, new: Segment) -> int:
-        """How many of the last chunks hold what of ``segment`` is not new; 0 if they hold anything
-        else."""
-        names = SeenOutputs()
-        names.add(new)
-        known = names.add(segment)
-        num_parts = num_outputs = 0
-        while num_outputs < len(known) and num_parts < len(self.chunks):
-            num_parts += 1
-            num_outputs += len(self.chunks[-num_parts][1])
-        parts = concatenate([part for _, part in self.chunks[len(self.chunks) - num_parts :]])
-        is_same = np.array_equal(parts.sequence_numbers, known.sequence_numbers)
-        return num_parts if is_same and np.array_equal(parts.token_ids, known.token_ids) else 0
+        segment = self._add_seen(segment)
+        if len(segment):
+            self.chunks.append((first_version, segment))
+            self._end_version = first_version + len(segment)
+            self.next_version = max(self.next_version, self._end_version)
+            self.tail_version = self.next_version
+            self.num_bytes += segment.num_bytes
+            self.num_outputs += len(segment)
 
     def restore_evicted(self, ranges: OriginRanges) -> None:
         """Remember what was evicted before a restart, so that it never returns as new; call it
@@ -218,18 +197,6 @@ class Partition:
         self._tail = []
         self._tail_bytes = 0
         self.tail_version = self.next_version
-
-    def joins(self, saved: Container[int]) -> list[ChunkJoin]:
-        """The chunks to join, among those with a file of their own; see :func:`find_joins`."""
-        return find_joins(self.chunks, saved, self._chunk_bytes)
-
-    def join(self, join: ChunkJoin) -> None:
-        """Put a joined chunk in the place of its parts, unless some are gone."""
-        versions = tuple(version for version, _ in self.chunks)
-        start = bisect_left(versions, join.parts[0])
-        stop = start + len(join.parts)
-        if versions[start:stop] == join.parts:
-            self.chunks[start:stop] = [(join.version, join.segment)]
 
     def evict(self) -> None:
         """Drop the oldest chunk; call ``trim_names`` when it is known which others are kept."""
