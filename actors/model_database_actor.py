@@ -408,6 +408,7 @@ class ModelDatabaseActor:
                 num_new += len(appended.segment)
                 if self._store:
                     self._store.append(namespace, appended)
+                    self._is_unwritten |= self._store.is_closed
         return num_new
 
     def _is_new(self, sender: str, namespace: str, calibration: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -40,7 +41,8 @@ def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseCo
     try:
         kept = dict(ray.get(answer, timeout=_TIMEOUT_S)["settings"])
     except Exception as error:
-        ray.cancel(answer)  # it may not have begun, and is asked again
+        with suppress(Exception):
+            ray.cancel(answer)  # it may not have begun, and is asked again
         told = "the model database of %s does not say which settings it uses: %r"
         logger.warning(told, key.model, error)
         return

@@ -127,8 +127,10 @@ def _why_unwritten(actor: Any) -> str | None:
     """Have a model database written; return why something is only in memory, if it is, or may
     be."""
     try:
-        reason: str | None = ray.get(actor.close.remote(), timeout=_CLOSE_TIMEOUT_S)
+        answer = actor.close.remote()
+        reason: str | None = ray.get(answer, timeout=_CLOSE_TIMEOUT_S)
     except GetTimeoutError:
+        ray.cancel(answer)  # else it would release the directory of an actor that lives on
         return f"it did not answer within {_CLOSE_TIMEOUT_S:g} s"
     except RayError as error:
         return repr(error.cause if isinstance(error, RayTaskError) else error)

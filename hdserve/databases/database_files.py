@@ -8,7 +8,7 @@ the database is not opened.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hdserve.databases import snapshot
@@ -78,8 +78,7 @@ class DatabaseFiles:
             OSError: the directory or a state file cannot be read.
         """
         self._remove_temporary_files(self.directory)
-        paths = self.directory.iterdir() if self.directory.exists() else ()
-        for directory in sorted(path for path in paths if path.is_dir()):
+        for directory in sorted(path for path in _listed(self.directory) if path.is_dir()):
             self._remove_temporary_files(directory)
             if not self._restore_namespace(directory, log) or any(directory.glob("*.refused*")):
                 self.incomplete.add(directory.name)
@@ -159,7 +158,7 @@ class DatabaseFiles:
     ) -> Iterator[tuple[int, RestoredFile]]:
         """First version and content of each usable file, in order."""
         places = NamespaceFiles(directory)
-        for version in sorted({number for _, number in versioned_files(directory.iterdir())}):
+        for version in sorted({number for _, number in versioned_files(_listed(directory))}):
             log, chunk = places.log_path(version), places.chunk_path(version)
             is_flushed = version < flushed_version
             if is_flushed:
@@ -282,3 +281,11 @@ def _free_name(path: Path) -> Path:
         number += 1
         found = path.with_name(f"{path.name}.refused-{number}")
     return found
+
+
+def _listed(directory: Path) -> Sequence[Path]:
+    """What is in a directory; nothing, if there is none, or none any longer."""
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -224,7 +224,9 @@ def test_one_that_cannot_write_everything_is_not_closed(config):
     lock.rmdir()
     assert actor.close() is None
     actor.publish(message(1, 3))
+    assert actor.info()["is_unwritten"]
     assert actor.close() is None
+    assert not actor.info()["is_unwritten"]
     assert Reader(ModelDatabaseActor(KEY, config), "r", "n").read() == [0, 1]
     assert ModelDatabaseActor(KEY, ModelDatabaseConfig()).close() is None
 
