@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from hdserve.shadows import PACKAGES
+
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
