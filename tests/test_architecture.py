@@ -20,7 +20,6 @@ LAYERS = {
     "hdserve.completion": 2,
     "hdserve.conversation": 1,
     "hdserve.grammar": 1,
-    "hdserve.importing": 1,
     "hdserve.journal": 1,
     "hdserve.ports": 1,
     "hdserve.process_session": 1,
