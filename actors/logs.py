@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-PACKAGES = ("hdserve", "actors", "deployments")
+from hdserve.shadows import PACKAGES
 
 _SERVE_LOGGER = "ray.serve"
 _FORMAT = "%(levelname)s %(asctime)s %(name)s -- %(message)s"

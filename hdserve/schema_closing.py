@@ -132,7 +132,7 @@ def _distinctions(schemas: list[Any] | tuple[Any, ...]) -> Iterator[dict[int, se
     for index, schema in enumerate(schemas):
         if not isinstance(schema, Mapping):
             continue
-        kinds[index] = _kinds(schema)
+        kinds[index] = kinds_of(schema)
         for name in _required(schema) if kinds[index] == {"object"} else ():
             by_name[name][index] = texts_of(schema, name)
     yield kinds
@@ -153,9 +153,9 @@ def _without_common_texts(texts: dict[int, set[str]]) -> Iterator[tuple[int, int
         yield index, having_any & ~common
 
 
-def _kinds(schema: Schema) -> set[str]:
-    """The types of a schema; empty if it allows any."""
-    kinds = set(_names(schema.get("type")))
+def kinds_of(schema: Schema) -> set[str]:
+    """Return the types of a schema; empty if it allows any."""
+    kinds = set(texts_in(schema.get("type")))
     return kinds - {"integer"} | {"number"} if "integer" in kinds else kinds
 
 
@@ -166,16 +166,16 @@ def texts_of(schema: Schema, name: str) -> set[str]:
     if not isinstance(item, Mapping):
         return set()
     values = [item["const"]] if "const" in item else item.get("enum")
-    texts = set(_names(values))
+    texts = set(texts_in(values))
     return texts if isinstance(values, (list, tuple)) and len(texts) == len(values) else set()
 
 
 def _required(schema: Schema) -> set[str]:
-    return set(_names(schema.get("required")))
+    return set(texts_in(schema.get("required")))
 
 
-def _names(value: Any) -> list[str]:
-    """The texts in a list of a schema, or a single text used in place of a list."""
+def texts_in(value: Any) -> list[str]:
+    """Return the texts in a list of a schema, or a single text used in place of a list."""
     items = value if isinstance(value, (list, tuple)) else [value]
     return [item for item in items if isinstance(item, str)]
 
@@ -197,5 +197,5 @@ def can_close(schema: Schema) -> bool:
 
 
 def _is_scalar(schema: Any) -> bool:
-    kinds = _kinds(schema) if isinstance(schema, Mapping) else set()
+    kinds = kinds_of(schema) if isinstance(schema, Mapping) else set()
     return bool(kinds) and kinds <= _SCALARS

@@ -5,11 +5,11 @@ Then exactly one of them matches wherever any does, and ``oneOf`` says the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from hdserve.schema_closing import are_disjoint
+from hdserve.schema_closing import are_disjoint, kinds_of, texts_in
 from hdserve.schema_references import referred
 
 Schema = Mapping[str, Any]
@@ -94,20 +94,18 @@ class Comparison:
         kinds = [found for found in map(self._kinds_of, (one, other)) if found is not None]
         if not kinds or set.intersection(*kinds) != {"object"}:
             return False
-        names = dict.fromkeys([*_required(one), *_required(other)])
+        names = [*texts_in(one.get("required")), *texts_in(other.get("required"))]
         return any(
             self._are_apart(_property(one, name), _property(other, name), depth + 1)
-            for name in names
+            for name in dict.fromkeys(names)
         )
 
     def _kinds_of(self, schema: Schema) -> set[str] | None:
         """Return the types of a schema; ``None`` if it says nothing of them."""
-        declared = schema.get("type")
-        if declared is None:
-            values = self._values_of(schema)
-            return None if values is None else {kind for kind, _ in values}
-        kinds = {declared} if isinstance(declared, str) else {*_texts(declared)}
-        return {"number" if kind == "integer" else kind for kind in kinds}
+        if schema.get("type") is not None:
+            return kinds_of(schema)
+        values = self._values_of(schema)
+        return None if values is None else {kind for kind, _ in values}
 
     def _values_of(self, schema: Any) -> _Values | None:
         if id(schema) not in self._values:
@@ -134,15 +132,6 @@ def _values(schema: Any) -> _Values | None:
 
 def _kind(value: Any) -> str:
     return next((kind for types, kind in _KINDS if isinstance(value, types)), "null")
-
-
-def _required(schema: Schema) -> Iterator[str]:
-    return _texts(schema.get("required"))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    items = value if isinstance(value, (list, tuple)) else ()
-    return (item for item in items if isinstance(item, str))
 
 
 def _property(schema: Schema, name: str) -> Any:

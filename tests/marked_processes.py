@@ -1,4 +1,5 @@
-"""Processes that are found again with all they started, by a mark in their environment."""
+"""Processes that are found again with all they started, by a mark in their environment, or that
+stand still for a while."""
 
 from __future__ import annotations
 
@@ -57,6 +58,16 @@ def wait_until_gone(mark: str) -> None:
     while family(mark):
         assert time.monotonic() < deadline, family(mark)
         time.sleep(0.05)
+
+
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """The process, which is stopped meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def hdserve(*arguments: str) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from hdserve.shadows import PACKAGES
+
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("hdserve", "actors", "deployments")
 
 LAYERS = {
     "hdserve.errors": 0,
@@ -19,7 +20,6 @@ LAYERS = {
     "hdserve.completion": 2,
     "hdserve.conversation": 1,
     "hdserve.grammar": 1,
-    "hdserve.importing": 1,
     "hdserve.journal": 1,
     "hdserve.ports": 1,
     "hdserve.process_session": 1,

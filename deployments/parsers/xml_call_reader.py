@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 from deployments.parsers.call_elements import QWEN, Elements
 from deployments.parsers.call_reader import CallReader
 from deployments.parsers.marks import without_part
 from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.tool_parser import Function
+from hdserve.schema_references import referred
 
 Types = frozenset[str] | None
 """The JSON types that a value may have; ``None`` for any."""
@@ -151,7 +151,7 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
         return frozenset({"string"})
     try:
         return _types_of(schema, root or {}, {})
-    except RecursionError:
+    except (RecursionError, ValueError):
         return None
 
 
@@ -197,18 +197,8 @@ def _of_reference(
         return None
     if reference not in found:
         found[reference] = frozenset()
-        found[reference] = _types_of(_at(root, reference), root, found)
+        found[reference] = _types_of(referred(schema, root), root, found)
     return found[reference]
-
-
-def _at(root: Mapping[str, Any], reference: str) -> Any:
-    """Return what a JSON pointer in ``root`` points to, if it is there."""
-    schema: Any = root
-    for part in unquote(reference).split("/")[1:]:
-        if not isinstance(schema, Mapping):
-            return None
-        schema = schema.get(part.replace("~1", "/").replace("~0", "~"))
-    return schema
 
 
 def value_of(text: str, types: Types) -> Any:

@@ -7,6 +7,8 @@ fixes it.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +18,10 @@ from hdserve.config import ModelConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, Location, place_of
 from hdserve.databases.statistics_info import read_info
 from hdserve.errors import ConfigError, InvalidRequest, SnapshotError
-from hdserve.importing import import_fault
 from hdserve.models import bundled_models, context_length, is_path
 
+_IMPORT_TIMEOUT_S = 60.0
+_MAX_REASON_CHARACTERS = 300
 _LESS = "without it there is less to draft"
 _NO_GPU = (
     "a replica sees no GPU with num_gpus: 0, unless a Serve config file reserves one in its "
@@ -132,7 +135,7 @@ def _model_problems(model: ModelConfig) -> Iterator[Problem]:
         remedy = "defaults: {chat_template_kwargs: {}}  # or variables of the template"
         yield Problem(("defaults", "chat_template_kwargs"), reason, remedy)
     policy = model.autoscaling and model.autoscaling.policy
-    if policy and (reason := import_fault(policy.policy_function)):
+    if policy and (reason := _import_fault(policy.policy_function)):
         remedy = "autoscaling: {policy: null}  # or the import path of a function, MODULE:NAME"
         yield Problem(("autoscaling", "policy", "policy_function"), reason, remedy)
 
@@ -169,6 +172,24 @@ def _variables_fault(names: Collection[str]) -> str:
     except InvalidRequest as error:
         return error.message
     return ""
+
+
+def _import_fault(name: str) -> str:
+    """Return why ``name``, as in ``module:function``, cannot be imported; empty if it can.
+
+    The current directory is searched too, as by ``serve run``.  The import happens in a separate
+    process, so side effects of the module stay there.
+    """
+    resolve = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])"
+    command = [sys.executable, "-c", resolve, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"{name} is not imported in {_IMPORT_TIMEOUT_S:g} s"
+    if not done.returncode:
+        return ""
+    lines = done.stderr.splitlines() or [f"status {done.returncode}"]
+    return f"{name} cannot be imported: {lines[-1][:_MAX_REASON_CHARACTERS]}"
 
 
 def _narrow_gateways(config: ServeConfig) -> Iterator[Problem]:

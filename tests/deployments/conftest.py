@@ -43,6 +43,12 @@ def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.fixture(scope="module")
+def application(bundled_application: ServedApplication) -> ServedApplication:
+    """The server of the files that have none of their own."""
+    return bundled_application
+
+
+@pytest.fixture(scope="module")
 def mini_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     """One model, as it is without options."""
     config = {"models": [{"name": "hdserve-mini", "model": "hdserve-mini"}]}

@@ -20,11 +20,6 @@ pytestmark = pytest.mark.ray
 MODELS = ["hdserve-tiny", "hdserve-mini"]
 
 
-@pytest.fixture(scope="module")
-def application(bundled_application: ServedApplication) -> ServedApplication:
-    return bundled_application
-
-
 def test_the_stream_says_where_tokens_come_from(application: ServedApplication) -> None:
     """Texts of the tokens are the answer, what was accepted is in the draft, and by default nothing
     is said."""

@@ -22,11 +22,6 @@ DEPLOYMENTS = {"gateway", *(f"model-{name}" for name in MODELS)}
 QUESTION = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
 
 
-@pytest.fixture(scope="module")
-def application(bundled_application: ServedApplication) -> ServedApplication:
-    return bundled_application
-
-
 def test_models_are_listed(client: openai.OpenAI) -> None:
     """Both bundled models, the default one first, each with what it runs on."""
     listed = list(client.models.list())

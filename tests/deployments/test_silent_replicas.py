@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from hdserve.access import Access
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from tests.clusters import connected_cluster
+from tests.marked_processes import standing_still
 from tests.ports import free_port
 from tests.waiting import WAIT_S, eventually
 
@@ -83,15 +83,6 @@ def base_url() -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
-
-
-@contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def silences(base_url: str) -> float:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from tests.clusters import connected_cluster
+from tests.marked_processes import standing_still
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -41,15 +40,6 @@ def cluster() -> Iterator[None]:
             yield
         finally:
             serve.shutdown()
-
-
-@contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def unanswered_by(handle: DeploymentHandle[Any]) -> DeploymentResponse[Any]:

@@ -7,12 +7,9 @@ Its process is stopped, so that it can also be seen what becomes of one that goe
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Self
 
 import httpx
@@ -23,6 +20,7 @@ from benchmarks.server import START_TIMEOUT_S
 from tests.chaos import processes
 from tests.chaos.system import raylet_pid
 from tests.clusters import connected_cluster
+from tests.marked_processes import standing_still
 from tests.serving import ServedApplication
 from tests.waiting import WAIT_S, eventually
 
@@ -147,15 +145,6 @@ def pair(replicas: Replicas) -> Iterator[tuple[Stream, Stream]]:
             eventually(lambda: replicas.series(RUNNING) == [1, 1])
             yield first, second
     eventually(replicas.is_idle)
-
-
-@contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def short_answer(url: str) -> httpx.Response:

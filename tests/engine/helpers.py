@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from hdserve import core
@@ -58,13 +57,3 @@ def plain(prompt: list[int], **params: Any) -> core.Sequence:
     seq = make_sequence("a", prompt, **params)
     run(make_engine(), [seq])
     return seq
-
-
-def futures_of(sequences: Iterable[core.Sequence]) -> dict[str, list[int]]:
-    """The full token ids of each sequence, decoded alone and plainly."""
-    found = {}
-    for seq in sequences:
-        alone = core.Sequence(seq.request_id, list(seq.token_ids), seq.params)
-        run(make_engine(), [alone])
-        found[seq.request_id] = alone.token_ids
-    return found

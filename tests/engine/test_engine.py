@@ -23,8 +23,8 @@ from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.stats import add_counts
 from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter
-from tests.engine.helpers import GREEDY, RecordingDrafter, futures_of, plain
-from tests.engines import make_engine, make_prompt, make_sequence, run
+from tests.engine.helpers import GREEDY, RecordingDrafter, plain
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.interruption import traced
 from tests.models import make_model
 
@@ -139,7 +139,7 @@ def outputs_by_sequence(outputs: Iterable[StepOutput]) -> dict[str, list[StepOut
 def test_stats_add_up() -> None:
     """The engine's counters equal the sums over its sequences and over its outputs."""
     sequences = [make_sequence(str(n), make_prompt(4 + 13 * n, n), **GREEDY) for n in range(4)]
-    futures = futures_of(sequences)
+    futures = plain_tokens(make_model(), sequences)
     sequences[2] = make_sequence(
         "2", make_prompt(30, 2), SpeculationParams(is_enabled=False), **GREEDY
     )

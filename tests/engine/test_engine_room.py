@@ -11,9 +11,9 @@ from hdserve.core import FinishReason, SamplingParams
 from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
 from tests.drafters import JunkDrafter
 from tests.engine.counted_tokens import CountedTokens
-from tests.engine.helpers import GREEDY, futures_of, plain
-from tests.engines import make_engine, make_prompt, make_sequence, run
-from tests.models import MAX_POSITIONS, VOCAB_SIZE
+from tests.engine.helpers import GREEDY, plain
+from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
+from tests.models import MAX_POSITIONS, VOCAB_SIZE, make_model
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_cache_limits_the_context() -> None:
 def test_sequences_wait_for_room() -> None:
     """Sequences that do not fit beside each other follow one another; all give their own answer."""
     sequences = [make_sequence(str(n), make_prompt(20, n), **GREEDY) for n in range(4)]
-    wanted = futures_of(sequences)
+    wanted = plain_tokens(make_model(), sequences)
     engine = make_engine(kv_cache_tokens=64)
     for seq in sequences:
         engine.add(seq)

@@ -21,11 +21,6 @@ NOTHING = "\N{EN DASH}"
 """In a table."""
 
 
-@pytest.fixture(scope="module")
-def application(bundled_application: ServedApplication) -> ServedApplication:
-    return bundled_application
-
-
 @pytest.fixture
 def page(application: ServedApplication, context: Any) -> Iterator[Any]:
     """A new tab with the page; whatever the console reports as an error fails the test."""

@@ -33,11 +33,6 @@ EVALUATION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def application(bundled_application: ServedApplication) -> ServedApplication:
-    return bundled_application
-
-
-@pytest.fixture(scope="module")
 def stock() -> Any:
     return AutoModelForCausalLM.from_pretrained(resolve_model(MODEL), dtype=torch.float32).eval()
 

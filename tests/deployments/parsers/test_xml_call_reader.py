@@ -299,6 +299,8 @@ REFERENCES: list[tuple[Any, set[str] | None]] = [
     ("#/$defs/wide0", {"boolean"}),
     ("#/$defs/none", None),
     ("#/$defs/zip/enum/0", None),
+    ("#/$defs/list/anyOf/0", {"string"}),
+    ("#" + "/a" * 5000, None),
     ("#anchor", None),
     ("#", {"object"}),
     ("other.json#/a", None),
