@@ -104,10 +104,11 @@ def client(application: ServedApplication) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def claude(application: ServedApplication) -> anthropic.Anthropic:
+def claude(application: ServedApplication) -> Iterator[anthropic.Anthropic]:
     """The client of the other API, which adds the version to the address itself."""
     base_url = application.base_url
-    return anthropic.Anthropic(base_url=base_url, api_key=ANNA_KEY, max_retries=0)
+    with anthropic.Anthropic(base_url=base_url, api_key=ANNA_KEY, max_retries=0) as client:
+        yield client
 
 
 def _model(directory: Path) -> Path:

@@ -193,36 +193,42 @@ def test_responses(client: openai.OpenAI) -> None:
     assert client.responses.create(**{**chosen, "input": again}).output
 
 
-def test_messages(application: ServedApplication) -> None:
+@pytest.fixture
+def claude(application: ServedApplication) -> Iterator[anthropic.Anthropic]:
+    url = application.base_url
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_messages(claude: anthropic.Anthropic) -> None:
     """What the model thought is a block, streamed and whole; it can be sent back."""
-    client = anthropic.Anthropic(base_url=application.base_url, api_key="none", max_retries=0)
     chosen: dict[str, Any] = {
         "model": THINKER,
         "messages": QUESTION,
         "max_tokens": 5,
         "extra_body": {"temperature": 0},
     }
-    whole = client.messages.create(**chosen)
+    whole = claude.messages.create(**chosen)
     (thought,) = whole.content
     assert thought.type == "thinking"
     assert whole.stop_reason == "max_tokens"
     assert whole.usage.output_tokens_details is not None
     assert whole.usage.output_tokens_details.thinking_tokens == whole.usage.output_tokens == 5
-    with client.messages.stream(**chosen) as stream:
+    with claude.messages.stream(**chosen) as stream:
         pieces = [event.thinking for event in stream if event.type == "thinking"]
         assert stream.get_final_message().content == whole.content
     assert "".join(pieces) == thought.thinking
     tool = {"name": "f", "input_schema": {"type": "object"}}
-    called = client.messages.create(**chosen, tools=[tool], tool_choice={"type": "any"})
+    called = claude.messages.create(**chosen, tools=[tool], tool_choice={"type": "any"})
     assert [block.type for block in called.content] == ["thinking"]
     answered = [thought.to_dict(), {"type": "text", "text": "When?"}]
     again = [*QUESTION, {"role": "assistant", "content": answered}, *QUESTION]
     counts = [
-        client.messages.count_tokens(model=THINKER, messages=messages).input_tokens
+        claude.messages.count_tokens(model=THINKER, messages=messages).input_tokens
         for messages in (again, [*QUESTION, {"role": "assistant", "content": "When?"}, *QUESTION])
     ]
     assert counts[0] > counts[1]
-    assert client.messages.create(**{**chosen, "messages": again}).content
+    assert claude.messages.create(**{**chosen, "messages": again}).content
 
 
 def test_the_template_makes_the_prompt(application: ServedApplication) -> None:

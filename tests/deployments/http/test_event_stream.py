@@ -200,17 +200,19 @@ def openai_at(url: str) -> openai.OpenAI:
 
 
 def chat(url: str) -> str:
-    chunks = openai_at(url).chat.completions.create(model="m", messages=[HI], stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    with openai_at(url) as client:
+        chunks = client.chat.completions.create(model="m", messages=[HI], stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def completion(url: str) -> str:
-    chunks = openai_at(url).completions.create(model="m", prompt="hi", stream=True)
-    return "".join(chunk.choices[0].text for chunk in chunks)
+    with openai_at(url) as client:
+        chunks = client.completions.create(model="m", prompt="hi", stream=True)
+        return "".join(chunk.choices[0].text for chunk in chunks)
 
 
 def response(url: str) -> str:
-    with openai_at(url).responses.stream(model="m", input="hi") as events:
+    with openai_at(url) as client, client.responses.stream(model="m", input="hi") as events:
         for event in events:
             if event.type == "error":
                 raise openai.APIError(event.message, httpx.Request("POST", url), body=None)
@@ -218,8 +220,10 @@ def response(url: str) -> str:
 
 
 def message(url: str) -> str:
-    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=WAIT_S)
-    with client.messages.stream(model="m", messages=[HI], max_tokens=9) as events:
+    with (
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=WAIT_S) as client,
+        client.messages.stream(model="m", messages=[HI], max_tokens=9) as events,
+    ):
         return events.get_final_text()
 
 

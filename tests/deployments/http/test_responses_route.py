@@ -53,8 +53,11 @@ class Scored(AnswersCalls):
 def client() -> Iterator[openai.OpenAI]:
     handle: Any = serve.run(serve.deployment(Scored).bind(), name="model", _local_testing_mode=True)
     config = ServeConfig(models=(ModelConfig(name="m", model="m"),))
-    with served(build_api(Gateway(config, {"m": handle}))) as (host, port):
-        yield openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0)
+    with (
+        served(build_api(Gateway(config, {"m": handle}))) as (host, port),
+        openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def asked(client: openai.OpenAI, **fields: Any) -> tuple[Response, str | None]:
