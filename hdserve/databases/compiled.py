@@ -19,8 +19,7 @@ _PART: Final[dict[str, Any]] = OPTIONS | {
     "no_cfunc_wrapper": True,
 }
 """Options of what is only inlined.  Functions for callers in Python and C, each with all the code
-once more, would take a third of the time in which kernels are compiled: 152 and 97 s of CPU time
-for those of compiled models (AMX), whose machine code is the same without."""
+once more, would take a third of the time in which kernels are compiled (docs/adr/0012)."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

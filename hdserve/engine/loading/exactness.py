@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers.pytorch_utils import Conv1D
@@ -19,13 +19,16 @@ from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment, align
 from hdserve.engine.linear.layers import are_rows_independent
-from hdserve.engine.loading.model_check import has_experts, trial_text
+from hdserve.engine.loading.model_check import trial_text
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 
 logger = logging.getLogger(__name__)
 
 _CONTEXT_LENGTHS = (40, 300)
+_LAYERS = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
+"""Have no matrices in stacks, though their weights may have more dimensions than two: those of
+linear layers if they are prepacked."""
 _TRIED_COUNTS = (1, 2, 3, 5, 8, 17, 64)
 
 _AFFORDABLE_COST = 1.03
@@ -69,6 +72,23 @@ def choose_shapes(runner: ModelRunner, max_rows: int, exact: bool | Literal["aut
         )
     logger.info("not exact: in rare near-ties drafted and plain output may differ by rounding")
     return runner.shapes
+
+
+def has_experts(module: torch.nn.Module) -> bool:
+    """Whether what a language model reads text with has matrices in stacks: a mixture of experts,
+    each of which multiplies those rows that it is chosen for."""
+    others = {
+        parameter
+        for layer in module.modules()
+        if isinstance(layer, _LAYERS)
+        for parameter in layer.parameters(recurse=False)
+    }
+    decoder = cast("Any", module).get_decoder()
+    return any(
+        parameter.dim() > 2 and len(parameter) > 1
+        for parameter in decoder.parameters()
+        if parameter not in others
+    )
 
 
 def _obstacle(runner: ModelRunner, max_rows: int) -> str:

@@ -19,9 +19,6 @@ _NUM_CACHED_TOKENS = 12
 _PATHS = ((4, 5, 6), (4, 7), (8, 9))
 _TOLERANCES = {torch.float16: 0.05, torch.bfloat16: 0.1}
 _TOLERANCE = 1e-3
-_LAYERS = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
-"""Have no matrices in stacks, though their weights may have more dimensions than two: those of
-linear layers if they are prepacked."""
 _FAULTS = (KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
 
@@ -33,23 +30,6 @@ def tolerance(dtype: torch.dtype) -> float:
 def trial_text(num_tokens: int, vocab_size: int) -> list[int]:
     """A text of ``num_tokens`` token ids that are spread over the vocabulary."""
     return [(index * 7919 + 13) % vocab_size for index in range(num_tokens)]
-
-
-def has_experts(module: torch.nn.Module) -> bool:
-    """Whether what a language model reads text with has matrices in stacks: a mixture of experts,
-    each of which multiplies those rows that it is chosen for."""
-    others = {
-        parameter
-        for layer in module.modules()
-        if isinstance(layer, _LAYERS)
-        for parameter in layer.parameters(recurse=False)
-    }
-    decoder = cast("Any", module).get_decoder()
-    return any(
-        parameter.dim() > 2 and len(parameter) > 1
-        for parameter in decoder.parameters()
-        if parameter not in others
-    )
 
 
 def check_packed_forward(runner: ModelRunner) -> None:

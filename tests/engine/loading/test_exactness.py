@@ -27,9 +27,8 @@ from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.loading import exactness
-from hdserve.engine.loading.exactness import choose_shapes, find_exact_shapes
+from hdserve.engine.loading.exactness import choose_shapes, find_exact_shapes, has_experts
 from hdserve.engine.loading.loader import load_model, prepare_model
-from hdserve.engine.loading.model_check import has_experts
 from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.engines import make_engine
