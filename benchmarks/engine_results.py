@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hdserve.bench.engine import has_interval
+from hdserve.bench.engine import BASELINE, has_interval
+from hdserve.bench.task_names import ALL_TASKS
 
 Row = dict[str, Any]
 
@@ -33,6 +34,7 @@ def main() -> None:
         print(f"### {path.stem}\n")
         print_setting(rows[0])
         print_table(rows)
+        print_tasks(rows)
         if args.images is not None:
             args.images.mkdir(parents=True, exist_ok=True)
             plot_speed(rows, args.images / f"{path.stem}_speed.png")
@@ -45,33 +47,73 @@ def print_setting(row: Row) -> None:
 
 
 def print_table(rows: list[Row]) -> None:
-    """Print one line per contender, batch size and task."""
-    interval = "95 %" if has_interval(rows[0]["num_rounds"]) else "range"
+    """Print one line per contender and batch size, over all tasks."""
     print(
-        f"| batch | task | contender | tokens/s | to autoregressive ({interval}) "
+        f"| batch | task | contender | tokens/s | {_ratio_name(rows)} "
         "| tokens/step | drafted/step | step ms: draft, forward, verify, rest | accepted |"
     )
     print("|--:|---|---|--:|---|--:|--:|---|---|")
-    for row in rows:
-        ratio = "-"
-        if row["ratio_to_autoregressive"] is not None:
-            interval = f"{row['ratio_low']:.2f}..{row['ratio_high']:.2f}"
-            ratio = f"{row['ratio_to_autoregressive']:.2f} ({interval})"
+    for row in _overall(rows):
         parts = ", ".join(f"{row['step_ms'][part]:.2f}" for part in PARTS)
-        weights = ", random weights" if row["weights"] == "random" else ""
         accepted = ", ".join(f"{name} {count}" for name, count in row["accepted_by_source"].items())
         print(
-            f"| {row['batch_size']} | {row['task']} | {row['contender']}{weights} "
-            f"| {row['tokens_per_s']:.0f} | {ratio} | {row['mean_acceptance_length']:.2f} "
+            f"| {row['batch_size']} | {row['task']} | {_contender(row)} "
+            f"| {row['tokens_per_s']:.0f} | {_ratio(row)} | {row['mean_acceptance_length']:.2f} "
             f"| {row['mean_draft_tokens']:.1f} | {parts} | {accepted or '-'} |"
         )
     print()
 
 
+def print_tasks(rows: list[Row]) -> None:
+    """Print the ratios of each of several tasks, one line per contender and batch size."""
+    of_tasks = [
+        row
+        for row in rows
+        if row["task"] != ALL_TASKS
+        and row["contender"] != BASELINE
+        and row["ratio_to_autoregressive"] is not None
+    ]
+    tasks = list(dict.fromkeys(row["task"] for row in of_tasks))
+    if not tasks:
+        return
+    print(f"By task group, {_ratio_name(rows)}:\n")
+    print(f"| batch | contender | {' | '.join(tasks)} |")
+    print(f"|--:|---|{'---|' * len(tasks)}")
+    lines: dict[tuple[int, str], list[str]] = {}
+    for row in of_tasks:
+        lines.setdefault((row["batch_size"], _contender(row)), []).append(_ratio(row))
+    for (batch_size, name), ratios in lines.items():
+        print(f"| {batch_size} | {name} | {' | '.join(ratios)} |")
+    print()
+
+
+def _ratio_name(rows: list[Row]) -> str:
+    num_rounds = rows[0]["num_rounds"]
+    if num_rounds == 1:
+        return "to autoregressive"
+    return f"to autoregressive ({'95 %' if has_interval(num_rounds) else 'range'})"
+
+
+def _overall(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["task"] == ALL_TASKS]
+
+
+def _contender(row: Row) -> str:
+    weights = ", random weights" if row["weights"] == "random" else ""
+    return f"{row['contender']}{weights}"
+
+
+def _ratio(row: Row) -> str:
+    if row["ratio_to_autoregressive"] is None:
+        return "-"
+    spread = f" ({row['ratio_low']:.2f}..{row['ratio_high']:.2f})" if row["num_rounds"] > 1 else ""
+    return f"{row['ratio_to_autoregressive']:.2f}{spread}"
+
+
 def plot_speed(rows: list[Row], path: Path) -> None:
     """Plot tokens per second over the batch size, a line per contender."""
     figure, axis = _figure()
-    overall = [row for row in rows if row["task"] == "all"]
+    overall = _overall(rows)
     for name in dict.fromkeys(row["contender"] for row in overall):
         points = [
             (row["batch_size"], row["tokens_per_s"]) for row in overall if row["contender"] == name
@@ -88,7 +130,7 @@ def plot_speed(rows: list[Row], path: Path) -> None:
 def plot_steps(rows: list[Row], path: Path) -> None:
     """Plot where the time of a step goes, a bar per contender and batch size."""
     figure, axis = _figure()
-    overall = [row for row in rows if row["task"] == "all" and row["step_ms"]["forward"] > 0]
+    overall = [row for row in _overall(rows) if row["step_ms"]["forward"] > 0]
     labels = [f"{row['contender']}, {row['batch_size']}" for row in overall]
     bottoms = [0.0] * len(overall)
     for part, colour in zip(PARTS, COLOURS, strict=True):

@@ -20,7 +20,7 @@ from hdserve.bench.contenders import (
     Run,
     State,
 )
-from hdserve.bench.engine import Result, Runs, filling, run_rounds
+from hdserve.bench.engine import Result, Runs, filling, run_rounds, summarise
 from hdserve.bench.engine_setup import (
     encoded_prompts,
     make_contenders,
@@ -280,6 +280,55 @@ def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert sum("random weights" in line for line in lines if "│" in line) == 4
     assert any("95 %" in line for line in lines)
+
+
+def test_the_tables_of_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Over all tasks in full, by task what each contender gains; nothing by task where there is but
+    one, or no plain decoding."""
+    runs: Runs = {
+        (name, task): [Measurement(seconds, num_tokens=12) for seconds in times]
+        for name, task, times in (
+            ("autoregressive", "qa", (2.0, 2.0, 3.0)),
+            ("autoregressive", "rag", (4.0, 4.0, 4.0)),
+            ("hierarchy", "qa", (1.0, 2.0, 1.0)),
+            ("hierarchy", "rag", (4.0, 5.0, 2.0)),
+        )
+    }
+    together: Runs = {(name, "all"): runs[name, task] for name, task in runs if task == "qa"}
+    drafted: Runs = {key: runs[key] for key in runs if key[0] == "hierarchy"}
+
+    def printed(*made: tuple[int, Runs]) -> list[str]:
+        results = [row for size, part in made for row in summarise(part, Decoding(size, 12))]
+        rows = [{**dataclasses.asdict(row), "weights": "real"} for row in results]
+        engine_results.print_table(rows)
+        engine_results.print_tasks(rows)
+        return capsys.readouterr().out.strip().splitlines()
+
+    head, _, *lines = printed((1, runs), (2, together))
+    assert "| to autoregressive (range) |" in head
+    assert [line.rsplit(" | ", 4)[0] for line in lines[:4]] == [
+        "| 1 | all | autoregressive | 4 | 1.00 (1.00..1.00) | 72.00",
+        "| 1 | all | hierarchy | 5 | 1.20 (0.86..2.33) | 72.00",
+        "| 2 | all | autoregressive | 6 | 1.00 (1.00..1.00) | 36.00",
+        "| 2 | all | hierarchy | 12 | 2.00 (1.00..3.00) | 36.00",
+    ]
+    assert lines[4:] == [
+        "",
+        "By task group, to autoregressive (range):",
+        "",
+        "| batch | contender | qa | rag |",
+        "|--:|---|---|---|",
+        "| 1 | hierarchy | 2.00 (1.00..3.00) | 1.00 (0.80..2.00) |",
+    ]
+    assert len(printed((2, together))) == 4
+    assert len(printed((1, drafted))) == 3
+    first = {key: rounds[:1] for key, rounds in runs.items()}
+    assert printed((1, first))[-4:] == [
+        "",
+        "| batch | contender | qa | rag |",
+        "|--:|---|---|---|",
+        "| 1 | hierarchy | 2.00 | 1.00 |",
+    ]
 
 
 def test_any_drafter_is_a_contender(tmp_path: Path) -> None:
