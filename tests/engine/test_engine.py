@@ -23,6 +23,7 @@ from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.stats import add_counts
 from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter
+from tests.engine.counted_queue import CountedQueue
 from tests.engine.helpers import GREEDY, RecordingDrafter, plain
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.interruption import traced
@@ -69,6 +70,24 @@ def test_abort_frees_slot_and_drafters() -> None:
     ]
     started = [name for call, name in drafter.calls if call == "start"]
     assert started == [name for call, name in drafter.calls if call == "finish"] == ["a", "c"]
+
+
+def test_ending_what_has_ended_looks_at_nobody_who_waits() -> None:
+    """However many wait: who ends a large call names all that it ever asked for."""
+    engine = make_engine(max_num_sequences=1)
+    run(engine, [make_sequence("ended", make_prompt(4))])
+    for name in "abc":
+        engine.add(make_sequence(name, make_prompt(4)))
+    engine.step()
+    waiting = engine._scheduler.waiting = CountedQueue(engine._scheduler.waiting)
+    assert [seq.request_id for seq in [*waiting]] == ["b", "c"]
+    waiting.num_read = 0
+    for request_id in ("ended", "unknown"):
+        engine.abort(request_id)
+    assert waiting.num_read == 0
+    engine.abort("b")
+    assert waiting.num_read == 1
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 1)
 
 
 def test_a_failing_listener_stops_nobody() -> None:
