@@ -218,7 +218,7 @@ def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message whose texts are joined, once for all of them."""
     texts, thoughts = message["content"], message.get("reasoning_content")
     content = "\n".join(filter(None, texts)) if texts else None
-    reasoning = {} if thoughts is None else {"reasoning_content": "".join(thoughts)}
+    reasoning = {} if thoughts is None else {"reasoning_content": "\n".join(filter(None, thoughts))}
     return {**message, "content": content, **reasoning}
 
 

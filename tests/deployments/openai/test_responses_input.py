@@ -137,10 +137,10 @@ def test_what_is_said_behind_a_call_is_in_its_message() -> None:
         ),
         ([CALL, said(""), result, said("b")], ["", "42", "b"], []),
         ([said("a"), said("b"), CALL, result], ["a", "b", "42"], []),
-        ([thought("x"), CALL, thought("y"), again, result, other], ["", "42", "43"], ["xy"]),
+        ([thought("x"), CALL, thought("y"), again, result, other], ["", "42", "43"], ["x\ny"]),
         ([CALL, thought("x"), said("a"), again, result, other], ["a", "42", "43"], ["x"]),
-        ([CALL, thought("x"), thought("y"), result, said("b")], ["", "42", "b"], ["xy"]),
-        ([CALL, thought("x"), said("a"), thought("y"), result], ["a", "42"], ["xy"]),
+        ([CALL, thought("x"), thought("y"), result, said("b")], ["", "42", "b"], ["x\ny"]),
+        ([CALL, thought("x"), said("a"), thought("y"), result], ["a", "42"], ["x\ny"]),
         (
             [thought("x"), CALL, result, thought("y"), again, other],
             ["", "42", "", "43"],
@@ -195,7 +195,7 @@ def test_reasoning_belongs_to_what_follows() -> None:
     short = {"type": "reasoning", "summary": parts, "encrypted_content": ""}
     nothing = {"type": "reasoning", "summary": []}
     (_, answer, _) = request(input=[user, thought("a"), short, nothing, said, user]).messages
-    assert (answer["content"], answer["reasoning_content"]) == ("assistant", "ain short")
+    assert (answer["content"], answer["reasoning_content"]) == ("assistant", "a\nin short")
     assert request(input=[nothing, user]).messages == request(input=[user]).messages
     for encrypted, same in ((nothing, nothing), (short, {**short, "encrypted_content": None})):
         items = [user, {**encrypted, "encrypted_content": "x"}, said, user]
