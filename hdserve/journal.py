@@ -175,14 +175,9 @@ def _held(path: Path) -> FileIO:
     return file
 
 
-def digest(value: Any) -> str:
-    """Return a short digest of a JSON value, for the settings."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
 def digest_of_list(values: Iterable[Any]) -> str:
-    """Return what :func:`digest` does of a list of ``values``; the text of one at a time is in
-    memory."""
+    """Return a short digest of a list of JSON values, for the settings; the text of one at a time
+    is in memory."""
     found = hashlib.sha256(b"[")
     for index, value in enumerate(values):
         found.update(f"{', ' if index else ''}{json.dumps(value)}".encode())

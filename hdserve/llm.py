@@ -287,25 +287,23 @@ class LLM:
             most: how many of ``sequences`` the engine has at a time; ``None``: all.
         """
         left = iter(sequences)
-        added: list[str] = []
-        running: set[str] = set()
+        running: dict[str, None] = {}  # in the order in which they wait
         outputs: deque[StepOutput] = deque()
         try:
             while True:
                 for seq in islice(left, None if most is None else most - len(running)):
+                    running[seq.request_id] = None
                     with self._in_use() as engine:
-                        added.append(seq.request_id)
                         self._outputs[seq.request_id] = outputs
                         engine.add(seq)
-                    running.add(seq.request_id)
                 if not running:
                     return
                 output = self._next_output(outputs)
                 if output.finish_reason is not None:
-                    running.discard(output.sequence.request_id)
+                    del running[output.sequence.request_id]
                 yield output
         finally:
-            self._drop(added)
+            self._drop(running)
             end_own_threads()  # otherwise another thread's steps would take far longer
 
     @contextmanager
@@ -319,7 +317,7 @@ class LLM:
                 self._is_in_use = False
                 self._abort_dropped()
 
-    def _drop(self, request_ids: list[str]) -> None:
+    def _drop(self, request_ids: Iterable[str]) -> None:
         """However often this is interrupted, the next call removes them."""
         with self._lock:
             self._dropped += request_ids
@@ -364,11 +362,14 @@ class LLM:
 
     def _receive(self, output: StepOutput) -> None:
         """If this is interrupted, ``output`` is delivered again before anybody takes it."""
-        outputs = self._outputs.get(output.sequence.request_id)
+        request_id = output.sequence.request_id
+        outputs = self._outputs.get(request_id)
         if outputs is None:
-            return  # whoever asked for it may have been interrupted
+            return  # it was taken, or whoever asked for it was interrupted
         if not outputs or outputs[-1] is not output:
             outputs.append(output)
+        if output.finish_reason is not None:
+            del self._outputs[request_id]
 
     def _sequence(
         self,

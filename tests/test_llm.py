@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -348,6 +348,28 @@ def test_the_next_prompt_takes_the_place_of_one_that_is_answered(llm_of_two_plac
         assert llm._engine.stats.num_running + llm._engine.stats.num_waiting <= 1
     assert [*found] == [1, 2, 3, 0]
     assert [found[number] for number in range(len(prompts))] == wanted
+
+
+def test_what_has_ended_is_forgotten(
+    llm_of_two_places: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a call of any number of prompts keeps those that go on, and ends these alone."""
+    llm, aborted = llm_of_two_places, list[str]()
+    abort = llm._engine.abort
+    monkeypatch.setattr(llm._engine, "abort", lambda name: [aborted.append(name), abort(name)])
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    each = [replace(params, max_tokens=40), *[params] * 20]
+    answers = llm.as_completed([[5]] * len(each), each, SpeculationParams(is_enabled=False))
+    for number, _ in islice(answers, 15):
+        assert number > 0
+        assert len(llm._outputs) == 1
+    assert aborted == []
+    answers.close()  # type: ignore[attr-defined]
+    assert len(aborted) == 1
+    assert not llm._outputs
+    assert not llm._engine.has_work
+    assert len(llm.generate([[7]] * 6, params)) == 6
+    assert len(aborted) == 1
 
 
 def test_a_prompt_that_takes_a_place_is_refused_by_name(llm_of_two_places: LLM) -> None:

@@ -35,7 +35,7 @@ class MessageEvents:
     def __init__(self, body: MessagesBody, request_id: str, tool_parser: MakeParser | None) -> None:
         self._body = body
         self._request_id = request_id
-        self._reader = AnswerReader(tool_parser, is_one_call=body.is_one_call)
+        self._reader = AnswerReader(tool_parser, is_one_call=body.is_one_call, is_joined=False)
         self._blocks: list[dict[str, Any]] = []
         self._open: Block | None = None
         self._has_called = False

@@ -53,7 +53,8 @@ class ResponseEvents:
     ) -> None:
         self._head = _head(body, request_id)
         self._own_names = body.own_names
-        self._reader = AnswerReader(tool_parser, is_one_call=body.parallel_tool_calls is False)
+        is_one_call = body.parallel_tool_calls is False
+        self._reader = AnswerReader(tool_parser, is_one_call=is_one_call, is_joined=False)
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
         self._tokens = TextTokens()

@@ -151,8 +151,9 @@ def messages_of(
     items: Iterable[InputMessage | InputReasoning | InputCall | InputCustomCall | InputCallOutput],
 ) -> list[Any]:
     """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
-    calls to the one before them, and so does what is said behind them, since results follow the
-    message that calls.
+    calls to the one before them, and so does what is said or thought behind them, since results
+    follow the message that calls.  Only what is thought behind them last of all, before somebody
+    else speaks, is a message of its own.
 
     Raises:
         InvalidRequest: it is not clear which call an output is that of.
@@ -161,6 +162,8 @@ def messages_of(
     found: list[dict[str, Any]] = []
     unanswered: dict[str, str] = {}
     for item in items:
+        if _goes_with_calls(item):
+            _join_last_thought(found)
         if isinstance(item, InputMessage):
             text = joined(item.content, "input", _TEXT_PARTS)
             if item.role == "assistant" and found and _goes_on(found[-1]):
@@ -215,8 +218,22 @@ def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message whose texts are joined, once for all of them."""
     texts, thoughts = message["content"], message.get("reasoning_content")
     content = "\n".join(filter(None, texts)) if texts else None
-    reasoning = {} if thoughts is None else {"reasoning_content": "".join(thoughts)}
+    reasoning = {} if thoughts is None else {"reasoning_content": "\n".join(filter(None, thoughts))}
     return {**message, "content": content, **reasoning}
+
+
+def _goes_with_calls(item: Body) -> bool:
+    """Whether an item behind a call and a thought shows that the thought came before the result."""
+    if isinstance(item, InputMessage):
+        return item.role == "assistant"
+    return not isinstance(item, InputReasoning)
+
+
+def _join_last_thought(found: list[dict[str, Any]]) -> None:
+    """Move what was thought last into the message before it, if that one calls."""
+    if len(found) > 1 and _is_reasoning(found[-1]) and found[-2].get("tool_calls"):
+        thought = found.pop()["reasoning_content"]
+        found[-1].setdefault("reasoning_content", []).extend(thought)
 
 
 def _goes_on(message: Mapping[str, Any]) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
 from deployments.generation import TokenInfo
 
 _MAX_KEPT = 64
-"""How many of the last tokens may be text after what is none: a parser holds back what may begin a
-mark."""
+"""How many of the last tokens may be text after what is none and was not found: a parser holds back
+what may begin a mark."""
 
 
 class TextTokens:
@@ -27,7 +27,7 @@ class TextTokens:
 
     def __init__(self) -> None:
         self._tokens: deque[TokenInfo] = deque()
-        self._data = b""
+        self._data = bytearray()
         """What the tokens stand for, without what is taken of the first one."""
 
         self._num_taken = 0
@@ -36,30 +36,54 @@ class TextTokens:
         self._goes_on = True
         """Whether there was nothing but text."""
 
+        self._has_unknown = False
+        """Whether what was passed over last was not found, so that its tokens are left."""
+
     def add(self, tokens: Iterable[TokenInfo]) -> None:
         """Take tokens that the model wrote; the text leaves out those that are skipped."""
-        if not self._goes_on:
-            self._forget()
         kept = [token for token in tokens if not token.is_skipped]
+        if kept and self._has_unknown:
+            self._forget()
         self._tokens += kept
-        self._data += b"".join(token.data for token in kept)
+        for token in kept:
+            self._data += token.data
 
     def pass_over(self, part: str) -> None:
         """Note that what comes next in the answer is no text, but this, as it is written or in
         other words."""
         self._goes_on = False
-        data = part.encode()
-        end = self._data.find(data) + len(data) if data in self._data else 0
-        self._taken(end, end)
+        for data in filter(None, self._written(part)):
+            start = self._data.find(data)
+            self._has_unknown = start < 0
+            end = 0 if start < 0 else start + len(data)
+            self._taken(end, end)
 
     def take(self, text: str) -> list[TokenInfo]:
         """Return the tokens of which the next piece is the first to have any byte; where its bytes
         are not to be found, as of broken characters, all that are left."""
-        data = text.encode()
-        start = self._place(data)
-        end = len(self._data) if start < 0 else start + len(data)
-        self._goes_on = True
-        return self._taken(max(start, 0), end)
+        found = []
+        for data in filter(None, self._written(text)):
+            start = self._place(data)
+            end = len(self._data) if start < 0 else start + len(data)
+            found += self._taken(max(start, 0), end)
+            self._goes_on, self._has_unknown = True, False
+        return found
+
+    def _written(self, text: str) -> Iterator[bytes]:
+        """Yield what to look for, each behind the last: a piece, or, if it is not to be found, its
+        lines, since parsers put line breaks in the places of marks between two messages."""
+        whole = text.encode()
+        if whole in self._data:
+            yield whole
+            return
+        first, *others = whole.split(b"\n")
+        yield first
+        for line in others:
+            if b"\n" + line in self._data:
+                yield b"\n" + line
+            else:
+                self._goes_on = False
+                yield line
 
     def _place(self, data: bytes) -> int:
         """Return where a piece of text begins; -1 if it is not to be found."""
@@ -71,7 +95,7 @@ class TextTokens:
 
     def _taken(self, start: int, end: int) -> list[TokenInfo]:
         """Take what is before ``end``, and return the tokens that reach beyond ``start``."""
-        self._data = self._data[end:]
+        del self._data[:end]
         place, self._num_taken = -self._num_taken, 0
         found = []
         while self._tokens and place < end:
@@ -87,12 +111,13 @@ class TextTokens:
         return found
 
     def _forget(self) -> None:
-        """Drop the tokens of what is no text, except for the last."""
+        """Drop tokens that there were before the next ones, except for the last."""
+        self._has_unknown = False
         num_bytes = -self._num_taken
         while len(self._tokens) > _MAX_KEPT:
             num_bytes += len(self._tokens.popleft().data)
             self._num_taken = 0
-        self._data = self._data[max(num_bytes, 0) :]
+        del self._data[: max(num_bytes, 0)]
 
 
 def in_event(token: TokenInfo) -> dict[str, Any]:

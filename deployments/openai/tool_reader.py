@@ -18,7 +18,7 @@ class ToolReader:
     """
 
     def __init__(self, parser: MakeParser | None, *, is_one_call: bool, is_named: bool) -> None:
-        self._reader = AnswerReader(parser, is_one_call=is_one_call)
+        self._reader = AnswerReader(parser, is_one_call=is_one_call, is_joined=True)
         self._is_named = is_named
         self._num_begun = 0
         self._is_inside = False

@@ -33,12 +33,19 @@ class AnswerReader:
     Args:
         tool_parser: reads tool calls; ``None`` leaves the text as it is.
         is_one_call: whether calls after the first are dropped.
+        is_joined: whether all texts become one, and all thoughts; otherwise a line break that would
+            separate a text from that before something else is left out, and so with thoughts.
     """
 
-    def __init__(self, tool_parser: MakeParser | None, *, is_one_call: bool) -> None:
+    def __init__(
+        self, tool_parser: MakeParser | None, *, is_one_call: bool, is_joined: bool
+    ) -> None:
         self._parser = tool_parser() if tool_parser else None
         self._max_calls = 1 if is_one_call else sys.maxsize
         self._num_calls = 0
+        self._is_joined = is_joined
+        self._begun: set[type[Piece]] = set()
+        self._last: type[Piece] | None = None
 
     def read(self, text: str, *, reasoning: str | None = None, is_last: bool) -> Iterator[Piece]:
         """Yield what is certain once the next piece of the answer has arrived.
@@ -47,6 +54,10 @@ class AnswerReader:
             reasoning: what was thought before ``text``.
             is_last: whether nothing follows.
         """
+        pieces = self._pieces(text, reasoning, is_last=is_last)
+        yield from pieces if self._is_joined else filter(None, map(self._apart, pieces))
+
+    def _pieces(self, text: str, reasoning: str | None, *, is_last: bool) -> Iterator[Piece]:
         if reasoning:
             yield Reasoning(reasoning)
         if self._parser is None:
@@ -65,6 +76,20 @@ class AnswerReader:
                     yield part
             elif part:
                 yield part
+
+    def _apart(self, piece: Piece) -> Piece | None:
+        """Return a piece without the line break before it, if it follows something else and is not
+        the first of its kind; nothing if that was all."""
+        kind = type(piece)
+        is_next = kind is not self._last and kind in self._begun
+        self._last = kind
+        self._begun.add(kind)
+        if is_next and isinstance(piece, str):
+            return piece.removeprefix("\n") or None
+        if is_next and isinstance(piece, Reasoning):
+            rest = piece.text.removeprefix("\n")
+            return Reasoning(rest) if rest else None
+        return piece
 
     @property
     def _is_wanted(self) -> bool:

@@ -47,6 +47,8 @@ class HarmonyParser(ReasoningParser):
         self._held = ""
         self._kind: _Kind | None = None
         """The kind of the message whose text is arriving; ``None`` in a header."""
+        self._is_next = False
+        """Whether a line break is before what the message says, if it says something."""
         self._given = {_Kind.REASONING: False, _Kind.TEXT: False, _Kind.CALL: False}
         self._has_begun = is_open
         if is_open:
@@ -101,7 +103,7 @@ class HarmonyParser(ReasoningParser):
                 self._held = self._held.removeprefix(end[0])
             if kind is _Kind.CALL:
                 yield Split("", _CALL)
-            self._kind = None
+            self._kind, self._is_next = None, False
 
     def _begin(self) -> Split:
         """Read a header, if it is complete; what cannot be one is text."""
@@ -127,9 +129,12 @@ class HarmonyParser(ReasoningParser):
         is_analysis = header.partition(_CHANNEL)[2].lstrip().startswith("analysis")
         self._kind = _Kind.REASONING if is_analysis else _Kind.TEXT
         self.has_reasoned |= is_analysis
-        return self._as(self._kind, "\n" if self._given[self._kind] else "")
+        self._is_next = self._given[self._kind]
+        return Split("", "")
 
     def _as(self, kind: _Kind, body: str) -> Split:
+        if body and self._is_next:
+            body, self._is_next = f"\n{body}", False
         self._given[kind] |= bool(body)
         return Split(body, "") if kind is _Kind.REASONING else Split("", body)
 

@@ -36,7 +36,7 @@ from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.databases.stored import UNBOUNDED, check_unsharded
 from hdserve.errors import ConfigError, DatabaseError
-from hdserve.journal import digest
+from hdserve.journal import digest_of_list
 from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _origin(options: BuildOptions, model: ModelConfig, all_rows: Sequence[Prompt
     """Return a name for a build, so that repeating it counts each of its answers once, with another
     limit, too."""
     settings = [model.model, model.revision, options.max_tokens, options.temperature]
-    return f"build-{digest([*settings, rows_digest(all_rows)])}"
+    return f"build-{digest_of_list([*settings, rows_digest(all_rows)])}"
 
 
 def _missing(log: OutputLog, namespace: str, origin: str, num_rows: int) -> list[int]:

@@ -61,6 +61,10 @@ NUM_LEARNED_LATER = 8
 """Of the tokens that were decoded while no drafts were wanted, at most this many, the last ones,
 are learned from.  Learning from a token takes more than twice as long as appending it."""
 
+_BIAS_RATE = 0.05
+"""Step size of the biases of tokens and of pairs of them.  A larger one orders the candidates of a
+context better, and compares those of different contexts worse (docs/adr/0013)."""
+
 _Decided = tuple[HierarchyRequest, Verified, int]
 """What a step decided for a request, and after how many nodes of the tree, all or none, the
 likeliest tokens are kept."""
@@ -90,9 +94,6 @@ class HierarchyOptions(StrictModel):
     learning_rate: float = Field(default=0.002, ge=0.0, le=1.0)
     """Step size of the mixer weights, half of it if statistics are drafted from and no copy is
     followed; 0 learns nothing."""
-
-    token_bias_rate: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Step size of the biases of tokens and of pairs of them."""
 
 
 class _FlatForward:
@@ -399,7 +400,7 @@ class Hierarchy(BatchDrafter):
             self._refresh(request, one.seq, version)
             step.add(request, one, self._count(request, one), num_kept)
         all_added = step.learn(
-            self._scratch_handles.address, self.options.learning_rate, self.options.token_bias_rate
+            self._scratch_handles.address, self.options.learning_rate, _BIAS_RATE
         )
         for request, one, _ in known:
             request.context.num_tokens += len(one.acceptance.token_ids)

@@ -163,6 +163,8 @@ class Engine:
         self._finish_or_end(lambda: self._abort(request_id))
 
     def _abort(self, request_id: str) -> None:
+        if request_id not in self._decoders:
+            return
         for seq in self._scheduler.waiting:
             if seq.request_id == request_id:
                 self._scheduler.withdraw(seq)
@@ -174,7 +176,7 @@ class Engine:
                 slot.seq.finish_reason = FinishReason.ABORT
                 self._release(slot)
                 return
-        self._decoders.pop(request_id, None)  # of one that was not queued: add() was interrupted
+        del self._decoders[request_id]  # of one that was not queued: add() was interrupted
 
     def step(self) -> list[StepOutput]:
         """Run one forward, as :meth:`run`, and return its outputs.

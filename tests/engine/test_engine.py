@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from hdserve.engine.scheduling.scheduler import Scheduler
 from hdserve.engine.stats import add_counts
 from hdserve.errors import HdserveError
 from tests.drafters import InterruptedDrafter, OracleDrafter
+from tests.engine.counted_queue import CountedQueue
 from tests.engine.helpers import GREEDY, RecordingDrafter, plain
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.interruption import traced
@@ -69,6 +70,24 @@ def test_abort_frees_slot_and_drafters() -> None:
     ]
     started = [name for call, name in drafter.calls if call == "start"]
     assert started == [name for call, name in drafter.calls if call == "finish"] == ["a", "c"]
+
+
+def test_ending_what_has_ended_looks_at_nobody_who_waits() -> None:
+    """However many wait: who ends a large call names all that it ever asked for."""
+    engine = make_engine(max_num_sequences=1)
+    run(engine, [make_sequence("ended", make_prompt(4))])
+    for name in "abc":
+        engine.add(make_sequence(name, make_prompt(4)))
+    engine.step()
+    waiting = engine._scheduler.waiting = CountedQueue(engine._scheduler.waiting)
+    assert [seq.request_id for seq in [*waiting]] == ["b", "c"]
+    waiting.num_read = 0
+    for request_id in ("ended", "unknown"):
+        engine.abort(request_id)
+    assert waiting.num_read == 0
+    engine.abort("b")
+    assert waiting.num_read == 1
+    assert (engine.stats.num_running, engine.stats.num_waiting) == (1, 1)
 
 
 def test_a_failing_listener_stops_nobody() -> None:
@@ -339,6 +358,50 @@ def test_an_interruption_of_whatever_follows_another() -> None:
         if not was_interrupted:
             break
     assert number > 10
+
+
+def test_an_interruption_while_sequences_are_admitted() -> None:
+    """At any line: who had left the queue ends, who was still in it is answered, and nobody is
+    lost."""
+    prompts = {name: make_prompt(4, seed) for seed, name in enumerate("abcd")}
+    futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
+    for number in count():
+        engine = make_engine(max_num_sequences=3)
+        sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
+        for seq in sequences:
+            engine.add(seq)
+        with _interrupted_while_admitting(number) as was_interrupted, suppress(KeyboardInterrupt):
+            engine.run()
+        ends = [output for output in run(engine, []) if output.finish_reason is not None]
+        assert sorted(output.sequence.request_id for output in ends) == sorted(prompts)
+        for seq in sequences:
+            has_ended = seq.finish_reason is FinishReason.ERROR
+            wanted = prompts[seq.request_id] if has_ended else futures[seq.request_id]
+            assert (number, seq.token_ids) == (number, wanted)
+        assert sequences[-1].finish_reason is FinishReason.LENGTH
+        assert engine.stats.num_running == engine.stats.num_waiting == 0
+        assert engine.stats.kv_cache_usage == 0.0
+        if not was_interrupted:
+            break
+    assert number > 10
+
+
+@contextmanager
+def _interrupted_while_admitting(number: int) -> Iterator[list[bool]]:
+    """``KeyboardInterrupt`` instead of the line of this number of what admits sequences; tells by
+    a list with something in it whether there was one."""
+    lines, found = count(), list[bool]()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not Scheduler.admit.__code__:
+            return None
+        if event == "line" and next(lines) == number:
+            found.append(True)
+            raise KeyboardInterrupt
+        return trace
+
+    with traced(trace):
+        yield found
 
 
 @contextmanager

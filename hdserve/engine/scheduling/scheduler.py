@@ -185,8 +185,7 @@ class Scheduler:
         """
         admitted: list[Sequence] = []
         num_kept_slots = 0
-        has_slot = len(self.running) < self._max_num_sequences
-        for seq in [*self.waiting] if has_slot else ():
+        for seq in self.waiting:
             if len(self.running) + num_kept_slots == self._max_num_sequences:
                 break
             if self._waits_for_choice(seq):
@@ -202,9 +201,10 @@ class Scheduler:
             if placed is None:
                 break
             segment, seq.num_cached_tokens = placed
-            self.waiting.remove(seq)
             self.running.append(Slot(seq, segment))
             admitted.append(seq)
+        for seq in admitted:  # which would go on waiting if this was interrupted before
+            self.waiting.remove(seq)
         return admitted
 
     def _num_rows(self, seq: Sequence) -> int:

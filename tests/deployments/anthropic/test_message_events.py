@@ -97,6 +97,29 @@ def test_a_message_comes_block_by_block(size: int) -> None:
     assert "".join(piece.get("text", "") for piece in pieces) == text.text
 
 
+def test_blocks_have_no_line_break_that_separates_texts() -> None:
+    """As a parser puts it between two of a kind; sent back, each is a line again."""
+    given = [
+        Delta(0, 0, "Wait.", (1,), (0,), None, None, reasoning="Hm.", num_prompt_tokens=7),
+        *deltas(CALL, finish_reason=None),
+        Delta(0, 0, "\nDone.\n\nBye.", (1,), (0,), None, "stop", reasoning="\nWell."),
+    ]
+    message = whole(given)
+    shown = [getattr(block, block.type, None) for block in message.content]
+    assert shown == ["Hm.", "Wait.", None, "Well.", "Done.\n\nBye."]
+    pieces = [event["delta"] for event in streamed(given) if event["type"] == BLOCK[1]]
+    for kind in ("thinking", "text"):
+        said = "".join(piece.get(kind, "") for piece in pieces)
+        assert said == "".join(getattr(block, kind, "") for block in message.content)
+    sent_back = message.model_dump(include={"role", "content"})
+    result = {"type": "tool_result", "tool_use_id": sent_back["content"][2]["id"], "content": "42"}
+    turns = [{"role": "user", "content": "hi"}, sent_back, {"role": "user", "content": [result]}]
+    body = builder(messages=turns)._body
+    (_, answer, _) = body.to_chat().to_generation("r").messages
+    assert answer["reasoning_content"] == "Hm.\nWell."
+    assert answer["content"] == "Wait.\nDone.\n\nBye."
+
+
 def test_what_was_thought_has_a_signature() -> None:
     """Without one clients take it for cut off, and do not send it back, where nobody misses it."""
     thought = Delta(0, 0, "", (1,), (0,), None, None, reasoning="Well", num_prompt_tokens=7)

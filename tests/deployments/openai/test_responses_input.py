@@ -114,24 +114,43 @@ def test_items_are_messages() -> None:
     assert [call["id"] for call in found[5]["tool_calls"]] == ["c3"]
 
 
+def thought(text: str) -> dict[str, Any]:
+    """An item of what the model thought."""
+    parts = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts}
+
+
 def test_what_is_said_behind_a_call_is_in_its_message() -> None:
-    """So that results follow what called, and behind them another message begins."""
+    """Or thought, so that results follow what called, and behind them another message begins."""
 
     def said(text: str) -> dict[str, Any]:
         return {"role": "assistant", "content": text}
 
     result = {"type": "function_call_output", "call_id": "c1", "output": "42"}
-    for items, contents in (
-        ([CALL, said("a"), result], ["a", "42"]),
+    again, other = CALL | {"call_id": "c2"}, result | {"call_id": "c2", "output": "43"}
+    for items, contents, thoughts in (
+        ([CALL, said("a"), result], ["a", "42"], []),
         (
             [said("a"), CALL, said("b"), CALL | {"call_id": "c2"}, said("c"), result],
             ["a\nb\nc", "42"],
+            [],
         ),
-        ([CALL, said(""), result, said("b")], ["", "42", "b"]),
-        ([said("a"), said("b"), CALL, result], ["a", "b", "42"]),
+        ([CALL, said(""), result, said("b")], ["", "42", "b"], []),
+        ([said("a"), said("b"), CALL, result], ["a", "b", "42"], []),
+        ([thought("x"), CALL, thought("y"), again, result, other], ["", "42", "43"], ["x\ny"]),
+        ([CALL, thought("x"), said("a"), again, result, other], ["a", "42", "43"], ["x"]),
+        ([CALL, thought("x"), thought("y"), result, said("b")], ["", "42", "b"], ["x\ny"]),
+        ([CALL, thought("x"), said("a"), thought("y"), result], ["a", "42"], ["x\ny"]),
+        (
+            [thought("x"), CALL, result, thought("y"), again, other],
+            ["", "42", "", "43"],
+            ["x", "y"],
+        ),
+        ([CALL, result, thought("x"), said("a")], ["", "42", "a"], ["x"]),
     ):
         found = request(input=[{"role": "user", "content": "hi"}, *items]).messages[1:]
         assert [message["content"] for message in found] == contents
+        assert [m["reasoning_content"] for m in found if "reasoning_content" in m] == thoughts
         calling = found[[message["role"] for message in found].index("tool") - 1]
         assert calling["tool_calls"][0]["id"] == "c1"
 
@@ -158,11 +177,6 @@ def test_many_texts_of_a_message_are_copied_once(item: dict[str, Any], name: str
 
 def test_reasoning_belongs_to_what_follows() -> None:
     """A message or calls of the assistant; what only another server can read is left out."""
-
-    def thought(text: str) -> dict[str, Any]:
-        parts = [{"type": "reasoning_text", "text": text}]
-        return {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts}
-
     user, said = ({"role": role, "content": role} for role in ("user", "assistant"))
     items = [user, thought("a"), said, CALL, user, thought("b"), CALL, thought("c"), user]
     found = request(input=items).messages
@@ -181,7 +195,7 @@ def test_reasoning_belongs_to_what_follows() -> None:
     short = {"type": "reasoning", "summary": parts, "encrypted_content": ""}
     nothing = {"type": "reasoning", "summary": []}
     (_, answer, _) = request(input=[user, thought("a"), short, nothing, said, user]).messages
-    assert (answer["content"], answer["reasoning_content"]) == ("assistant", "ain short")
+    assert (answer["content"], answer["reasoning_content"]) == ("assistant", "a\nin short")
     assert request(input=[nothing, user]).messages == request(input=[user]).messages
     for encrypted, same in ((nothing, nothing), (short, {**short, "encrypted_content": None})):
         items = [user, {**encrypted, "encrypted_content": "x"}, said, user]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,13 +19,23 @@ from deployments.http.json_answer import json_pieces, long_event
 from deployments.openai.responses_events import ResponseEvents
 from deployments.openai.responses_logprobs import TextTokens
 from deployments.openai.responses_protocol import ResponsesBody
+from deployments.parsers.harmony_parser import HarmonyParser
+from deployments.parsers.reasoning_parser import ReasoningParser
 from deployments.parsers.reasoning_parsers import ThinkParser
-from deployments.parsers.tool_parsers import HermesToolParser
+from deployments.parsers.tool_parser import ToolParser
+from deployments.parsers.tool_parsers import (
+    HarmonyToolParser,
+    HermesToolParser,
+    Llama3JsonToolParser,
+)
+from deployments.replica.reasoning_reader import ReasoningReader
+from hdserve.core import FinishReason, SamplingParams, Sequence, StepOutput
 from hdserve.errors import EngineStopped
 from tests.deployments.answers import SUMMARY
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "Wait: Done."}}\n</tool_call>'
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+SEQUENCE = Sequence("r", [1], SamplingParams())
 
 
 def tokens_of(text: str, size: int) -> list[TokenInfo]:
@@ -35,24 +48,35 @@ def tokens_of(text: str, size: int) -> list[TokenInfo]:
     ]
 
 
-def answered(tokens: list[TokenInfo], num_each: int, **fields: Any) -> list[Event]:
+def answered(
+    tokens: list[TokenInfo],
+    num_each: int,
+    parsers: tuple[type[ReasoningParser], type[ToolParser]] = (ThinkParser, HermesToolParser),
+) -> list[Event]:
     """The events of an answer of ``num_each`` tokens in each step."""
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    body = ResponsesBody.parse({"model": "m", "input": "hi", **asked, **fields})
-    made = ResponseEvents(body, "r", HermesToolParser)
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **asked})
+    made = ResponseEvents(body, "r", parsers[1])
     found: list[Event] = []
-    parser, data = ThinkParser(is_open=False), b""
+    reader, texts = ReasoningReader(parsers[0](is_open=False)), iter(texts_of(tokens))
     for start in range(0, len(tokens), num_each):
         step = tuple(tokens[start : start + num_each])
-        data += b"".join(token.data for token in step if not token.is_skipped)
-        text = data.decode(errors="ignore")
-        data = data[len(text.encode()) :]
-        is_last = start + num_each >= len(tokens)
-        reasoning, said = parser.push(text)
-        ended = parser.finish() if is_last else ("", "")
-        delta = Delta(0, 0, said + ended[1], (1,), (0,), step, "stop" if is_last else None)
-        found += made.add(delta._replace(reasoning=reasoning + ended[0] or None))
+        reason = FinishReason.STOP if start + num_each >= len(tokens) else None
+        shown = tuple(islice(texts, len(step)))
+        output = StepOutput(SEQUENCE, texts=shown, finish_reason=reason)
+        for index, (reasoning, text) in enumerate(pieces := reader.read(output)):
+            own = () if index else step
+            end = reason if index == len(pieces) - 1 else None
+            delta = Delta(0, 0, text, (1,), (0,), own, end, reasoning=reasoning or None)
+            found += made.add(delta)
     return found + made.end(SUMMARY)
+
+
+def texts_of(tokens: Iterable[TokenInfo]) -> Iterator[str]:
+    """For each token what it makes visible."""
+    decode = getincrementaldecoder("utf-8")().decode
+    for token in tokens:
+        yield "" if token.is_skipped else decode(token.data)
 
 
 def written(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -104,6 +128,61 @@ def test_what_is_said_has_its_tokens_and_no_others(size: int, num_each: int) -> 
     assert min(second) == 1 - len(tokens)
     whole = Response.model_validate(events[-1]["response"])
     assert whole.output_text == "Wait: Äh: Done."
+
+
+HARMONY: tuple[type[ReasoningParser], type[ToolParser]] = (HarmonyParser, HarmonyToolParser)
+NEXT = "<|end|><|start|>assistant<|channel|>"
+
+
+def channels(text: str, size: int) -> list[TokenInfo]:
+    """Tokens of what gpt-oss writes: each mark is one, what is between has tokens of its own."""
+    parts = re.split(r"(<\|\w+\|>)", text)
+    tokens = [
+        token
+        for part in filter(None, parts)
+        for token in (infos(part) if part.startswith("<|") else tokens_of(part, size))
+    ]
+    return [token._replace(logprob=-float(place)) for place, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize("num_each", [1, 3, 1000])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_messages_in_channels_have_their_tokens_and_no_marks(size: int, num_each: int) -> None:
+    """Neither where a message follows something else, nor where it follows a message, both of which
+    are one item with a line break that no token has."""
+    call = 'commentary to=functions.f <|constrain|>json<|message|>{"a": "Wait: Done."}<|call|>'
+    tokens = channels(
+        f"<|channel|>analysis<|message|>Hm: Wait.{NEXT}analysis<|message|>So?"
+        f"{NEXT}commentary<|message|>Wait:\nÄh.{NEXT}final<|message|>Now.{NEXT}{call}"
+        f"<|start|>assistant<|channel|>analysis<|message|>Well.{NEXT}final<|message|>Done.\n\nBye.",
+        size,
+    )
+    events = written(answered(tokens, num_each, HARMONY))
+    output = Response.model_validate(events[-1]["response"]).output
+    texts = [item.content[0].text for item in output if item.type in ("reasoning", "message")]
+    assert texts == ["Hm: Wait.\nSo?", "Wait:\nÄh.\nNow.", "Well.", "Done.\n\nBye."]
+    first, second = told(events)
+    assert joined(tokens, first) == "Wait:\nÄh.Now."
+    assert joined(tokens, second) == "Done.\n\nBye."
+
+
+@pytest.mark.parametrize("num_each", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (HermesToolParser, f"<tool_call>{'No call. ' * 60}"),
+        (Llama3JsonToolParser, json.dumps({"answer": "Four. " * 60})),
+    ],
+)
+def test_text_that_is_held_back_for_long_has_all_its_tokens(
+    parser: type[ToolParser], text: str, num_each: int
+) -> None:
+    """Behind reasoning, as a parser that reads no call in it returns it at the end."""
+    tokens = tokens_of("<think>Well.</think>", 4) + tokens_of(text, 2)
+    tokens = [token._replace(logprob=-float(place)) for place, token in enumerate(tokens)]
+    assert len(text) > 300
+    (found,) = told(written(answered(tokens, num_each, (ThinkParser, parser))))
+    assert joined(tokens, found) == text
 
 
 @pytest.mark.parametrize("num_each", [1, 3, 1000])

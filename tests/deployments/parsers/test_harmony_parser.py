@@ -18,6 +18,7 @@ from tests.deployments.parsers.calls import ToolCall, joined
 
 ANALYSIS = "<|channel|>analysis<|message|>Two and two.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Four."
+EMPTY = "<|start|>assistant<|channel|>commentary<|message|>"
 CALL = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
 CASES: list[tuple[bool, str, str, str]] = [
     (False, f"{ANALYSIS}{FINAL}", "Two and two.", "Four."),
@@ -33,6 +34,10 @@ CASES: list[tuple[bool, str, str, str]] = [
         "Two and two.",
         "Let me see.\nFour.",
     ),
+    # A message that says nothing has no line, whether or not another one follows.
+    (False, f"{FINAL}<|end|>{EMPTY}<|end|>{FINAL}", "", "Four.\nFour."),
+    (False, f"{FINAL}<|end|>{EMPTY}", "", "Four."),
+    (False, f"{FINAL}<|end|>{EMPTY}<|end|><|start|>assistant{CALL}", "", f"Four.{CALL}"),
     # A header that is cut off is nothing, and what is no header is text.
     (False, f"{ANALYSIS}<|start|>assistant<|channel|>fin", "Two and two.", ""),
     (False, "<|chan", "", "<|chan"),

@@ -180,8 +180,8 @@ def test_the_order_of_the_answer_is_kept(tokenizer: Tokenizer, size: int) -> Non
     assert [(item["type"], item["content"][0]["text"]) for item in items] == [
         ("reasoning", "A b"),
         ("message", "C d"),
-        ("reasoning", "\nE"),
-        ("message", "\nF g"),
+        ("reasoning", "E"),
+        ("message", "F g"),
     ]
 
 

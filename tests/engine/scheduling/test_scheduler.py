@@ -16,6 +16,7 @@ from hdserve.engine.kv_cache.prefix_cache import PrefixCache
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 from hdserve.engine.scheduling.scheduler import Scheduled, Scheduler
 from tests.engine.caches import make_cache
+from tests.engine.counted_queue import CountedQueue
 from tests.engine.counted_tokens import CountedTokens
 
 MAX_DRAFT_TOKENS = 8
@@ -235,6 +236,18 @@ def test_admission_is_first_come_first_served() -> None:
     while scheduler.has_work:
         order += [name for name in step(scheduler) if name not in order]
     assert order == ["a", "large", "small"]
+
+
+def test_those_behind_one_that_does_not_fit_are_not_looked_at() -> None:
+    """However many wait, in each step in which there is a slot, or none."""
+    scheduler, _ = make_scheduler(num_rows=128)
+    for name in ("a", "large", *map(str, range(50))):
+        scheduler.add(make_sequence(name, 100 if name == "large" else 60, 4))
+    waiting = scheduler.waiting = CountedQueue(scheduler.waiting)
+    assert [seq.request_id for seq in scheduler.admit()] == ["a"]
+    assert waiting.num_read == 2
+    assert scheduler.admit() == []
+    assert waiting.num_read == 3
 
 
 def test_free_rows_need_not_lie_together() -> None:
