@@ -25,7 +25,9 @@ def get_or_create(
 ) -> Any:
     """A handle of the actor called ``name``, which is started if there is none in the cluster.
 
-    Ray restarts it without limit.  Calls that it does not answer are not repeated.
+    Ray restarts it without limit.  Calls that it does not answer are not repeated.  They may be
+    carried out in another order: in order, Ray waits for calls that were withdrawn before the actor
+    was there.
 
     Args:
         resources: custom resources that it reserves.
@@ -45,6 +47,7 @@ def get_or_create(
         get_if_exists=True,
         max_restarts=-1,
         max_task_retries=0,
+        allow_out_of_order_execution=True,
         num_cpus=num_cpus,
         resources=dict(resources),
     )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import ray
 
+from actors import detached
 from actors import link as links
 from actors.link import ActorLink, ActorUnreachable
 from hdserve.errors import DatabaseError, SnapshotError
+from tests.waiting import WAIT_S
 
 
 def answering(message: bytes) -> Any:
@@ -28,7 +32,6 @@ def read(answer: bytes) -> str:
     return answer.decode()
 
 
-@ray.remote
 class Listener:
     """Remembers what it was told."""
 
@@ -42,23 +45,42 @@ class Listener:
         return self._told
 
 
-@pytest.mark.ray
-def test_a_call_that_took_too_long_is_withdrawn(
-    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While an actor waits for resources, messages do not pile up that are sent again anyway."""
+@pytest.fixture
+def place(ray_cluster: None) -> Iterator[Callable[[], Any]]:
+    """Places listeners of which only one has room, the oldest."""
     (node,) = (name for name in ray.cluster_resources() if name.startswith("node:1"))
-    holder = Listener.options(num_cpus=0, resources={node: 1}).remote()
+    placed: list[Any] = []
+
+    def place_listener() -> Any:
+        name = f"listener-{uuid4().hex}"
+        placed.append(detached.get_or_create(Listener, name, 0, {node: 1}))
+        return placed[-1]
+
+    yield place_listener
+    for actor in placed:
+        ray.kill(actor)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_a_call_that_took_too_long_is_withdrawn(
+    is_asked_before: bool, place: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an actor waits for resources, messages do not pile up that are sent again anyway; what
+    is asked before and after them is answered."""
+    holder, waiting = place(), place()
     ray.get(holder.told.remote())
-    waiting = Listener.options(num_cpus=0, resources={node: 1}).remote()
+    before = [waiting.told.remote()] * is_asked_before
     link = ActorLink(lambda: waiting, "the actor")
     with monkeypatch.context() as patch:
         patch.setattr(links, "CALL_TIMEOUT_S", 0.1)
         for _ in range(3):
             with pytest.raises(ActorUnreachable):
                 asyncio.run(link.call("tell", b"early"))
+    after = waiting.told.remote()
     ray.kill(holder)
-    assert ray.get(waiting.told.remote(), timeout=60) == []
+    for answer in [*before, after]:
+        assert ray.get(answer, timeout=WAIT_S) == []
 
 
 def test_an_answer_that_cannot_be_read_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
