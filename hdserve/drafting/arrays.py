@@ -1,4 +1,52 @@
-"""The arrays drafting works on, and the meaning of their entries."""
+"""The arrays drafting works on, and the meaning of their entries.
+
+An example of one context on its way through :class:`Scratch`.  The prompt was ``the cat sat .``,
+the answer so far is ``the cat``, and earlier answers were ``the cat ran .`` and ``the cat ran on``.
+What may come next?
+
+The place (``known_contexts.arrive``)::
+
+    suffix   WHOLE    cat the . sat cat the           hashes   of "", "cat", "the cat", ...
+             SHARED   cat the START                            of "", "cat", "the cat", ...
+
+Looking up (``known_contexts.find_all``): the longest contexts that each level knows, and what
+speaks against a token that is not in their rows::
+
+    hits   INPUT   LEVEL     TOTAL       rows
+           0       CONTEXT   1           the cat:   sat 1
+           1       CONTEXT   1           cat:       sat 1
+           2       CONTEXT   6           any text:  cat 2, the 2, . 1, sat 1
+           3       MODEL     2           the cat:   ran 2
+           4       MODEL     2           cat:       ran 2
+           5       MODEL     8           any text:  ran 2, cat 2, the 2, on 1, . 1
+
+    template   -4.91  -4.92  -4.59  -4.33  -4.46  -4.82  0 ... 0  1
+
+Voting (``candidates.collect``): a candidate begins as a copy of the template, in which the rows
+that know its token put what speaks for it::
+
+    candidates   TOKEN   LEVEL         inputs                                        evidence
+    0            sat     CONTEXT        0.13   0.37  -2.65  -4.33  -4.46  -4.82 ...   0.37
+    1            cat     MODEL         -4.91  -4.92  -1.99  -4.33  -4.46  -1.08 ...  -1.08
+    2            the     CONTEXT       -4.91  -4.92  -1.99  -4.33  -4.46  -2.89 ...  -1.99
+    3            .       CONTEXT       -4.91  -4.92  -2.65  -4.33  -4.46  -3.79 ...  -2.65
+    4            ran     MODEL         -4.91  -4.92  -4.59  -0.34   0.55  -2.89 ...   0.55
+    5            on      MODEL         -4.91  -4.92  -4.59  -4.33  -4.46  -3.79 ...  -3.79
+
+Mixing (``mixing.mix``): inputs are weighed, and give a probability of each candidate::
+
+    probabilities   0.34  0.01  0.01  0.05  0.23  0.01
+
+The tree (``growth.grow_tree``): these are queued, the best becomes node 1, what may follow it is
+found in the same way and queued as well, and so on::
+
+    nodes   TOKEN   PARENT   DEPTH   LEVEL         node_scores
+    0       cat     -1       0                     1
+    1       sat     0        1       CONTEXT       0.34
+    2       ran     0        1       MODEL         0.23
+    3       .       1        2       CONTEXT       0.21
+    4       the     3        3       CONTEXT       0.16
+"""
 
 from __future__ import annotations
 
@@ -137,7 +185,10 @@ STATE_MAY_END = 14
 """Whether the tokens in ``ending`` end the answer, whenever they come."""
 
 STATE_SIZE = 16
+
+POINTER_POSITION, POINTER_LENGTH, POINTER_MISSES = range(3)
 POINTER_SIZE = 3
+"""The numbers of a pointer, see :mod:`~hdserve.drafting.pointers`."""
 
 
 class Learned(NamedTuple):
@@ -151,43 +202,113 @@ class Learned(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of one drafter; its content does not outlive a call."""
+    """Working memory of one drafter; its content does not outlive a call.
 
+    Names of rows and columns are below.  An *input* is the number of a column of ``inputs``.
+    """
+
+    # The place: what comes before the candidates.
     suffix: Tokens
+    """``[2, MAX_SUFFIX]``: the last tokens, newest first, in a row of ``WHOLE, SHARED`` each."""
     hashes: Hashes
-    found: Ints
-    rows: Rows
-    hits: Ints
-    absent_cells: Tokens
-    template: Floats
-    candidates: Ints
-    inputs: Floats
-    events: Tokens
-    slot_cells: Tokens
-    slot_logits: Floats
-    probabilities: Floats
-    chances: Floats
-    chance_inputs: Floats
-    evidence: Floats
-    base_weights: Floats
-    gradient: Floats
-    reach: Ints
-    slots: Ints
-    nodes: Ints
-    node_scores: Floats
-    queue: Ints
-    queue_scores: Floats
-    drafted: Ints
-    top_tokens: Tokens
-    top_shares: Floats
+    """``[2, MAX_ORDER + 1]``: of the last 0, 1, ... tokens of the same two rows."""
 
+    # Looking up: the known contexts of every level.
+    found: Ints
+    """``[NUM_INPUTS]``: the rows of one level in its table, shortest context first.  When cells are
+    learned from, how many candidates each input spoke for."""
+    rows: Rows
+    """``[MAX_ROWS, ROW_WORDS]``: copies of the rows that count, one for each hit."""
+    hits: Ints
+    """``[MAX_ROWS, HIT_*]``: what these rows are."""
+    absent_cells: Tokens
+    """``[NUM_INPUTS]``: the cell of each input for candidates that it lacks; -1 if nothing was
+    found for the input."""
+    template: Floats
+    """``[1, NUM_INPUTS]``: the logits of those cells, with which a new candidate begins."""
+    reach: Ints
+    """``[NUM_LEVELS + 1]``: how many context lengths each level knows; ``CHOSEN_REACH``."""
+
+    # Voting: the tokens in the rows become candidates.
+    slots: Ints
+    """``[MAP_SIZE + 1, SLOT_*]``: the candidates by their tokens; ``PRESENT_SLOT``."""
+    candidates: Ints
+    """``[MAX_CANDIDATES, CANDIDATE_*]``."""
+    inputs: Floats
+    """``[MAX_CANDIDATES, NUM_INPUTS]``: the logits that speak for or against a candidate."""
+    evidence: Floats
+    """``[MAX_CANDIDATES]``: the highest logit of those that speak for a candidate."""
+    slot_cells: Tokens
+    """``[1, ROW_WORDS]``: the cell of every token of one row."""
+    slot_logits: Floats
+    """``[1, ROW_WORDS]``: the logits of these cells."""
+    events: Tokens
+    """``[MAX_EVENTS, EVENT_*]``: which cells spoke for which candidates; only to learn from."""
+
+    # Mixing: inputs become probabilities.
+    base_weights: Floats
+    """``[1, NUM_INPUTS]``: the sum of the weight sets that all candidates share."""
+    probabilities: Floats
+    """``[MAX_CANDIDATES]``: 0 for those that are too unlikely."""
+    chance_inputs: Floats
+    """``[MAX_CANDIDATES, NUM_INPUTS]``: see :mod:`~hdserve.drafting.chances`."""
+    chances: Floats
+    """``[MAX_CANDIDATES]``: the probabilities, if the noise of the choice is known."""
+    gradient: Floats
+    """``[1, NUM_INPUTS]``: the step of ``base_weights``; only to learn from."""
+
+    # The tree: likely candidates become nodes.
+    nodes: Ints
+    """``[nodes, NODE_*]``."""
+    node_scores: Floats
+    """``[nodes]``: the chance that all of the path is right."""
+    queue: Ints
+    """``[nodes]``: children that are not nodes yet, best first, packed into one number each."""
+    queue_scores: Floats
+    """``[nodes]``: their scores."""
+    drafted: Ints
+    """``[DRAFTED_*, nodes]``: the nodes but the root, as a draft tree takes them."""
+
+    # Keeping the likeliest tokens of a forward, for the level ``RECYCLED``.
+    top_tokens: Tokens
+    """``[NUM_TOP]``: of one node."""
+    top_shares: Floats
+    """``[NUM_TOP]``: their probabilities."""
+
+
+WHOLE, SHARED = range(2)
+"""The rows of ``suffix`` and ``hashes``: of the whole sequence, and of the part that is comparable
+with other sequences, which is the output, preceded by ``START``."""
+
+HIT_INPUT, HIT_LEVEL, HIT_TOTAL, HIT_CELL = range(4)
+"""Of a row: its input, its level, the count of all its tokens, the first cell of its kind."""
+
+CHOSEN_REACH = NUM_LEVELS
+"""The entry of ``reach`` behind those of the levels: the weight set that follows from them."""
+
+SLOT_GENERATION, SLOT_CANDIDATE = range(2)
+"""Of a slot: the generation in which it was filled, and the index of its candidate.  Slots of older
+generations are free, so none has to be cleared."""
+
+PRESENT_SLOT, PRESENT_STATE = MAP_SIZE, 1
+"""The row of ``slots`` behind those of candidates has the present generation, and in its other
+column the ``CANDIDATE_STATE`` of a candidate that no pointer agrees with."""
+
+CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = range(4)
+"""Of a candidate: its token; for each level, in two bits, which of its rows is the first that knows
+the token; how long the pointers are and whether they agree; the level that is most certain."""
+
+EVENT_CANDIDATE, EVENT_INPUT, EVENT_CELL = range(3)
+"""Of an event: the index of the candidate, the input, and the cell that it came from."""
 
 NODE_TOKEN, NODE_PARENT, NODE_DEPTH, NODE_LEVEL, NODE_CONFIDENCE, NODE_PREDICTED = range(6)
 NODE_POINTERS = NODE_PREDICTED + 2
 NODE_SIZE = NODE_POINTERS + 2 * POINTER_SIZE
-CANDIDATE_TOKEN, CANDIDATE_PATTERN, CANDIDATE_STATE, CANDIDATE_LEVEL = 0, 1, 2, 3
-EVENT_CANDIDATE, EVENT_INPUT, EVENT_CELL = 0, 1, 2
+"""Of a node: besides what is drafted, how predictable the text before it was, the two tokens that
+the pointers predict after it, and both pointers."""
+
 DRAFTED_TOKEN, DRAFTED_PARENT, DRAFTED_DEPTH, DRAFTED_LEVEL = range(4)
+"""Of a drafted node; the level is the one whose evidence was the strongest."""
 
 STEP_DATABASES, STEP_LEARNED, STEP_LEVELS = range(3)
 STEP_NUM_NEW, STEP_NUM_LEARNED, STEP_NUM_NODES, STEP_STAMP, STEP_NUM_ADDED = range(3, 8)
@@ -213,19 +334,19 @@ def new_scratch(max_nodes: int) -> Scratch:
         hits=np.zeros((MAX_ROWS, 4), np.int64),
         absent_cells=np.zeros(NUM_INPUTS, np.int32),
         template=new_vectors(1),
-        candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
-        inputs=new_vectors(MAX_CANDIDATES),
-        events=np.zeros((MAX_EVENTS, 3), np.int32),
-        slot_cells=new_vectors(1).view(np.int32),
-        slot_logits=new_vectors(1),
-        probabilities=np.zeros(MAX_CANDIDATES, np.float32),
-        chances=np.zeros(MAX_CANDIDATES, np.float32),
-        chance_inputs=new_vectors(MAX_CANDIDATES),
-        evidence=np.zeros(MAX_CANDIDATES, np.float32),
-        base_weights=new_vectors(1),
-        gradient=new_vectors(1),
         reach=np.zeros(NUM_LEVELS + 1, np.int64),
         slots=np.zeros((MAP_SIZE + 1, 2), np.int64),
+        candidates=np.zeros((MAX_CANDIDATES, 4), np.int64),
+        inputs=new_vectors(MAX_CANDIDATES),
+        evidence=np.zeros(MAX_CANDIDATES, np.float32),
+        slot_cells=new_vectors(1).view(np.int32),
+        slot_logits=new_vectors(1),
+        events=np.zeros((MAX_EVENTS, 3), np.int32),
+        base_weights=new_vectors(1),
+        probabilities=np.zeros(MAX_CANDIDATES, np.float32),
+        chance_inputs=new_vectors(MAX_CANDIDATES),
+        chances=np.zeros(MAX_CANDIDATES, np.float32),
+        gradient=new_vectors(1),
         nodes=np.zeros((max_nodes + 2, NODE_SIZE), np.int64),
         node_scores=np.zeros(max_nodes + 2, np.float32),
         queue=np.zeros(max_nodes + 2, np.int64),

@@ -2,111 +2,62 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
-from hdserve.drafting.cutting import KEPT, NUM_TREE_FIELDS, find_cut
-from hdserve.drafting.draft_backoff import DraftBackoff
-from hdserve.drafting.draft_price import DraftPrice
+from hdserve.drafting.cutting import cut_trees
+from hdserve.drafting.experience import Experience
 from hdserve.drafting.source_worth import SourceWorth
-from hdserve.drafting.step_cost import StepCost
 from hdserve.tree import Acceptance, DraftTree
 
 _AFFORDABLE_READING = 0.025
 """The largest share of a forward that finding its likeliest tokens may take."""
 
-_NUM_COMPARED_FORWARDS = 32
-_MOST_SHARE = 2.0
-"""The most that a forward counts for, relative to the expected time: beyond that something else
-kept the machine busy."""
-
-_TOO_SLOW = 0.9
-"""If forwards take no more than this share of the measured time, the measurement was too high."""
-
-
-@dataclass(slots=True)
-class _Experience:
-    """What was learned from steps of about the same number of sequences, and the assumed cost of
-    their forwards."""
-
-    cost: BatchCost
-    backoff: DraftBackoff
-    price: DraftPrice = field(default_factory=DraftPrice)
-    num_forwards: int = 0
-    forward_share: float = 0.0
-    """The mean time of these forwards, relative to the expected time."""
-
-    def note_forward(self, share: float) -> bool:
-        """Learn from another forward, whose time is given relative to the expected one.
-
-        Returns:
-            Whether the last forwards, together, took much less than expected.
-        """
-        self.num_forwards = self.num_forwards % _NUM_COMPARED_FORWARDS + 1
-        more = min(share, _MOST_SHARE) - self.forward_share
-        self.forward_share += more / self.num_forwards
-        return self.num_forwards == _NUM_COMPARED_FORWARDS and self.forward_share <= _TOO_SLOW
-
-
-@dataclass(slots=True)
-class _Step:
-    """The step whose trees were cut last.
-
-    Attributes:
-        forward_s: the expected time of its forward; unknown with rows of prompts.
-    """
-
-    experience: _Experience
-    num_sequences: int
-    num_drafts: int
-    forward_s: float | None
-
 
 class DraftBudget:
-    """Cuts the trees of a batch to the size that pays.
+    """Decides in which steps drafts are looked for, and how many of them are verified.
 
-    A node's score is its probability of being accepted, so a step that keeps a set of nodes is
-    worth ``number of sequences + sum of their scores`` tokens and costs what a forward costs with
-    that many rows, of sequences of their length.  Nodes of all trees compete in one order; the best
-    prefix of that order wins, down to no drafts at all.  Rows of prompts in the same forward are
-    not part of that price; they make further rows cheaper or more expensive.
+    In each step, in this order::
+
+        skip_step               whether it is in the middle of a pause: then nothing else is asked
+        begin_step              the StepBudget of this step
+          .is_look              whether to look for drafts; if so:
+          .least_score, .trim     what drafters need not propose; what of their trees is verified
+        observe                 what was accepted of a tree
+          .took                 what the step took, with drafts or without
+
+    What a step takes besides its forward is timed with and without drafts: finding drafts and
+    learning from them costs time, part of which grows with their number, as does the extra time of
+    forwards between other work (:class:`~hdserve.drafting.draft_price.DraftPrice`).  If the chosen
+    drafts of the last steps were not worth it, drafting pauses for one step, then two, four and so
+    on, until it pays (:class:`~hdserve.drafting.draft_backoff.DraftBackoff`).  Few and many
+    sequences have separate prices and pauses: 1, 2 to 3, 4 to 7 and so on.
 
     Scores of sources that estimate them badly are corrected by their observed worth: accepted over
     expected tokens per source, over the last few hundred drafts.  What is known of a source that is
     cut off fades, so that it is tried again.
 
-    What a step takes besides its forward is timed with and without drafts: finding drafts and
-    learning from them costs time, part of which grows with their number, as does the extra time of
-    forwards between other work (:class:`DraftPrice`).  If the chosen drafts of the last steps were
-    not worth it, drafting pauses for one step, then two, four and so on, until it pays.  Few and
-    many sequences have separate prices and pauses.
-
-    Something else may have kept the machine busy while forwards were timed when the engine started.
-    If they take much less than expected, their cost is scaled, and everything is learned anew.
-
     Attributes:
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after, in total; drafts not
-            proposed because of :meth:`least_score` are in neither.
+            proposed because of :meth:`StepBudget.least_score` are in neither.
     """
 
     def __init__(self, cost: BatchCost) -> None:
         self.num_proposed_tokens = 0
         self.num_kept_tokens = 0
         self._cost = cost
-        self._experiences: dict[int, _Experience] = {}
+        self._experiences: dict[int, Experience] = {}
         """One for each number of binary digits of the number of sequences."""
-        self._last: _Step | None = None
         self._worth = SourceWorth()
 
     def warm_up(self) -> None:
         """Compile, or load what an earlier run on this machine compiled."""
         tree = DraftTree(0, 1)
         tree.add_node(0, 0, Source.OTHER)
-        SourceWorth().observe(tree, Acceptance([0], [0]))
-        self._cut([tree], [tree.num_draft_tokens], self._cost.of(1), 0, 0, 0.0, 0.0)
+        worth = SourceWorth()
+        worth.observe(tree, Acceptance([0], [0]))
+        cut_trees([tree], worth, self._cost.of(1), 0, 0, 0.0, 0.0)
 
     @property
     def affords_reading(self) -> bool:
@@ -123,53 +74,134 @@ class DraftBudget:
         self._experiences.clear()
 
     def skip_step(self, num_sequences: int) -> bool:
-        """Skip a step if nothing has to be done in it, nor learned from it.
+        """Skip a step in the middle of a pause.
 
         Returns:
-            Whether it was skipped; if not, call :meth:`begin_step`.
+            Whether it was skipped; if not, call :meth:`begin_step`, or nothing if this is no step
+            to learn from.
         """
-        self._last = None
         experience = self._experiences.get(num_sequences.bit_length())
         return experience is not None and experience.backoff.skip_step()
 
-    def begin_step(self, num_sequences: int) -> bool:
-        """Begin a step; returns whether to look for drafts in it."""
-        self._last = None
-        return num_sequences > 0 and self._experience_with(num_sequences).backoff.begin_step()
+    def begin_step(
+        self, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
+    ) -> StepBudget:
+        """Begin a step.
 
-    def wants_times(self, num_sequences: int) -> bool:
-        """Whether to call :meth:`trim` in this step even if no tree has drafts, to learn how long
-        such a step takes."""
-        return num_sequences > 0 and self._experience_with(num_sequences).backoff.is_timed
+        Args:
+            num_sequences: those that choose a token, at least one.
+            num_other_rows: rows of prompts in the same forward.
+            num_columns: cached tokens of the ``num_sequences`` together.
+        """
+        size = num_sequences.bit_length()
+        experience = self._experiences.get(size)
+        if experience is None:
+            experience = self._experiences[size] = Experience(self._cost, num_sequences)
+        return StepBudget(self, experience, num_sequences, num_other_rows, num_columns)
 
-    def is_probe(self, num_sequences: int) -> bool:
-        """Whether drafts are looked for only to see whether they pay again.  A part of the
-        sequences is enough for that."""
-        return num_sequences > 0 and self._experience_with(num_sequences).backoff.is_probing
+    def corrections(self) -> Sequence[float]:
+        """The observed worth of scores, by source."""
+        return self._worth.corrections
 
-    def least_score(
-        self, max_drafts: int, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
-    ) -> float:
+    def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
+        """Learn how useful the scores of ``tree`` were."""
+        if tree.num_draft_tokens:
+            self._worth.observe(tree, acceptance)
+
+
+class StepBudget:
+    """The budget of one step, see :class:`DraftBudget`.
+
+    Times are those of the whole step, but where a name says ``each``: what is remembered of steps
+    is what they took for each of their sequences, whose number differs.
+
+    A node's score is its probability of being accepted, so a step that keeps a set of nodes is
+    worth ``number of sequences + sum of their scores`` tokens and costs what a forward costs with
+    that many rows, of sequences of their length.  Nodes of all trees compete in one order; the best
+    prefix of that order wins, down to no drafts at all.  Rows of prompts in the same forward are
+    not part of that price; they make further rows cheaper or more expensive.
+
+    Attributes:
+        is_look: whether to look for drafts in this step.
+        is_probe: whether this is only to see whether drafts pay again: looking at a part of the
+            sequences is enough for that.
+    """
+
+    __slots__ = (
+        "_beside_plain_s",
+        "_budget",
+        "_cost",
+        "_experience",
+        "_forward_s",
+        "_looking_s",
+        "_num_columns",
+        "_num_kept",
+        "_num_other_rows",
+        "_num_sequences",
+        "_plain_s",
+        "_price_s",
+        "is_look",
+        "is_probe",
+    )
+
+    def __init__(
+        self,
+        budget: DraftBudget,
+        experience: Experience,
+        num_sequences: int,
+        num_other_rows: int,
+        num_columns: int,
+    ) -> None:
+        self._budget, self._experience = budget, experience
+        self._num_sequences, self._num_other_rows = num_sequences, num_other_rows
+        self._num_columns = num_columns
+        self._cost = experience.cost.of(num_sequences)
+        self._plain_s = self._forward_s = self._cost.plain_s(num_columns)
+        """What a forward is expected to take without drafts, and with those that are kept."""
+        self._num_kept = 0
+        backoff = experience.backoff
+        self.is_look, self.is_probe = backoff.begin_step(), backoff.is_probe
+        if self.is_look:
+            looking_each_s, plain_each_s = backoff.beside_forward_s()
+            self._looking_s = num_sequences * looking_each_s
+            self._beside_plain_s = num_sequences * plain_each_s
+            self._price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
+
+    def least_score(self, max_drafts: int) -> float:
         """The score below which nodes need not be proposed, as :meth:`trim` would cut them.  Its
         worst outcome is the token rate of a step that looks for drafts and keeps none; at that rate
         such nodes are worth less than the cheapest possible row.
 
         Args:
-            max_drafts: the most drafts of all sequences together.
-            num_other_rows, num_columns: as for :meth:`trim`.
+            max_drafts: the most drafts of all sequences together, at least one.
         """
-        if not (max_drafts and num_sequences):
-            return 0.0
-        experience = self._experience_with(num_sequences)
-        cost = experience.cost.of(num_sequences)
-        least_more_s = cost.cheapest_draft_s(max_drafts, num_columns, num_other_rows)
-        least_more_s += experience.price.seconds(has_prompts=num_other_rows > 0)
-        looking_s = max(0.0, experience.backoff.beside_forward_s()[0] * num_sequences)
-        least_worth = num_sequences / (cost.plain_s(num_columns) + looking_s) * least_more_s
-        return min(1.0, least_worth / max(self._worth.corrections))
+        least_more_s = self._price_s + self._cost.cheapest_draft_s(
+            max_drafts, self._num_columns, self._num_other_rows
+        )
+        least_rate = self._num_sequences / (self._plain_s + max(0.0, self._looking_s))
+        return min(1.0, least_rate * least_more_s / max(self._budget.corrections()))
+
+    def trim(self, trees: Sequence[DraftTree]) -> None:
+        """Truncate in place what was looked for: a tree for each sequence."""
+        budget, number = self._budget, self._num_sequences
+        num_proposed, num_kept, tokens, self._forward_s, plain_s = cut_trees(
+            trees,
+            budget._worth,
+            self._cost,
+            self._num_other_rows,
+            self._num_columns,
+            self._looking_s,
+            self._price_s,
+        )
+        as_plain_s = tokens / number * (plain_s + self._beside_plain_s)
+        drafting_s = self._forward_s + self._looking_s + self._price_s * num_kept
+        self._experience.backoff.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
+        budget.num_proposed_tokens += num_proposed
+        budget.num_kept_tokens += num_kept
+        self._num_kept = num_kept
 
     def took(self, step_s: float, forward_s: float, catching_up_s: float = 0.0) -> None:
-        """Learn how long the step whose trees were cut last took, and how long its forward took.
+        """Learn how long this step took, and how long its forward took.
 
         Args:
             step_s: the whole step, without ``catching_up_s``.
@@ -179,128 +211,23 @@ class DraftBudget:
         A forward that takes longer than expected adds to the price of drafts, unless it has rows of
         prompts.
         """
-        last = self._last
-        if last is None:
-            return
-        number, expected_s, experience = last.num_sequences, last.forward_s, last.experience
+        number, experience = self._num_sequences, self._experience
         backoff, price = experience.backoff, experience.price
-        num_drafts, beside_s = last.num_drafts / number, (step_s - forward_s) / number
-        more_s = None if expected_s is None else (forward_s - expected_s) / number
-        if backoff.was_probing and backoff.was_drafting:
+        has_prompts = self._num_other_rows > 0
+        num_each, beside_each_s = self._num_kept / number, (step_s - forward_s) / number
+        more_each_s = None if has_prompts else (forward_s - self._forward_s) / number
+        if self.is_probe:
             price.fade(1 + backoff.num_steps_since)
-        elif backoff.was_drafting:
-            price.add(num_drafts, beside_s, more_s)
-        if more_s is None:
-            own_s, price_s = beside_s, price.beside_forward_s(has_prompts=True)
+        elif self.is_look:
+            price.add(num_each, beside_each_s, more_each_s)
+        if more_each_s is None:
+            own_each_s, price_s = beside_each_s, price.beside_forward_s(has_prompts=True)
         else:
-            own_s, price_s = beside_s + more_s, price.seconds(has_prompts=False)
+            own_each_s, price_s = beside_each_s + more_each_s, price.seconds(has_prompts=False)
         backoff.took(
-            max(own_s - num_drafts * price_s, min(0.0, own_s)),
+            max(own_each_s - num_each * price_s, min(0.0, own_each_s)),
             catching_up_s=catching_up_s / number,
-            beside_prompts=more_s is None,
+            beside_prompts=has_prompts,
         )
-        if expected_s is not None and experience.note_forward(forward_s / expected_s):
-            self._begin(number, experience.cost.scaled(experience.forward_share))
-
-    def trim(
-        self, trees: Sequence[DraftTree], num_other_rows: int = 0, num_columns: int = 0
-    ) -> None:
-        """Truncate each of ``trees`` in place.
-
-        Args:
-            num_other_rows: rows of the same forward that are not nodes of ``trees``.
-            num_columns: cached tokens of all sequences of ``trees``.
-        """
-        self._last = None
-        if not trees:
-            return
-        number = len(trees)
-        experience = self._experience_with(number)
-        backoff, cost = experience.backoff, experience.cost.of(number)
-        sizes = [len(tree.token_ids) - 1 for tree in trees]
-        num_proposed = sum(sizes)
-        if not (num_proposed or backoff.was_drafting):
-            plain_s = cost.plain_s(num_columns)
-            self._last = _Step(experience, number, 0, None if num_other_rows else plain_s)
-            return
-        looking_s, beside_plain_s = backoff.beside_forward_s()
-        looking_s, beside_plain_s = number * looking_s, number * beside_plain_s
-        price_s = experience.price.seconds(has_prompts=num_other_rows > 0)
-        num_kept, tokens, forward_s, plain_s = self._cut(
-            trees, sizes, cost, num_other_rows, num_columns, looking_s, price_s
-        )
-        as_plain_s = tokens / number * (plain_s + beside_plain_s)
-        drafting_s = forward_s + looking_s + price_s * num_kept
-        backoff.weigh((as_plain_s - drafting_s) / number, as_plain_s / number)
-        self.num_proposed_tokens += num_proposed
-        self.num_kept_tokens += num_kept
-        self._last = _Step(experience, number, num_kept, None if num_other_rows else forward_s)
-
-    def _cut(
-        self,
-        trees: Sequence[DraftTree],
-        sizes: list[int],
-        cost: StepCost,
-        num_other_rows: int,
-        num_columns: int,
-        beside_s: float,
-        price_s: float,
-    ) -> tuple[int, float, float, float]:
-        """Truncate to the best number of nodes.
-
-        Args:
-            sizes: the drafted tokens of each tree.
-            beside_s: what the step takes besides its forward.
-            price_s: what each draft takes in addition to its row.
-
-        Returns:
-            The number of nodes, the tokens to expect, the seconds of the forward, and those of one
-            without drafts.
-        """
-        scores, sources = array("d"), array("B")
-        for tree in trees:
-            scores.fromlist(tree.scores)
-            sources.frombytes(bytes(tree.sources))
-        number, fields = len(sizes), array("q", NUM_TREE_FIELDS * sizes)
-        cost.reach(len(scores) + num_other_rows)
-        num_kept, tokens, forward_s, plain_s = find_cut(
-            scores.buffer_info()[0],
-            sources.buffer_info()[0],
-            len(scores),
-            fields.buffer_info()[0],
-            number,
-            self._worth.corrections_at,
-            self._worth.sums_at,
-            len(self._worth.corrections),
-            cost.address,
-            cost.num_rows,
-            num_other_rows,
-            cost.num_more_columns(num_columns),
-            beside_s,
-            price_s,
-        )
-        if num_kept < len(scores) - number:
-            for tree, size in zip(trees, fields[KEPT * number :], strict=True):
-                tree.truncate(size)
-        return num_kept, tokens, forward_s, plain_s
-
-    def corrections(self) -> Sequence[float]:
-        """The observed worth of scores, by source."""
-        return self._worth.corrections
-
-    def _experience_with(self, num_sequences: int) -> _Experience:
-        size = num_sequences.bit_length()
-        if size not in self._experiences:
-            self._begin(num_sequences, self._cost)
-        return self._experiences[size]
-
-    def _begin(self, num_sequences: int, cost: BatchCost) -> None:
-        """Start to learn from steps of about this many sequences."""
-        step_s = cost.of(num_sequences).plain_s() / num_sequences
-        experience = _Experience(cost, DraftBackoff(step_s, num_sequences))
-        self._experiences[num_sequences.bit_length()] = experience
-
-    def observe(self, tree: DraftTree, acceptance: Acceptance) -> None:
-        """Learn how useful the scores of ``tree`` were."""
-        if tree.num_draft_tokens:
-            self._worth.observe(tree, acceptance)
+        if not has_prompts:
+            experience.note_forward(forward_s / self._forward_s, number)

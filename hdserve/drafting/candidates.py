@@ -23,20 +23,30 @@ from hdserve.drafting.arrays import (
     CANDIDATE_STATE,
     CANDIDATE_TOKEN,
     CELL_LOGIT,
+    CHOSEN_REACH,
     CONTEXT,
     EVENT_CANDIDATE,
     EVENT_CELL,
     EVENT_INPUT,
+    HIT_CELL,
+    HIT_INPUT,
+    HIT_LEVEL,
+    HIT_TOTAL,
     MAP_SIZE,
     MAX_CANDIDATES,
     MAX_PROBABILITY,
     MODEL,
-    NUM_LEVELS,
     POINTER_INPUT,
+    POINTER_LENGTH,
+    POINTER_MISSES,
     POINTER_SETS,
     POINTER_SIZE,
     POINTER_STATES,
+    PRESENT_SLOT,
+    PRESENT_STATE,
     ROWS_PER_LEVEL,
+    SLOT_CANDIDATE,
+    SLOT_GENERATION,
     STATE_VOCAB_SIZE,
     STRONGEST_SETS,
     Databases,
@@ -64,8 +74,8 @@ def find_slot(scratch: Scratch, token: int, generation: int) -> int:
     slots = scratch.slots
     slot = ((token * 40503) >> 4) & (MAP_SIZE - 1)
     while (
-        slots[slot, 0] == generation
-        and scratch.candidates[slots[slot, 1], CANDIDATE_TOKEN] != token
+        slots[slot, SLOT_GENERATION] == generation
+        and scratch.candidates[slots[slot, SLOT_CANDIDATE], CANDIDATE_TOKEN] != token
     ):
         slot = (slot + 1) & (MAP_SIZE - 1)
     return slot
@@ -75,7 +85,8 @@ def find_slot(scratch: Scratch, token: int, generation: int) -> int:
 def find_candidate(scratch: Scratch, token: int, generation: int) -> int:
     """The candidate of ``token``; -1 if there is none."""
     slot = find_slot(scratch, token, generation)
-    return scratch.slots[slot, 1] if scratch.slots[slot, 0] == generation else -1
+    is_held = scratch.slots[slot, SLOT_GENERATION] == generation
+    return scratch.slots[slot, SLOT_CANDIDATE] if is_held else -1
 
 
 @fast_inlined
@@ -85,15 +96,15 @@ def find_or_add(scratch: Scratch, token: int, num: int, generation: int, level: 
     A new candidate has the index ``num``.
     """
     slots, slot = scratch.slots, find_slot(scratch, token, generation)
-    if slots[slot, 0] == generation:
-        return slots[slot, 1]
+    if slots[slot, SLOT_GENERATION] == generation:
+        return slots[slot, SLOT_CANDIDATE]
     if num >= MAX_CANDIDATES:
         return -1
-    slots[slot, 0] = generation
-    slots[slot, 1] = num
+    slots[slot, SLOT_GENERATION] = generation
+    slots[slot, SLOT_CANDIDATE] = num
     scratch.candidates[num, CANDIDATE_TOKEN] = token
     scratch.candidates[num, CANDIDATE_PATTERN] = 0
-    scratch.candidates[num, CANDIDATE_STATE] = slots[MAP_SIZE, 1]
+    scratch.candidates[num, CANDIDATE_STATE] = slots[PRESENT_SLOT, PRESENT_STATE]
     scratch.candidates[num, CANDIDATE_LEVEL] = level
     scratch.evidence[num] = -100.0
     copy_row(scratch.inputs, num, scratch.template, 0)
@@ -171,9 +182,10 @@ def collect(
     vocab_size = databases.state[STATE_VOCAB_SIZE]
     floor = logit_of(need * 0.1)
     for hit in range(num_hits):
-        which, level, total = scratch.hits[hit, 0], scratch.hits[hit, 1], scratch.hits[hit, 2]
+        which, level = scratch.hits[hit, HIT_INPUT], scratch.hits[hit, HIT_LEVEL]
+        total, first_cell = scratch.hits[hit, HIT_TOTAL], scratch.hits[hit, HIT_CELL]
         scale = np.float32(1.0) / np.float32(total)
-        note_cells(scratch.slot_cells, scratch.rows, hit, scale, scratch.hits[hit, 3])
+        note_cells(scratch.slot_cells, scratch.rows, hit, scale, first_cell)
         gather_row(scratch.slot_logits, learned.cells, CELL_LOGIT, scratch.slot_cells)
         held = held_slots(scratch.rows, hit)
         likely = held & likely_slots(scratch.rows, hit, vocab_size, scratch.slot_logits, floor)
@@ -219,12 +231,13 @@ def add_pointers(
     for which in range(2):
         if predicted[which] >= 0:
             base = which * POINTER_SIZE
-            cell = pointer_cell(which, 0, pointers[base + 1], pointers[base + 2])
+            length, misses = pointers[base + POINTER_LENGTH], pointers[base + POINTER_MISSES]
+            cell = pointer_cell(which, 0, length, misses)
             scratch.template[0, POINTER_INPUT + which] = learned.cells[CELL_LOGIT, cell]
             scratch.absent_cells[POINTER_INPUT + which] = cell
-            state += scale * pointer_state(pointers[base + 1])
+            state += scale * pointer_state(length)
         scale *= POINTER_STATES
-    scratch.slots[MAP_SIZE, 1] = state
+    scratch.slots[PRESENT_SLOT, PRESENT_STATE] = state
     num, num_events = 0, 0
     scale = 1
     for which in range(2):
@@ -234,7 +247,8 @@ def add_pointers(
             candidate = find_or_add(scratch, token, num, generation, level)
             num = max(num, candidate + 1)
             base = which * POINTER_SIZE
-            cell = pointer_cell(which, 1, pointers[base + 1], pointers[base + 2])
+            length, misses = pointers[base + POINTER_LENGTH], pointers[base + POINTER_MISSES]
+            cell = pointer_cell(which, 1, length, misses)
             logit = learned.cells[CELL_LOGIT, cell]
             num_events = note_event(scratch, num_events, candidate, POINTER_INPUT + which, cell)
             note_vote(scratch, candidate, POINTER_INPUT + which, level, logit)
@@ -256,16 +270,16 @@ def expand(
     ``scratch.events``; returns the numbers of candidates and events.  Candidates below ``need`` may
     be missing.
     """
-    generation = scratch.slots[MAP_SIZE, 0] + 1
-    scratch.slots[MAP_SIZE, 0] = generation
+    generation = scratch.slots[PRESENT_SLOT, SLOT_GENERATION] + 1
+    scratch.slots[PRESENT_SLOT, SLOT_GENERATION] = generation
     num_hits = find_all(databases, learned, scratch, place)
     counts = add_pointers(databases, learned, scratch, place, generation)
     num, num_events = collect(
         databases, learned, scratch, num_hits, counts, generation, need, is_learning
     )
-    state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    state = POINTER_SETS + scratch.slots[PRESENT_SLOT, PRESENT_STATE]
     reach = reach_set(scratch)
-    scratch.reach[NUM_LEVELS] = reach
+    scratch.reach[CHOSEN_REACH] = reach
     copy_row(scratch.base_weights, 0, learned.weights, state)
     add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, place.region)
     add_scaled(scratch.base_weights, 0, np.float32(1.0), learned.weights, reach)

@@ -1,13 +1,19 @@
-"""Which nodes of the trees of a step are worth their rows, in compiled code."""
+"""Which nodes of the trees of a step are worth their rows, found in compiled code."""
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hdserve.databases.compiled import fast_inlined, jit
 from hdserve.drafting.handles import float64_1d, float64_2d, int64_2d, uint8_1d
+from hdserve.drafting.source_worth import SourceWorth
+from hdserve.drafting.step_cost import StepCost
 from hdserve.drafting.worth_sums import fade_sources
+from hdserve.tree import DraftTree
 
 SIZE, START, TAKEN, KEPT = range(4)
 """The fields of a tree: its number of drafted nodes, the index of the first of them among the nodes
@@ -79,7 +85,7 @@ def _cut_off(sources: Bytes, trees: Ints) -> int:
 
 
 @jit
-def find_cut(
+def _find_cut(
     scores_at: int,
     sources_at: int,
     num_nodes: int,
@@ -92,7 +98,7 @@ def find_cut(
     num_rows: int,
     num_other_rows: int,
     num_more_columns: int,
-    beside_s: float,
+    looking_s: float,
     price_s: float,
 ) -> tuple[int, float, float, float]:
     """Find the prefix of each tree that belongs to the best total number of nodes.
@@ -111,12 +117,10 @@ def find_cut(
             that have nodes, but none that is kept, fade.
         table_at: address of ``float64[2, num_rows]``, see :func:`forward_s`.
         num_other_rows, num_more_columns: as for :func:`forward_s`.
-        beside_s: what a step takes besides its forward.
-        price_s: what each draft takes in addition to its row.
+        looking_s, price_s: as for :func:`cut_trees`.
 
     Returns:
-        The number of nodes that are kept, the number of tokens to be expected of the step, the
-        seconds of its forward, and of one without drafts.
+        What :func:`cut_trees` does, but for the number of nodes before.
     """
     scores = float64_1d(scores_at, (num_nodes,))
     sources = uint8_1d(sources_at, (num_nodes,))
@@ -125,16 +129,70 @@ def find_cut(
     _weigh(scores, sources, float64_1d(corrections_at, (num_sources,)), trees)
     plain_s = forward_s(0, table, num_trees, num_other_rows, num_more_columns)
     expected, num_kept = float(num_trees), 0
-    tokens, kept_s, best_rate = expected, plain_s, expected / (plain_s + beside_s)
+    tokens, kept_s, best_rate = expected, plain_s, expected / (plain_s + looking_s)
     for num_taken in range(1, num_nodes - num_trees + 1):
         tree = _likeliest(scores, trees)
         expected += scores[trees[START, tree] + trees[TAKEN, tree]]
         trees[TAKEN, tree] += 1
         taken_s = forward_s(num_taken, table, num_trees, num_other_rows, num_more_columns)
-        step_s = taken_s + beside_s + price_s * num_taken
+        step_s = taken_s + looking_s + price_s * num_taken
         if expected > best_rate * step_s:
             num_kept, tokens, kept_s, best_rate = num_taken, expected, taken_s, expected / step_s
             for tree in range(num_trees):
                 trees[KEPT, tree] = trees[TAKEN, tree]
     fade_sources(_cut_off(sources, trees), corrections_at, sums_at, num_sources)
     return num_kept, tokens, kept_s, plain_s
+
+
+def cut_trees(
+    trees: Sequence[DraftTree],
+    worth: SourceWorth,
+    cost: StepCost,
+    num_other_rows: int,
+    num_columns: int,
+    looking_s: float,
+    price_s: float,
+) -> tuple[int, int, float, float, float]:
+    """Truncate trees in place to the best total number of nodes.
+
+    Args:
+        worth: corrects the scores; sources that have nodes, but none that is kept, fade.
+        cost: of a forward of these sequences.
+        num_other_rows: rows of prompts in the same forward.
+        num_columns: cached tokens of all sequences.
+        looking_s: what the step takes besides its forward.
+        price_s: what each draft takes in addition to its row.
+
+    Returns:
+        The number of nodes, roots not counted, before and after; the number of tokens to be
+        expected of the step; the seconds of its forward, and of one without drafts.
+    """
+    scores, sources = array("d"), array("B")
+    for tree in trees:
+        scores.fromlist(tree.scores)
+        sources.frombytes(bytes(tree.sources))
+    sizes = [len(tree.token_ids) - 1 for tree in trees]
+    number, num_nodes = len(sizes), len(scores)
+    fields = array("q", NUM_TREE_FIELDS * sizes)
+    cost.reach(num_nodes + num_other_rows)
+    num_kept, tokens, seconds, plain_s = _find_cut(
+        scores.buffer_info()[0],
+        sources.buffer_info()[0],
+        num_nodes,
+        fields.buffer_info()[0],
+        number,
+        worth.corrections_at,
+        worth.sums_at,
+        len(worth.corrections),
+        cost.address,
+        cost.num_rows,
+        num_other_rows,
+        cost.num_more_columns(num_columns),
+        looking_s,
+        price_s,
+    )
+    num_proposed = num_nodes - number
+    if num_kept < num_proposed:
+        for tree, size in zip(trees, fields[KEPT * number :], strict=True):
+            tree.truncate(size)
+    return num_proposed, num_kept, tokens, seconds, plain_s

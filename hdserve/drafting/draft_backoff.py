@@ -1,4 +1,22 @@
-"""When to look for drafts again that did not pay."""
+"""When to look for drafts again that did not pay.
+
+A *look* is a step that looks for drafts, a *plain* step is one that does not, and a *probe* is a
+look which may be at a part of the sequences.  The numbers are decisions of docs/adr/0030::
+
+    ┌───────────────────────┐  it seems to lose, and plain steps  ┌──────────────────┐
+    │ looks, step by step;  │  were not timed for long (14)       │ 12 plain steps,  │
+    │ another one follows   │ ──────────────────────────────────► │ of which the     │
+    │ - the first nine (10) │ ◄────────────────────────────────── │ last four count  │
+    │ - one that gains (12) │  then the next look                 └──────────────────┘
+    │ - any while the mean  │
+    │   gain of the last 32 │  else: it loses                     ┌──────────────────┐
+    │   is not negative (11)│ ──────────────────────────────────► │ a pause of plain │ ◄─┐ it loses:
+    │                       │ ◄────────────────────────────────── │ steps, then a    │ ──┘ a longer
+    └───────────────────────┘  it gains (12), or the mean gain    │ probe            │     pause
+                               is not negative by now (11)        └──────────────────┘     (12, 15)
+
+    pause   8 steps that settle, timed (15) │ skipped (13) │ 9 steps, timed (13) │ probe
+"""
 
 from __future__ import annotations
 
@@ -78,7 +96,8 @@ class _StepTimes:
 
 
 class DraftBackoff:
-    """How long to go on looking for drafts that do not pay; all times are per sequence of a step.
+    """How long to go on looking for drafts that do not pay; all times are those of one sequence of
+    a step, as steps of several numbers of sequences share them.
 
     Disturbances by other work on the machine are soon forgotten: a loss counts only up to half of
     the plain decoding time of its tokens, and the times of plain steps are dropped after
@@ -96,9 +115,10 @@ class DraftBackoff:
         num_sequences: of a step.
 
     Attributes:
-        was_drafting: what :meth:`begin_step` returned last.
-        was_probing: whether that look may be at a part of the sequences.
-        num_steps_since: how many steps without a look came before it.
+        is_look: whether to look for drafts in the present step.
+        is_probe: whether it is a look only to see whether drafts pay again: a part of the sequences
+            is enough for that.
+        num_steps_since: if it is a look, how many plain steps came immediately before it.
     """
 
     def __init__(self, step_s: float, num_sequences: int) -> None:
@@ -109,12 +129,11 @@ class DraftBackoff:
         self._num_steps_to_skip = 0
         self._num_looks = 0
         self._num_steps_in_a_row = 0
-        """How many consecutive steps were of the same kind as the last one."""
+        """How many consecutive steps, up to the present one, were all plain or all looks."""
         self._has_gained = False
         self._has_compared = False
         """Whether a look has seemed to lose since the times of plain steps were dropped."""
-        self.was_drafting = True
-        self.was_probing = False
+        self.is_look, self.is_probe = True, False
         self.num_steps_since = 0
         self._resuming = _LastTimes()
         """The extra time of looks at the end of a pause, and of the plain steps after them."""
@@ -122,64 +141,52 @@ class DraftBackoff:
         """The extra time of the plain steps after the last look."""
         self._alone, self._beside_prompts = _StepTimes(), _StepTimes()
 
-    def begin_step(self) -> bool:
-        """Begin a step; returns whether to look for drafts in it."""
-        is_drafting = self._num_steps_to_skip <= 0
-        self._num_steps_to_skip -= 1
-        self.num_steps_since = 0 if self.was_drafting else self._num_steps_in_a_row
-        self._num_steps_in_a_row = self._num_steps_in_a_row * (is_drafting == self.was_drafting) + 1
-        self.was_drafting, self.was_probing = is_drafting, self.is_probing
-        if is_drafting and self._num_steps_in_a_row % _MAX_PAUSE == 0:
-            self._has_compared = False
-            for times in (self._alone, self._beside_prompts):
-                times.plain.clear()
-        return is_drafting
-
     def skip_step(self) -> bool:
-        """Skip a step in the middle of a pause, which neither looks nor is timed.
+        """Skip a step in the middle of a pause, which neither looks nor is timed: the first steps
+        of a pause tell the cost of the look before them, the last ones how long plain steps take.
 
         Returns:
             Whether it was skipped; if not, call :meth:`begin_step`.
         """
-        is_settling = self.was_drafting or self._num_steps_in_a_row < _NUM_SETTLING_STEPS
+        is_settling = self.is_look or self._num_steps_in_a_row < _NUM_SETTLING_STEPS
         if is_settling or self._num_steps_to_skip <= _NUM_TIMED_STEPS:
             return False
         self._num_steps_to_skip -= 1
         self._num_steps_in_a_row += 1
         return True
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether the time of the present step will be needed.  The first steps of a pause tell the
-        cost of the look before them, the last ones how long steps without drafts
-        take."""
-        is_settling = not self.was_drafting and self._num_steps_in_a_row <= _NUM_SETTLING_STEPS
-        return is_settling or self._num_steps_to_skip < _NUM_TIMED_STEPS
-
-    @property
-    def is_probing(self) -> bool:
-        """Whether it is enough to look for drafts of a part of the sequences: the last look lost,
-        so there are pauses between looks."""
-        return self._pause > 0 and not self._has_gained
+    def begin_step(self) -> bool:
+        """Begin a step; returns whether to look for drafts in it."""
+        was_look, is_look = self.is_look, self._num_steps_to_skip <= 0
+        self._num_steps_to_skip -= 1
+        self.num_steps_since = 0 if was_look else self._num_steps_in_a_row
+        self._num_steps_in_a_row = self._num_steps_in_a_row * (is_look == was_look) + 1
+        self.is_look = is_look
+        self.is_probe = is_look and self._pause > 0 and not self._has_gained
+        if is_look and self._num_steps_in_a_row % _MAX_PAUSE == 0:
+            self._has_compared = False
+            for times in (self._alone, self._beside_prompts):
+                times.plain.clear()
+        return is_look
 
     def took(self, seconds: float, *, catching_up_s: float, beside_prompts: bool) -> None:
-        """Learn what the last step took besides its forward and drafters' catching up."""
-        self._num_looks += self.was_drafting
+        """Learn what the present step took besides its forward and drafters' catching up."""
         times = self._beside_prompts if beside_prompts else self._alone
-        if not self.was_drafting:
+        if not self.is_look:
             is_settling = self._num_steps_in_a_row <= _NUM_SETTLING_STEPS
             if times.plain.is_known and is_settling:
                 self._settling_s += max(0.0, seconds - times.plain.median)
             times.plain.add(seconds, is_settling=is_settling)
             return
-        if self.was_probing:
+        self._num_looks += 1
+        if self.is_probe:
             times.probing_s = seconds
         if self._pause:
             looking_s, _ = self.beside_forward_s()
             more_s = max(0.0, seconds - looking_s)
             self._resuming.add(catching_up_s + more_s + self._settling_s)
         self._settling_s = 0.0
-        if not (self.was_probing and times.looks.is_known):
+        if not (self.is_probe and times.looks.is_known):
             is_settling = self._num_steps_in_a_row <= _NUM_SETTLING_LOOKS
             times.looks.add(seconds, is_settling=is_settling)
 
@@ -193,14 +200,14 @@ class DraftBackoff:
         is_known = is_known and alone.looks.is_known
         times = alone if is_known or not beside_prompts.looks.is_known else beside_prompts
         looking_s = times.looks.median
-        if self.was_probing and times.probing_s is not None:
+        if self.is_probe and times.probing_s is not None:
             looking_s = min(times.probing_s, looking_s)
         return looking_s, min(times.plain.median, looking_s)
 
     def weigh(self, gain_s: float, as_plain_s: float) -> None:
-        """Learn what drafting gained or lost in a step, in seconds; ``as_plain_s`` is the plain
-        decoding time of its tokens."""
-        if not self.was_drafting or self._num_looks < _NUM_TIMED_STEPS:
+        """Learn what drafting gained or lost in the present look, in seconds; ``as_plain_s`` is the
+        plain decoding time of its tokens.  This decides when the next look comes."""
+        if self._num_looks < _NUM_TIMED_STEPS:
             return  # the first steps take long, as everything does the first time
         self._has_gained = gain_s > 0
         if gain_s < 0 and not self._has_compared:

@@ -26,6 +26,10 @@ from hdserve.drafting.arrays import (
     CELL_LOGIT,
     CELLS_PER_ROW,
     CONTEXT,
+    HIT_CELL,
+    HIT_INPUT,
+    HIT_LEVEL,
+    HIT_TOTAL,
     MAX_ORDER,
     MODEL,
     NODE_DEPTH,
@@ -37,8 +41,10 @@ from hdserve.drafting.arrays import (
     PRESENT_CELLS,
     RECYCLED,
     ROWS_PER_LEVEL,
+    SHARED,
     STATE_CONTEXT_STAMP,
     STATISTICS,
+    WHOLE,
     Databases,
     Learned,
     Scratch,
@@ -93,7 +99,7 @@ def prefetch_level(databases: Databases, scratch: Scratch, table: Table, num_sha
         order = databases.orders[table.level, which]
         if order < 0 or order > num_shared:
             break
-        prefetch_row(table.rows, table.size[NUM_BUCKETS], scratch.hashes[1, order])
+        prefetch_row(table.rows, table.size[NUM_BUCKETS], scratch.hashes[SHARED, order])
 
 
 @fast_inlined
@@ -108,16 +114,15 @@ def find_level(
     """Copy the rows of the longest known contexts of a level to ``scratch.rows``, longest first.
 
     Contexts in the request's own table reach into its prompt, those in the others do not.  Also
-    sets the default evidence of candidates that a row lacks.  A hit is ``input, level, total, first
-    cell``.
+    sets the default evidence of candidates that a row lacks.
 
     Returns:
         The new number of hits.
     """
     rows, level, num_buckets = table.rows, table.level, table.size[NUM_BUCKETS]
-    suffix, num_suffix, min_stamp = 1, place.num_shared, 0
+    suffix, num_suffix, min_stamp = SHARED, place.num_shared, 0
     if level == CONTEXT:
-        suffix, num_suffix = 0, place.num_suffix
+        suffix, num_suffix = WHOLE, place.num_suffix
         min_stamp = databases.state[STATE_CONTEXT_STAMP]
     found = 0
     for which in range(NUM_ORDERS):
@@ -142,10 +147,10 @@ def find_level(
         cell = PRESENT_CELLS + kind * NUM_SHARES + share
         scratch.absent_cells[index] = cell
         scratch.template[0, index] = learned.cells[CELL_LOGIT, cell]
-        scratch.hits[num_hits, 0] = index
-        scratch.hits[num_hits, 1] = level
-        scratch.hits[num_hits, 2] = total
-        scratch.hits[num_hits, 3] = kind * CELLS_PER_ROW
+        scratch.hits[num_hits, HIT_INPUT] = index
+        scratch.hits[num_hits, HIT_LEVEL] = level
+        scratch.hits[num_hits, HIT_TOTAL] = total
+        scratch.hits[num_hits, HIT_CELL] = kind * CELLS_PER_ROW
         num_hits += 1
     return num_hits
 
@@ -195,10 +200,10 @@ def arrive(
             prefetched.
     """
     num_suffix, num_shared = fill_suffix(databases, scratch, node)
-    fill_hashes(scratch, 0, num_suffix)
-    fill_hashes(scratch, 1, num_shared)
-    prefetch_places(databases.places, scratch.hashes[0, MATCH_TOKENS])
-    prefetch_places(databases.model_places, scratch.hashes[1, MATCH_TOKENS])
+    fill_hashes(scratch, WHOLE, num_suffix)
+    fill_hashes(scratch, SHARED, num_shared)
+    prefetch_places(databases.places, scratch.hashes[WHOLE, MATCH_TOKENS])
+    prefetch_places(databases.model_places, scratch.hashes[SHARED, MATCH_TOKENS])
     if is_asked:
         prefetch_shared(databases, scratch, levels, num_shared)
     refresh(databases, scratch, pointers, levels, num_suffix, num_shared)

@@ -16,16 +16,18 @@ from hdserve.drafting.arrays import (
     CELL_COUNT,
     CELL_LOGIT,
     CELL_P,
+    CHOSEN_REACH,
     CONTEXT,
     EVENT_CANDIDATE,
     EVENT_CELL,
     EVENT_INPUT,
-    MAP_SIZE,
     NODE_DEPTH,
-    NUM_LEVELS,
     POINTER_INPUT,
+    POINTER_LENGTH,
     POINTER_SETS,
     POINTER_SIZE,
+    PRESENT_SLOT,
+    PRESENT_STATE,
     STATE_CONFIDENCE,
     STATE_CONTEXT_STAMP,
     STATE_IS_SAMPLED,
@@ -111,7 +113,7 @@ def learn_weights(
 ) -> int:
     """One step of each weight set that took part; returns the index of ``token`` or -1."""
     right = -1
-    base_state = POINTER_SETS + scratch.slots[MAP_SIZE, 1]
+    base_state = POINTER_SETS + scratch.slots[PRESENT_SLOT, PRESENT_STATE]
     strongest = strongest_token(scratch, num)
     gradient, inputs, weights = scratch.gradient, scratch.inputs, learned.weights
     token_weights = learned.token_weights
@@ -137,7 +139,7 @@ def learn_weights(
         learned.token_bias[candidate] += bias_step
         learned.pair_bias[pair_after(scratch, candidate)] += bias_step
         learned.pair_bias[pair_beside(strongest, candidate)] += bias_step
-    reach = scratch.reach[NUM_LEVELS]
+    reach = scratch.reach[CHOSEN_REACH]
     for which in (base_state, region, reach):
         add_scaled(weights, which, np.float32(1.0), gradient, 0)
     for which in (token_set(STRONGEST_SETS, strongest), last_set(scratch)):
@@ -149,7 +151,7 @@ def learn_weights(
 def step_size(rate: float, levels: int, pointers: Ints) -> float:
     """Half the rate if there are statistics, which bring more candidates and so more updates for
     every token; but the full rate along a copy, whose worth must be learned within a few tokens."""
-    is_copy = max(pointers[1], pointers[1 + POINTER_SIZE]) >= LONG_COPY
+    is_copy = max(pointers[POINTER_LENGTH], pointers[POINTER_SIZE + POINTER_LENGTH]) >= LONG_COPY
     return rate if is_copy or not levels >> STATISTICS & 1 else 0.5 * rate
 
 

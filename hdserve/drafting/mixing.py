@@ -32,6 +32,7 @@ from hdserve.drafting.arrays import (
     POINTER_SETS,
     REACH_SETS,
     REGION_SETS,
+    SHARED,
     STATE_NUM_TOKENS,
     STATISTICS,
     Databases,
@@ -100,13 +101,13 @@ def strongest_token(scratch: Scratch, num: int) -> int:
 @fast_inlined
 def last_set(scratch: Scratch) -> int:
     """The weight set of the last token of the output."""
-    return token_set(LAST_SETS, np.int64(scratch.suffix[1, 0]))
+    return token_set(LAST_SETS, np.int64(scratch.suffix[SHARED, 0]))
 
 
 @fast_inlined
 def pair_after(scratch: Scratch, token: int) -> int:
     """The index of the bias of ``token`` after the last token of the output."""
-    return np.int64(extend_hash(scratch.hashes[1, 1], token) & np.uint64(NUM_PAIRS - 1))
+    return np.int64(extend_hash(scratch.hashes[SHARED, 1], token) & np.uint64(NUM_PAIRS - 1))
 
 
 @fast_inlined

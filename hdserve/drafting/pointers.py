@@ -32,9 +32,14 @@ from hdserve.drafting.arrays import (
     NODE_DEPTH,
     NODE_PARENT,
     NODE_TOKEN,
+    POINTER_LENGTH,
+    POINTER_MISSES,
+    POINTER_POSITION,
     POINTER_SIZE,
+    SHARED,
     STATE_NUM_TOKENS,
     STATE_OUTPUT_START,
+    WHOLE,
     Databases,
     Scratch,
 )
@@ -46,8 +51,8 @@ MAX_MISSES = 8
 def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int, int]:
     """Write the last tokens up to ``node``, newest first, to ``scratch.suffix``.
 
-    Row 0 is the whole sequence, row 1 the part that is comparable with other sequences: the output,
-    preceded by ``START``.
+    Row ``WHOLE`` is that of the whole sequence, row ``SHARED`` that of the part that is comparable
+    with other sequences: the output, preceded by ``START``.
 
     Returns:
         The lengths of both.
@@ -57,21 +62,29 @@ def fill_suffix(databases: Databases, scratch: Scratch, node: int) -> tuple[int,
     end = num_tokens + depth
     length = 0
     while node > 0 and length < MAX_SUFFIX:
-        scratch.suffix[0, length] = scratch.nodes[node, NODE_TOKEN]
+        scratch.suffix[WHOLE, length] = scratch.nodes[node, NODE_TOKEN]
         node = scratch.nodes[node, NODE_PARENT]
         length += 1
     full = min(MAX_SUFFIX, end)
     while length < full:
         position = np.uint64(end - 1 - length)  # unsigned: a signed index might count from the end
-        scratch.suffix[0, length] = databases.tokens[position]
+        scratch.suffix[WHOLE, length] = databases.tokens[position]
         length += 1
     num_output = end - databases.state[STATE_OUTPUT_START]
     shared = min(MAX_SUFFIX, num_output + 1)
     for index in range(min(shared, full)):
-        scratch.suffix[1, index] = scratch.suffix[0, index]
+        scratch.suffix[SHARED, index] = scratch.suffix[WHOLE, index]
     if num_output < MAX_SUFFIX:
-        scratch.suffix[1, num_output] = START
+        scratch.suffix[SHARED, num_output] = START
     return full, shared
+
+
+@fast_inlined
+def _point(pointers: Ints, first: int, position: int, length: int) -> None:
+    """Set the pointer whose fields begin at ``first``."""
+    pointers[first + POINTER_POSITION] = position
+    pointers[first + POINTER_LENGTH] = length
+    pointers[first + POINTER_MISSES] = 0
 
 
 @fast_inlined
@@ -87,29 +100,30 @@ def refresh(
 
     A pointer whose level is not in ``levels`` (a bit mask) is never set.
     """
-    if levels & (1 << CONTEXT) and pointers[1] < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
+    length = pointers[POINTER_LENGTH]
+    if levels & (1 << CONTEXT) and length < MATCH_TOKENS and num_suffix >= MATCH_TOKENS:
         position, length = find_longest(
             databases.tokens,
             databases.places,
-            scratch.hashes[0, MATCH_TOKENS],
+            scratch.hashes[WHOLE, MATCH_TOKENS],
             0,
-            scratch.suffix[0],
+            scratch.suffix[WHOLE],
             num_suffix,
         )
         if position > 0:
-            pointers[0], pointers[1], pointers[2] = position, length, 0
-    base = POINTER_SIZE
-    if levels & (1 << MODEL) and pointers[base + 1] < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
+            _point(pointers, 0, position, length)
+    length = pointers[POINTER_SIZE + POINTER_LENGTH]
+    if levels & (1 << MODEL) and length < MATCH_TOKENS and num_shared >= MATCH_TOKENS:
         position, length = find_longest(
             databases.model_log,
             databases.model_places,
-            scratch.hashes[1, MATCH_TOKENS],
+            scratch.hashes[SHARED, MATCH_TOKENS],
             databases.model_state[LOG_OLDEST],
-            scratch.suffix[1],
+            scratch.suffix[SHARED],
             num_shared,
         )
         if position > 0:
-            pointers[base], pointers[base + 1], pointers[base + 2] = position, length, 0
+            _point(pointers, POINTER_SIZE, position, length)
 
 
 @fast_inlined
@@ -139,7 +153,7 @@ def predictions(
 ) -> tuple[int, int]:
     """The tokens both pointers point to; -1 for none."""
     context = -1
-    position = pointers[0]
+    position = pointers[POINTER_POSITION]
     if position > 0:
         end = databases.state[STATE_NUM_TOKENS]
         if position < end:
@@ -147,32 +161,38 @@ def predictions(
         else:
             back = end + depth - 1 - position
             if 0 <= back < num_suffix:
-                context = np.int64(scratch.suffix[0, back])
-    return context, _logged_token(databases, pointers[POINTER_SIZE])
+                context = np.int64(scratch.suffix[WHOLE, back])
+    return context, _logged_token(databases, pointers[POINTER_SIZE + POINTER_POSITION])
 
 
 @fast_inlined
 def advance(databases: Databases, pointers: Ints, predicted: tuple[int, int], token: int) -> None:
     """Move both pointers over ``token``."""
     for which in range(2):
-        base = which * POINTER_SIZE
-        if pointers[base] <= 0:
+        first = which * POINTER_SIZE
+        position, length, misses = (
+            first + POINTER_POSITION,
+            first + POINTER_LENGTH,
+            first + POINTER_MISSES,
+        )
+        if pointers[position] <= 0:
             continue
         if predicted[which] == token:
-            pointers[base] += 1
-            pointers[base + 1] = min(pointers[base + 1] + 1, MAX_MATCH)
-            if pointers[base + 1] >= 16:
-                pointers[base + 2] = 0
-        elif predicted[which] < 0 or pointers[base + 2] >= MAX_MISSES:
-            pointers[base], pointers[base + 1], pointers[base + 2] = 0, 0, 0
+            pointers[position] += 1
+            pointers[length] = min(pointers[length] + 1, MAX_MATCH)
+            if pointers[length] >= 16:
+                pointers[misses] = 0
+        elif predicted[which] < 0 or pointers[misses] >= MAX_MISSES:
+            _point(pointers, first, 0, 0)
         else:
             shift = 1
-            if _token_at(databases, which, pointers[base] + 1) == token:
+            if _token_at(databases, which, pointers[position] + 1) == token:
                 shift = 2
             elif (
-                pointers[base + 2] > 0 and _token_at(databases, which, pointers[base] - 1) == token
+                pointers[misses] > 0
+                and _token_at(databases, which, pointers[position] - 1) == token
             ):
                 shift = 0
-            pointers[base] += shift
-            pointers[base + 1] = shift != 1
-            pointers[base + 2] += 1
+            pointers[position] += shift
+            pointers[length] = shift != 1
+            pointers[misses] += 1

@@ -13,7 +13,7 @@ from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
 from hdserve.tree import Acceptance, DraftTree
-from tests.drafting.budgets import FREE, make_budget, make_tree
+from tests.drafting.budgets import FREE, make_budget, make_tree, next_look, trim
 
 LINEAR = ForwardCost({1: 1.0, 2: 2.0})
 """Every row costs as much as the first: the hardware is full."""
@@ -49,7 +49,7 @@ def test_the_choice_is_the_best_of_all(
     """No way of cutting the trees of a batch gives more tokens per second than the chosen one."""
     scores = [sorted(own, reverse=True) for own in scores]
     trees = [make_tree(own) for own in scores]
-    make_budget(cost).trim(trees, num_other_rows)
+    trim(make_budget(cost), trees, num_other_rows)
     found = rate(cost, [tree.scores[1:] for tree in trees], num_other_rows)
     prefixes = [[own[:end] for end in range(len(own) + 1)] for own in scores]
     best = max(rate(cost, list(kept), num_other_rows) for kept in itertools.product(*prefixes))
@@ -61,7 +61,7 @@ def test_trees_are_cut_not_changed(scores: list[list[float]], cost: ForwardCost)
     """What is left of a tree is its beginning, in whatever order it was filled."""
     trees = [make_tree(own) for own in scores]
     before = [(list(tree.token_ids), list(tree.parents)) for tree in trees]
-    make_budget(cost).trim(trees)
+    trim(make_budget(cost), trees)
     for tree, (token_ids, parents) in zip(trees, before, strict=True):
         assert tree.token_ids == token_ids[: len(tree)]
         assert tree.parents == parents[: len(tree)]
@@ -87,26 +87,26 @@ def test_what_need_not_be_proposed_would_be_cut(
 ) -> None:
     """Trees without it are cut to what they are cut to with it, whatever is known of sources, the
     length of the sequences and the time that looking and drafts take."""
-    budgets = []
+    steps = []
     for _ in range(2):
         budget = DraftBudget(BatchCost({1: cost}, column_cost=ForwardCost({1: 0.01, 2: 0.02})))
         for index in range(40):
             path = [0, 1] if index < num_accepted else [0]
             budget.observe(make_tree([0.5], Source.MODEL), Acceptance(path, [0] * len(path)))
-        budget.begin_step(len(scores))
-        budget.trim([DraftTree(0, 0) for _ in scores])
-        budget.took((1.0 + looking) * float(cost(len(scores))), 0.0)
+        step = trim(budget, [DraftTree(0, 0) for _ in scores])
+        step.took((1.0 + looking) * float(cost(len(scores))), 0.0)
         for number in (0, 4, 2) * 5:
             tree = make_tree([0.999] * number)
-            budget.trim([tree, *(DraftTree(0, 0) for _ in scores[1:])])
+            step = next_look(budget, len(scores))
+            step.trim([tree, *(DraftTree(0, 0) for _ in scores[1:])])
             forward_s = float(cost(len(scores) + tree.num_draft_tokens))
             beside_s = looking * float(cost(len(scores))) + draft_s * tree.num_draft_tokens
-            budget.took(forward_s + beside_s, forward_s)
-        budgets.append(budget)
+            step.took(forward_s + beside_s, forward_s)
+        steps.append(next_look(budget, len(scores), num_other_rows, num_columns))
     max_drafts = sum(map(len, scores))
-    least = budgets[0].least_score(max_drafts, len(scores), num_other_rows, num_columns)
+    least = steps[0].least_score(max_drafts) if max_drafts else 0.0
     kept = []
-    for budget, lowest in zip(budgets, (-1.0, 0.999999 * least), strict=True):
+    for step, lowest in zip(steps, (-1.0, 0.999999 * least), strict=True):
         trees = []
         for own in scores:
             tree = DraftTree(0, len(own))
@@ -115,7 +115,7 @@ def test_what_need_not_be_proposed_would_be_cut(
                     source = Source.MODEL if index % 2 else Source.CONTEXT
                     tree.add_node(0, index, source, score)
             trees.append(tree)
-        budget.trim(trees, num_other_rows, num_columns)
+        step.trim(trees)
         kept.append([tree.scores for tree in trees])
     assert kept[1] == kept[0]
 
@@ -126,15 +126,15 @@ def test_the_choice_counts_what_drafts_turn_out_to_take(token_s: float, is_forwa
     """Rows cost a twentieth of a step by themselves, and in the middle of others what they cost
     there: the forward takes longer than it was timed, or what comes after it does."""
     budget = make_budget(ForwardCost({1: 1.0, 2: 1.05}))
-    for step in range(300):
-        tree = make_tree([0.99] * (step % 7 if budget.begin_step(1) else 0))
-        budget.trim([tree])
+    for number in range(300):
+        step, tree = next_look(budget, 1), make_tree([0.99] * (number % 7))
+        step.trim([tree])
         drafting_s = token_s * tree.num_draft_tokens
         forward_s = 1.0 + 0.05 * tree.num_draft_tokens + drafting_s * is_forward
-        budget.took(forward_s + drafting_s * (not is_forward), forward_s)
+        step.took(forward_s + drafting_s * (not is_forward), forward_s)
     scores = [0.9, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06]
     tree = make_tree(scores)
-    budget.trim([tree])
+    trim(budget, [tree])
     rates = [
         (1.0 + sum(scores[:number])) / (1.0 + (0.05 + token_s) * number)
         for number in range(len(scores) + 1)
@@ -146,11 +146,13 @@ def take_steps(budget: DraftBudget, num_steps: int, token_s: float, row_s: float
     """Steps of one sequence with up to six drafts that are nearly certain, each of which takes
     ``row_s`` in the forward and ``token_s`` beside it.  Returns how many drafts were kept."""
     num_kept = 0
-    for step in range(num_steps):
-        tree = make_tree([0.99] * (step % 7 if budget.begin_step(1) else 0))
-        budget.trim([tree])
+    for number in range(num_steps):
+        step = budget.begin_step(1)
+        tree = make_tree([0.99] * (number % 7 if step.is_look else 0))
+        if step.is_look:
+            step.trim([tree])
         forward_s = 1.0 + row_s * tree.num_draft_tokens
-        budget.took(forward_s + token_s * tree.num_draft_tokens, forward_s)
+        step.took(forward_s + token_s * tree.num_draft_tokens, forward_s)
         num_kept += tree.num_draft_tokens
     return num_kept
 
@@ -178,34 +180,35 @@ def test_what_prompts_take_beside_forwards_is_no_property_of_drafts() -> None:
     for _ in range(60):
         take_steps(budget, 7, token_s=0.01)
         for _ in range(3):
-            tree = make_tree([0.99] * 6) if budget.begin_step(1) else make_tree([])
-            budget.trim([tree], num_other_rows=1)
-            budget.took(1.0 + 0.3 + 5.0, 1.0 + 0.3)
+            step = budget.begin_step(1, num_other_rows=1)
+            if step.is_look:
+                step.trim([make_tree([0.99] * 6)])
+            step.took(1.0 + 0.3 + 5.0, 1.0 + 0.3)
     tree = make_tree([0.9, 0.5, 0.35, 0.25, 0.18, 0.12])
-    budget.trim([tree])
+    trim(budget, [tree])
     assert tree.num_draft_tokens == 5
 
 
 def test_more_is_proposed_where_scores_were_too_low() -> None:
     budget = make_budget(ForwardCost({1: 1.0, 2: 1.25}))
-    assert budget.least_score(1, 1) == pytest.approx(0.25)
+    assert budget.begin_step(1).least_score(1) == pytest.approx(0.25)
     for _ in range(200):
         budget.observe(make_tree([0.5]), Acceptance([0, 1], [0, 0]))
-    assert budget.least_score(1, 1) == pytest.approx(0.15, abs=0.02)
+    assert budget.begin_step(1).least_score(1) == pytest.approx(0.15, abs=0.02)
 
 
 @pytest.mark.parametrize("num_trees", [1, 3, 16])
 def test_full_hardware_gets_no_drafts(num_trees: int) -> None:
     """Where a row costs what a step costs, no draft is verified, however likely."""
     trees = [make_tree([0.99, 0.95, 0.9]) for _ in range(num_trees)]
-    make_budget(LINEAR).trim(trees)
+    trim(make_budget(LINEAR), trees)
     assert [tree.num_draft_tokens for tree in trees] == [0] * num_trees
 
 
 def test_free_rows_get_all_drafts() -> None:
     """Where rows cost nothing, every draft that may be right is verified."""
     tree = make_tree([0.9, 0.5, 0.01])
-    make_budget(FREE).trim([tree])
+    trim(make_budget(FREE), [tree])
     assert tree.num_draft_tokens == 3
 
 
@@ -215,7 +218,7 @@ def test_rows_that_are_there_anyway_make_drafts_cheaper() -> None:
     found = []
     for num_other_rows in (0, 40):
         tree = make_tree([0.3, 0.3, 0.3])
-        make_budget(cost).trim([tree], num_other_rows)
+        trim(make_budget(cost), [tree], num_other_rows)
         found.append(tree.num_draft_tokens)
     assert found == [0, 3]
 
@@ -226,7 +229,7 @@ def test_what_prompts_take_is_not_saved_by_drafts() -> None:
     cost = ForwardCost({1: 1.0, 2: 1.6, 41: 25.0, 64: 38.8})
     for num_other_rows in (0, 40):
         tree = make_tree([0.5])
-        make_budget(cost).trim([tree], num_other_rows)
+        trim(make_budget(cost), [tree], num_other_rows)
         assert tree.num_draft_tokens == 0
 
 
@@ -234,18 +237,14 @@ def test_the_likelier_tree_gets_the_rows() -> None:
     """When only some rows pay, they go to the nodes that are worth most, over all sequences."""
     cost = ForwardCost({1: 1.0, 4: 1.0, 5: 50.0})
     likely, unlikely = make_tree([0.9, 0.8]), make_tree([0.5, 0.4])
-    make_budget(cost).trim([unlikely, likely])
+    trim(make_budget(cost), [unlikely, likely])
     assert (unlikely.num_draft_tokens, likely.num_draft_tokens) == (0, 2)
 
 
 def test_nothing_to_cut() -> None:
-    """No trees, and trees without drafts, are left alone."""
-    budget = make_budget(LINEAR)
-    assert not budget.begin_step(0)
-    budget.trim([])
-    budget.took(1.0, 1.0)
+    """Trees without drafts are left alone."""
     tree = DraftTree(3, 5)
-    budget.trim([tree, DraftTree(4, 0)], 7)
+    trim(make_budget(LINEAR), [tree, DraftTree(4, 0)], 7)
     assert len(tree) == 1
 
 
@@ -255,7 +254,7 @@ def test_rows_of_more_sequences_have_a_price_of_their_own() -> None:
     kept = []
     for num_trees in (1, 4, 9):
         trees = [make_tree([0.8]) for _ in range(num_trees)]
-        budget.trim(trees)
+        trim(budget, trees)
         kept.append(sum(tree.num_draft_tokens for tree in trees))
     assert kept == [1, 0, 0]
 
@@ -268,7 +267,7 @@ STEEP = ForwardCost({1: 1.0, 2: 1.5, 3: 2.0})
 
 def keeps(budget: DraftBudget, source: Source, score: float = 0.8) -> bool:
     tree = make_tree([score], source)
-    budget.trim([tree])
+    trim(budget, [tree])
     return tree.num_draft_tokens == 1
 
 
@@ -335,7 +334,7 @@ def test_rows_of_long_sequences_have_a_price_of_their_own() -> None:
         kept = []
         for num_columns in (0, 100, 400, 4000):
             trees = [make_tree([0.5]) for _ in range(num_trees)]
-            DraftBudget(cost).trim(trees, num_columns=num_trees * num_columns)
+            trim(DraftBudget(cost), trees, num_columns=num_trees * num_columns)
             kept.append(sum(tree.num_draft_tokens for tree in trees))
         assert kept == [num_trees, num_trees, num_trees, 0]
 
@@ -345,10 +344,11 @@ def look_in_vain(budget: DraftBudget, num_steps: int) -> int:
     a row.  Returns how many looked."""
     num_looks = 0
     for _ in range(num_steps):
-        is_drafting = budget.begin_step(1)
-        budget.trim([make_tree([0.01] if is_drafting else [])])
-        budget.took(1.0 + 0.1 * is_drafting, 1.0)
-        num_looks += is_drafting
+        step = budget.begin_step(1)
+        if step.is_look:
+            step.trim([make_tree([0.01])])
+        step.took(1.0 + 0.1 * step.is_look, 1.0)
+        num_looks += step.is_look
     return num_looks
 
 
@@ -363,7 +363,7 @@ def test_forwards_that_were_measured_too_slow(factor: float, is_vain_at_first: b
     take_steps(budget, 600, token_s=0.0, row_s=0.2)
     scores = [0.9**depth for depth in range(1, 17)]
     tree = make_tree(scores)
-    budget.trim([tree])
+    trim(budget, [tree])
     rates = [(1.0 + sum(scores[:number])) / (1.0 + 0.2 * number) for number in range(17)]
     best = rates.index(max(rates))
     assert best - 1 <= tree.num_draft_tokens <= best
@@ -376,7 +376,7 @@ def test_another_cost_changes_the_choice() -> None:
     for num_kept in (3, 0):
         tree = DraftTree(1, 3)
         tree.add_path([2, 3, 4], Source.CONTEXT, 0.5)
-        budget.trim([tree])
+        trim(budget, [tree])
         assert tree.num_draft_tokens == num_kept
         budget.change_cost(BatchCost({1: LINEAR}))
 
@@ -393,10 +393,10 @@ def test_forwards_whose_time_is_not_known_can_be_budgeted(seconds: tuple[float, 
     """As with a clock that stood still."""
     budget = DraftBudget(BatchCost({1: ForwardCost(dict(zip((1, 64), seconds, strict=True)))}))
     for _ in range(50):
-        if budget.begin_step(2):
-            trees = [DraftTree(0, 4) for _ in range(2)]
-            for tree in trees:
-                tree.add_node(0, 1, Source.MODEL, 0.5)
-            budget.trim(trees)
-        budget.took(0.0, 0.0)
-    assert 0.0 <= budget.least_score(4, 2) <= 1.0
+        step = next_look(budget, 2)
+        trees = [DraftTree(0, 4) for _ in range(2)]
+        for tree in trees:
+            tree.add_node(0, 1, Source.MODEL, 0.5)
+        step.trim(trees)
+        step.took(0.0, 0.0)
+    assert 0.0 <= next_look(budget, 2).least_score(4) <= 1.0

@@ -11,8 +11,7 @@ import pytest
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
 from hdserve.drafting.budget import DraftBudget
 from hdserve.drafting.draft_backoff import DraftBackoff
-from hdserve.tree import DraftTree
-from tests.drafting.budgets import FREE, make_budget, make_tree
+from tests.drafting.budgets import FREE, make_budget, make_tree, next_look, trim
 
 
 def steps_with_drafts(
@@ -39,18 +38,18 @@ def steps_with_drafts(
         skips: whether the budget is first asked if there is anything to do, as in the engine.
     """
     found: list[int] = []
-    for step in range(num_steps):
+    for number in range(num_steps):
         if skips and budget.skip_step(1):
-            budget.took(1.0, 1.0)
-        elif budget.begin_step(1):
-            more_s = 0.0 if found and found[-1] == step - 1 else first_look_s
-            budget.trim([make_tree(list(scores[len(found) % len(scores)]))])
-            budget.took(1.0 + looking_s + more_s, 1.0, catching_up_s)
-            found.append(step)
+            continue
+        step = budget.begin_step(1)
+        if step.is_look:
+            more_s = 0.0 if found and found[-1] == number - 1 else first_look_s
+            step.trim([make_tree(list(scores[len(found) % len(scores)]))])
+            step.took(1.0 + looking_s + more_s, 1.0, catching_up_s)
+            found.append(number)
         else:
-            budget.trim([DraftTree(0, 0)])
-            is_settling = bool(found) and step - found[-1] <= 8
-            budget.took(1.0 + plain_s + settling_s * is_settling, 1.0)
+            is_settling = bool(found) and number - found[-1] <= 8
+            step.took(1.0 + plain_s + settling_s * is_settling, 1.0)
     return found
 
 
@@ -65,7 +64,7 @@ def test_looking_for_drafts_pauses_where_it_does_not_pay() -> None:
     assert pauses[compared] == 12, "what plain steps take is found out first"
     assert pauses[first : first + 7] == [1, 2, 4, 8, 16, 20, 20]
     assert first > compared + 1, "one step proves nothing"
-    assert all(budget.begin_step(2) for _ in range(10))
+    assert all(budget.begin_step(2).is_look for _ in range(10))
 
 
 @pytest.mark.parametrize("looking_s", [0.55, 0.6, 1.0, 2.0])
@@ -82,21 +81,18 @@ def test_looking_costs_next_to_nothing_where_it_never_pays(looking_s: float) -> 
 
 
 def test_of_a_pause_only_the_ends_are_timed() -> None:
-    """Looks come when they would if all steps were; those that nobody asks of are left alone."""
+    """Looks come when they would if all steps were; those in between are skipped."""
     budget, timed = make_budget(FREE), make_budget(FREE)
-    expected = steps_with_drafts(timed, 3000, looking_s=2.0)
+    expected = steps_with_drafts(timed, 3000, looking_s=2.0, skips=False)
     looked, asked = list[int](), list[int]()
-    for step in range(3000):
-        is_drafting = budget.begin_step(1)
-        if is_drafting:
-            looked.append(step)
-        elif not budget.wants_times(1):
-            budget.took(1000.0, 1.0)
+    for number in range(3000):
+        if budget.skip_step(1):
             continue
-        else:
-            asked.append(step)
-        budget.trim([make_tree([0.5]) if is_drafting else DraftTree(0, 0)])
-        budget.took(3.0 if is_drafting else 1.0, 1.0)
+        step = budget.begin_step(1)
+        (looked if step.is_look else asked).append(number)
+        if step.is_look:
+            step.trim([make_tree([0.5])])
+        step.took(3.0 if step.is_look else 1.0, 1.0)
     assert looked == expected
     pauses = [range(first + 1, last) for first, last in itertools.pairwise(looked)]
     wanted = [step for pause in pauses for step in sorted({*pause[:8], *pause[-9:]})]
@@ -156,13 +152,19 @@ def test_a_pause_ends_when_drafts_pay() -> None:
 def test_a_look_that_gains_is_followed_by_another() -> None:
     """It may have been at a part of the sequences, as looks are that lose."""
     budget = make_budget(FREE)
-    assert not budget.is_probe(1)
+    assert not budget.begin_step(1).is_probe
     steps_with_drafts(budget, 1000, looking_s=0.6)
-    assert budget.is_probe(1)
-    assert not budget.is_probe(2)
-    while budget.is_probe(1):
-        steps_with_drafts(budget, 1, looking_s=0.0)
-    assert steps_with_drafts(budget, 1, looking_s=0.0) == [0]
+    assert not budget.begin_step(2).is_probe
+    looks: list[tuple[int, bool]] = []
+    for number in range(100):
+        step = budget.begin_step(1)
+        if step.is_look:
+            step.trim([make_tree([0.5])])
+            looks.append((number, step.is_probe))
+        step.took(1.0, 1.0)
+    (_, loses), (gaining, gains), (following, follows) = looks[:3]
+    assert (loses, gains, follows) == (True, True, False), "one was needed to find out"
+    assert following == gaining + 1
 
 
 def test_that_the_first_steps_take_long_is_no_reason_to_pause() -> None:
@@ -176,9 +178,7 @@ def test_finding_nothing_is_no_reason_to_pause_if_it_is_quick() -> None:
     """Time, not luck, decides: drafts that may come later are not missed."""
     budget = make_budget(FREE)
     for _ in range(50):
-        assert budget.begin_step(1)
-        budget.trim([make_tree([])])
-        budget.took(1.0, 1.0)
+        trim(budget, [make_tree([])]).took(1.0, 1.0)
 
 
 def test_a_plain_step_is_what_it_takes_among_others() -> None:
@@ -244,9 +244,7 @@ def test_one_long_step_is_no_reason_to_pause() -> None:
     """What has nothing to do with drafts, such as other work of the machine, does not count."""
     budget = make_budget(FREE)
     for step in range(200):
-        assert budget.begin_step(1)
-        budget.trim([make_tree([0.5])])
-        budget.took(100.0 if step % 7 == 3 else 1.2, 1.0)
+        trim(budget, [make_tree([0.5])]).took(100.0 if step % 7 == 3 else 1.2, 1.0)
 
 
 def test_a_busy_machine_is_soon_forgotten() -> None:
@@ -266,11 +264,12 @@ def test_the_longest_pause_is_one_of_steps_or_of_time() -> None:
     longest: list[int] = []
     for step_s in (1.0, 0.001, 0.0005):
         budget, looked = make_budget(ForwardCost({1: step_s, 2: 2 * step_s})), list[int]()
-        for step in range(5000):
-            is_drafting = budget.begin_step(1)
-            looked += [step] if is_drafting else []
-            budget.trim([make_tree([0.1] if is_drafting else [])])
-            budget.took((4.0 if is_drafting else 1.0) * step_s, step_s)
+        for number in range(5000):
+            step = budget.begin_step(1)
+            if step.is_look:
+                looked.append(number)
+                step.trim([make_tree([0.1])])
+            step.took((4.0 if step.is_look else 1.0) * step_s, step_s)
         longest.append(max(later - earlier - 1 for earlier, later in itertools.pairwise(looked)))
     assert longest == [256, 500, 600]
 
@@ -279,9 +278,7 @@ def test_a_long_forward_with_a_prompt_is_no_reason_to_pause() -> None:
     """What a chunk of a prompt takes is not the price of drafting."""
     budget = make_budget(FREE)
     for _ in range(100):
-        assert budget.begin_step(1)
-        budget.trim([make_tree([0.5])], 40)
-        budget.took(50.0, 49.8)
+        trim(budget, [make_tree([0.5])], 40).took(50.0, 49.8)
 
 
 def test_looking_pauses_beside_prompts_too() -> None:
@@ -289,10 +286,11 @@ def test_looking_pauses_beside_prompts_too() -> None:
     budget = make_budget(FREE)
     num_looks = 0
     for _ in range(1000):
-        is_drafting = budget.begin_step(1)
-        num_looks += is_drafting
-        budget.trim([make_tree([0.5] if is_drafting else [])], 40)
-        budget.took(50.0 + 0.8 * is_drafting, 50.0)
+        step = budget.begin_step(1, 40)
+        if step.is_look:
+            step.trim([make_tree([0.5])])
+        step.took(50.0 + 0.8 * step.is_look, 50.0)
+        num_looks += step.is_look
     assert num_looks < 50
 
 
@@ -303,7 +301,7 @@ def test_drafts_share_what_a_step_takes_anyway() -> None:
         budget = make_budget(cost)
         steps_with_drafts(budget, 20, looking_s, plain_s=looking_s)
         tree = make_tree([0.5])
-        budget.trim([tree])
+        next_look(budget, 1).trim([tree])
         kept.append(tree.num_draft_tokens)
     assert kept == [0, 1]
 
@@ -313,9 +311,7 @@ def test_a_long_context_is_no_reason_to_pause() -> None:
     cost = BatchCost({1: FREE}, column_cost=ForwardCost({1: 0.01, 2: 0.01}))
     budget = DraftBudget(cost)
     for _ in range(100):
-        assert budget.begin_step(1)
-        budget.trim([make_tree([0.5])], num_columns=500)
-        budget.took(6.1, 6.0)
+        trim(budget, [make_tree([0.5])], num_columns=500).took(6.1, 6.0)
 
 
 def test_what_looks_took_on_a_busy_machine_is_soon_forgotten() -> None:

@@ -9,7 +9,7 @@ from hdserve.core import Source
 from hdserve.drafting.batch_cost import ForwardCost
 from hdserve.drafting.merging import UNCORRECTED, merge_trees
 from hdserve.tree import Acceptance, DraftTree
-from tests.drafting.budgets import make_budget
+from tests.drafting.budgets import make_budget, trim
 
 SCORES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0])
 NODES = st.lists(
@@ -93,7 +93,7 @@ def test_the_budget_keeps_the_best_of_both_drafters() -> None:
         trees = [doubtful, good] if name == "doubtful first" else [good, doubtful]
         merged = DraftTree(9, 12)
         merge_trees(trees, merged, budget.corrections())
-        budget.trim([merged])
+        trim(budget, [merged])
         return {source: merged.sources.count(source) for source in scores}
 
     for name in ("doubtful first", "good first"):

@@ -14,7 +14,7 @@ from hdserve import core
 from hdserve.core import FinishReason, SpeculationParams
 from hdserve.drafting.base import BatchDrafter, Drafter, Forward, Verified
 from hdserve.drafting.batch_cost import BatchCost, ForwardCost
-from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.budget import DraftBudget, StepBudget
 from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter, SlowLearner
 from tests.engine.helpers import GREEDY, RecordingDrafter, plain
@@ -151,16 +151,17 @@ def test_drafters_are_told_of_a_step_at_once() -> None:
 
 
 class Pauses(DraftBudget):
-    """Wants drafts in every ``period``-th step from ``first`` on."""
+    """Looks for drafts in every ``period``-th step from ``first`` on, whatever they take."""
 
     def __init__(self, first: int, period: int) -> None:
         super().__init__(BatchCost({1: ForwardCost({1: 1.0, 64: 1.0})}))
         self._steps = count(-first)
         self._period = period
 
-    def begin_step(self, num_sequences: int) -> bool:
+    def skip_step(self, num_sequences: int) -> bool:
         step = next(self._steps)
-        return step >= 0 and step % self._period == 0
+        self.change_cost(self._cost)
+        return step < 0 or step % self._period != 0
 
 
 def test_drafters_know_what_need_not_be_proposed() -> None:
@@ -233,8 +234,12 @@ class Tries(Pauses):
     def __init__(self) -> None:
         super().__init__(first=0, period=1)
 
-    def is_probe(self, num_sequences: int) -> bool:
-        return True
+    def begin_step(
+        self, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
+    ) -> StepBudget:
+        step = super().begin_step(num_sequences, num_other_rows, num_columns)
+        step.is_probe = True
+        return step
 
 
 @pytest.mark.parametrize(
@@ -279,9 +284,11 @@ class Counting(DraftBudget):
 
     num_steps = 0
 
-    def begin_step(self, num_sequences: int) -> bool:
+    def begin_step(
+        self, num_sequences: int, num_other_rows: int = 0, num_columns: int = 0
+    ) -> StepBudget:
         self.num_steps += 1
-        return super().begin_step(num_sequences)
+        return super().begin_step(num_sequences, num_other_rows, num_columns)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from operator import index
 
 from hdserve import core
 from hdserve.drafting.base import Verified
-from hdserve.drafting.budget import DraftBudget
+from hdserve.drafting.budget import DraftBudget, StepBudget
 from hdserve.drafting.guarded import GuardedDrafters
 from hdserve.drafting.merging import UNCORRECTED
 from hdserve.engine.scheduling.scheduler import Scheduled
@@ -57,7 +57,8 @@ class StepDrafts:
         self._catching_up_s = 0.0
         self._min_score = 0.0
         self._corrections: Sequence[float] = UNCORRECTED
-        """These five are set for each step."""
+        self._step_budget: StepBudget | None = None
+        """These six are set for each step; the last is ``None`` if nothing is learned from it."""
 
     @property
     def are_read(self) -> bool:
@@ -72,6 +73,7 @@ class StepDrafts:
         drafts did not pay.
         """
         self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
+        self._step_budget = None
         budget = self.budget
         if budget is None:
             return self._trees(scheduled, is_drafting=True)
@@ -79,19 +81,16 @@ class StepDrafts:
         number = len(choosing)
         if budget.skip_step(number) or not any(map(self._may_draft, choosing)):
             return self._trees(scheduled, is_drafting=False)
-        is_drafting = budget.begin_step(number)
-        if not (is_drafting or budget.wants_times(number)):
-            return self._trees(scheduled, is_drafting=False)
         num_other_rows = sum([work.num_tokens for work in scheduled]) - number
         num_columns = sum([len(work.slot.seq.token_ids) for work in choosing]) - number
-        if is_drafting:
-            is_probe = budget.is_probe(number)
-            self._max_started_tokens = _MAX_TRIED_TOKENS if is_probe else _MAX_STARTED_TOKENS
-            self._corrections = budget.corrections()
-            max_drafts = self.max_draft_tokens * number
-            self._min_score = budget.least_score(max_drafts, number, num_other_rows, num_columns)
-        trees = self._trees(scheduled, is_drafting=is_drafting)
-        budget.trim([tree for tree in trees if tree is not None], num_other_rows, num_columns)
+        step = self._step_budget = budget.begin_step(number, num_other_rows, num_columns)
+        if not step.is_look:
+            return self._trees(scheduled, is_drafting=False)
+        self._max_started_tokens = _MAX_TRIED_TOKENS if step.is_probe else _MAX_STARTED_TOKENS
+        self._corrections = budget.corrections()
+        self._min_score = step.least_score(self.max_draft_tokens * number)
+        trees = self._trees(scheduled, is_drafting=True)
+        step.trim([tree for tree in trees if tree is not None])
         return trees
 
     def _trees(
@@ -189,8 +188,8 @@ class StepDrafts:
             The time of the step without catching up, which belongs to earlier steps.
         """
         own_s = step_s - self._catching_up_s
-        if self.budget is not None:
-            self.budget.took(own_s, forward_s, self._catching_up_s)
+        if self._step_budget is not None:
+            self._step_budget.took(own_s, forward_s, self._catching_up_s)
         return own_s
 
 
