@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from hdserve.schema.parts import Schema
 
 OPTIONS = "x-guidance"
 """The keyword for llguidance's options, among them one to be more lenient than a schema."""
@@ -90,7 +91,7 @@ def is_note(key: str, value: Any) -> bool:
     return key == OPTIONS
 
 
-def asks_nothing(schema: Mapping[str, Any], key: str) -> bool:
+def asks_nothing(schema: Schema, key: str) -> bool:
     """Return whether a keyword that grammars do not know allows everything here."""
     value = schema[key]
     if key == "uniqueItems":

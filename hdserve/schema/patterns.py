@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hdserve.schema.parts import Schema
+
 _PART = re.compile(
     r"\\(?P<escape>.)|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\((?P<group>\?(?:<?[=!]|[>#(&|]|P[=>]|R))?|.",
     re.DOTALL,
@@ -46,7 +48,7 @@ def is_readable(pattern: str) -> bool:
     )
 
 
-def without_look_around(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def without_look_around(schema: Schema) -> Schema | None:
     """Return ``schema`` with a well-known pattern in a form that grammars take; ``None`` if its
     pattern has no such form."""
     same = _SAME.get((str(schema.get("format")), str(schema.get("pattern"))))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from hdserve import grammar
-from hdserve.schema_patterns import is_readable, without_look_around
+from hdserve.schema.patterns import is_readable, without_look_around
 
 TOKENIZER = LLTokenizer("byte")
 HOSTNAME = (

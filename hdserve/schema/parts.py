@@ -1,11 +1,16 @@
-"""Where a JSON Schema contains other schemas."""
+"""What a JSON Schema consists of, and the ways through it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+Schema = Mapping[str, Any]
+Item = TypeVar("Item")
+
+DEFINITIONS = ("$defs", "definitions")
+
+NAMED_SCHEMAS = (*DEFINITIONS, "dependentSchemas", "patternProperties", "properties")
 """Keywords whose values map names to schemas."""
 
 SCHEMAS = (
@@ -20,7 +25,21 @@ SCHEMAS = (
 """Keywords whose values are schemas, or lists of schemas."""
 
 
-def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def walk(start: Item, below: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
+    """Yield ``start`` and, however deep, all below it.
+
+    Args:
+        below: what is directly below an item, such as :func:`subschemas` of a schema; asked before
+            the item is yielded.
+    """
+    waiting = [start]
+    while waiting:
+        item = waiting.pop()
+        waiting += below(item)
+        yield item
+
+
+def subschemas(schema: Schema) -> Iterator[Schema]:
     """The schemas directly below ``schema``."""
     for key, value in schema.items():
         if key in NAMED_SCHEMAS and isinstance(value, Mapping):
@@ -32,9 +51,14 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (item for item in found if isinstance(item, Mapping))
 
 
-def with_subschemas(
-    schema: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Any]
-) -> dict[str, Any]:
+def members(value: Any) -> Iterable[Any]:
+    """The values directly below any value of JSON, which need not be schemas."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def with_subschemas(schema: Schema, change: Callable[[Schema], Any]) -> dict[str, Any]:
     """Return ``schema`` with each schema directly below it changed."""
 
     def changed(value: Any) -> Any:
