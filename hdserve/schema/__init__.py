@@ -1,35 +1,35 @@
 """JSON schemas, rewritten until grammars of llguidance can hold them.
 
-A schema is rewritten in three passes, each for all of it before the next begins.  The example is
-what a client sends, and what each pass makes of it::
+A schema is rewritten in three passes, each for all of it before the next begins.  The examples are
+one that a client sends, and what each pass makes of it::
 
-    {"oneOf": [{"properties": {"kind": {"const": "a"}}, "unevaluatedProperties": false},
-               {"properties": {"kind": {"const": "b"}, "n": {"format": "int32"}}}],
-     "discriminator": {"propertyName": "kind"}}
+    {"oneOf": [
+        {"properties": {"k": {"const": "a"}}, "unevaluatedProperties": false},
+        {"properties": {"k": {"const": "b"}}}],
+     "discriminator": {"propertyName": "k"}}
 
-1. *Holding* (:func:`held`) leaves out what no grammar holds, names it, and writes some of it in
-   other words.  It asks what the next passes are going to do: of alternatives that are told apart
-   later it leaves the ``oneOf``, and what was left out of an object that is closed later may need
-   it open::
+1. *Holding* (:mod:`~hdserve.schema.holding`) leaves out what no grammar holds, names it, and writes
+   some of it in other words.  It asks what the next passes are going to do: alternatives that are
+   told apart keep their ``oneOf``, and an object that lacks a keyword may have to stay open::
 
-    {"oneOf": [{"properties": {"kind": {"const": "a"}}, "additionalProperties": false},
-               {"properties": {"kind": {"const": "b"}, "n": {}}}],
-     "discriminator": {"propertyName": "kind"}}
+    {"oneOf": [
+        {"properties": {"k": {"const": "a"}}, "additionalProperties": false},
+        {"properties": {"k": {"const": "b"}}}],
+     "discriminator": {"propertyName": "k"}}
 
-2. *Telling apart* (:func:`told_apart`) requires the property that a ``discriminator`` names, with
-   which no value matches two alternatives, so that any of them may match::
+2. *Telling apart* (:mod:`~hdserve.schema.discriminators`) requires the property that a
+   ``discriminator`` names: no value matches two alternatives, and ``anyOf`` says the same::
 
-    {"anyOf": [{"properties": {"kind": {"const": "a"}}, "additionalProperties": false,
-                "required": ["kind"]},
-               {"properties": {"kind": {"const": "b"}, "n": {}}, "required": ["kind"]}]}
+    {"anyOf": [
+        {"properties": {"k": {"const": "a"}}, "additionalProperties": false, "required": ["k"]},
+        {"properties": {"k": {"const": "b"}}, "required": ["k"]}]}
 
-3. *Closing* (:func:`closed`) refuses further properties in objects that list some, unless a value
-   may have to match several schemas, as those of a ``oneOf`` that overlap::
+3. *Closing* (:mod:`~hdserve.schema.closing`) refuses other properties in objects that list some,
+   unless a value may have to match several schemas at once::
 
-    {"anyOf": [{"properties": {"kind": {"const": "a"}}, "additionalProperties": false,
-                "required": ["kind"]},
-               {"properties": {"kind": {"const": "b"}, "n": {}}, "required": ["kind"],
-                "additionalProperties": false}]}
+    {"anyOf": [
+        {"properties": {"k": {"const": "a"}}, "additionalProperties": false, "required": ["k"]},
+        {"properties": {"k": {"const": "b"}}, "additionalProperties": false, "required": ["k"]}]}
 
 :func:`rewritten` runs all of them, and :func:`enforceable` the first alone, for a caller who says
 what is left out.

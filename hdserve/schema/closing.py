@@ -10,36 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hdserve.schema.keywords import NOTES
+from hdserve.schema.keywords import BESIDE_ALTERNATIVES, COMBINING
 from hdserve.schema.overlap import are_disjoint
 from hdserve.schema.parts import Schema, subschemas, walk, with_subschemas
 from hdserve.schema.values import kinds_of, required_by
 
-_COMBINING = frozenset(
-    {
-        "$dynamicRef",
-        "$recursiveRef",
-        "allOf",
-        "contains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "else",
-        "extends",
-        "if",
-        "not",
-        "patternProperties",
-        "then",
-        "unevaluatedItems",
-    }
-)
-"""Keywords that may hold a value to several schemas at once, or to the negation of one."""
-
 _ALTERNATIVES = ("$ref", "anyOf", "oneOf")
-_BESIDE_ALTERNATIVES = NOTES.union(
-    ("$comment", "$defs", "$id", "$schema", "definitions"),
-    ("discriminator", "readOnly", "writeOnly"),
-)
 _OPENING = frozenset({"additionalProperties", "const", "enum", "unevaluatedProperties"})
 """Keywords that already say which properties there may be."""
 
@@ -76,10 +52,10 @@ def opened(schema: Schema) -> Schema:
 
 def _is_plain(schema: Schema) -> bool:
     """Whether ``schema`` holds a value to only one of its schemas at a time."""
-    if not _COMBINING.isdisjoint(schema):
+    if not COMBINING.isdisjoint(schema):
         return False
     alternatives = [key for key in _ALTERNATIVES if key in schema]
-    if alternatives and not schema.keys() - {alternatives[0]} <= _BESIDE_ALTERNATIVES:
+    if alternatives and not schema.keys() - {alternatives[0]} <= BESIDE_ALTERNATIVES:
         return False
     reference = schema.get("$ref", "#")
     if not isinstance(reference, str) or not _WITHIN.fullmatch(reference):

@@ -84,7 +84,8 @@ class _Holding:
         self._num_listed_left = _MAX_LISTED
 
     def part(self, schema: Any, path: str) -> Any:
-        """Return what can be held of a schema, or of a list of schemas, at a path."""
+        """Return what can be held of a schema, or of a list of schemas, at a path; name what was
+        left out, if values are held to the schema."""
         if isinstance(schema, (list, tuple)):
             return [self.part(item, path) for item in schema]
         if not isinstance(schema, Mapping):
@@ -98,8 +99,9 @@ class _Holding:
             return found
         is_whole = True
         for key in self._left_out(schema, found, path):
-            is_whole = False
-            self._name(schema, _joined(path, key))
+            is_whole, used = False, self.whole.used
+            if len(self.unheld) < MAX_UNHELD and (used is None or id(schema) in used):
+                self.unheld.add(_joined(path, key))
         if not is_whole and "properties" in found and not can_close(schema):
             found.setdefault("additionalProperties", True)  # it may need others
         return found
@@ -109,12 +111,6 @@ class _Holding:
             inside = _joined(path, key)
             return {name: self.part(item, _joined(inside, name)) for name, item in value.items()}
         return self.part(value, _joined(path, key)) if key in SCHEMAS else value
-
-    def _name(self, schema: Schema, path: str) -> None:
-        """Name what was left out of a schema that is used."""
-        used = self.whole.used
-        if len(self.unheld) < MAX_UNHELD and (used is None or id(schema) in used):
-            self.unheld.add(path)
 
     def _left_out(self, schema: Schema, found: dict[str, Any], path: str) -> Iterator[str]:
         """Write in other words, in ``found``, what can be; leave out the rest of what cannot be
@@ -144,8 +140,7 @@ class _Holding:
         """Write names of which there are only some as the properties that they are; return whether
         that was possible."""
         properties, listed = found.get("properties", {}), self._listed(names)
-        is_possible = isinstance(properties, Mapping) and "patternProperties" not in found
-        if listed is None or not is_possible:
+        if listed is None or not isinstance(properties, Mapping) or "patternProperties" in found:
             return False
         other = found.get("additionalProperties", True)
         num_schemas = len(listed) * sum(1 for _ in walk(other, members))

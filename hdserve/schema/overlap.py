@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from hdserve.schema.parts import Schema
+from hdserve.schema.parts import SCALARS, Schema
 from hdserve.schema.references import referred
 from hdserve.schema.values import kinds_of, required_by, texts_of, values_of
 
@@ -26,13 +26,7 @@ hundreds of schemas."""
 _MAX_DEPTH = 8
 """How deep within two schemas, counting references, a difference is looked for."""
 
-_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "boolean"),
-    ((int, float), "number"),
-    (str, "string"),
-    ((list, tuple), "array"),
-    (Mapping, "object"),
-)
+_KINDS = ((bool, "boolean"), (int | float, "number"), (str, "string"))
 
 
 def are_disjoint(schemas: Any) -> bool:
@@ -165,7 +159,7 @@ def _values(schema: Any) -> _Values | None:
     """Return the only values of a schema, with their types; ``None`` if it has others, or lists and
     objects among them."""
     values = values_of(schema) if isinstance(schema, Mapping) else None
-    if values is None or any(isinstance(value, (list, Mapping)) for value in values):
+    if values is None or not all(isinstance(value, SCALARS) for value in values):
         return None
     return {(_kind(value), value) for value in values}
 

@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 Schema = Mapping[str, Any]
 Item = TypeVar("Item")
 
+SCALARS = (str, int, float, type(None))
+"""The types of values that have no others in them."""
+
 DEFINITIONS = ("$defs", "definitions")
 
 NAMED_SCHEMAS = (*DEFINITIONS, "dependentSchemas", "patternProperties", "properties")
@@ -53,6 +56,8 @@ def subschemas(schema: Schema) -> Iterator[Schema]:
 
 def members(value: Any) -> Iterable[Any]:
     """The values directly below any value of JSON, which need not be schemas."""
+    if isinstance(value, SCALARS):  # nearly all: to ask for a mapping takes longer
+        return ()
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, (list, tuple)) else ()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from hdserve.schema.parts import members, walk
+from hdserve.schema.parts import SCALARS, members, walk
 
 _MAX_VALUES = 100_000
 """The most different values (texts, numbers and so on) of a schema, about as many as a grammar can
@@ -19,7 +18,6 @@ def check_size(schemas: Any) -> None:
     Raises:
         ValueError: a schema, or a list of them, has more values than a grammar can be made of.
     """
-    parts = walk(schemas, members)
-    values = (True for part in parts if not isinstance(part, (list, tuple, Mapping)))
+    values = (True for part in walk(schemas, members) if isinstance(part, SCALARS))
     if any(islice(values, _MAX_VALUES, None)):
         raise ValueError(f"more than {_MAX_VALUES} values are too many for a schema")

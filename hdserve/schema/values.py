@@ -30,8 +30,8 @@ def texts_of(schema: Schema, name: str) -> set[str]:
 
 
 def required_by(schema: Schema) -> list[str]:
-    """Return the properties that an object must have."""
-    return texts_in(schema.get("required"))
+    """Return the properties that an object must have, each once."""
+    return [*dict.fromkeys(texts_in(schema.get("required")))]
 
 
 def texts_in(value: Any) -> list[str]:

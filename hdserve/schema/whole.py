@@ -38,9 +38,12 @@ class Whole:
         found: set[int] = set()
 
         def below(schema: Schema) -> Iterator[Schema]:
-            if id(schema) not in found:
-                found.add(id(schema))
-                yield from self._leads_to(schema)
+            if id(schema) in found:
+                return
+            found.add(id(schema))
+            yield from subschemas({k: item for k, item in schema.items() if k not in DEFINITIONS})
+            others = (referred(schema, self.root), *(schema.get(key) for key in TWINS))
+            yield from (item for item in others if isinstance(item, Mapping))
 
         for schema in walk(self.root, below):
             reference = schema.get("$ref")
@@ -63,8 +66,3 @@ class Whole:
         parts = (part for part in walk(self.root, members) if isinstance(part, Mapping))
         references = (part.get("$ref") for part in parts)
         return any(isinstance(found, str) and "/oneOf/" in found for found in references)
-
-    def _leads_to(self, schema: Schema) -> Iterator[Schema]:
-        yield from subschemas({k: item for k, item in schema.items() if k not in DEFINITIONS})
-        others = (referred(schema, self.root), *(schema.get(key) for key in TWINS))
-        yield from (item for item in others if isinstance(item, Mapping))
