@@ -12,22 +12,14 @@ from typing import Any
 from llguidance import LLMatcher
 
 from hdserve.errors import InvalidRequest
-from hdserve.schema_closing import closed
-from hdserve.schema_discriminators import told_apart
-from hdserve.schema_holding import Held, held
-from hdserve.schema_keywords import OPTIONS
-from hdserve.schema_numbers import check_numbers, has_too_many_multiples
-from hdserve.schema_references import check_references
+from hdserve.schema import rewritten
+from hdserve.schema.keywords import OPTIONS
 
 _JSON_OPTIONS = {"whitespace_pattern": r"(\n {0,40}| )?"}
 """White space in a JSON text: none, a space, or a newline and its indentation.  JSON allows any
 amount, in which a small model loses itself."""
 
 _MARKS, _THOUGHTS = "hdserve_marks", "hdserve_thoughts"
-
-_MAX_VALUES = 100_000
-"""The most different values (texts, numbers and so on) of a schema, about as many as a grammar can
-be made of.  Examining each of a million takes seconds."""
 
 
 def json_schema(schema: Mapping[str, Any]) -> str:
@@ -212,56 +204,11 @@ def quoted(text: str) -> str:
 
 
 def with_json_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to ``schema`` how its JSON texts are to be written, overriding what it says itself.
-
-    It is written in the words that llguidance knows, see :func:`hdserve.schema_holding.held`,
-    objects that list their properties are closed to others, see
-    :func:`hdserve.schema_closing.closed`, and alternatives get the property that tells them apart,
-    see :func:`hdserve.schema_discriminators.told_apart`.
+    """Return ``schema``, :func:`~hdserve.schema.rewritten`, with how its JSON texts are to be
+    written, overriding what it says itself.
 
     Raises:
-        ValueError: it is too large, its ``multipleOf`` numbers need too many states, a number has
-            too many digits, a keyword cannot be enforced, or a reference leads to itself.
+        ValueError: as for :func:`json_schema`, unless it is too deep.
+        RecursionError: it is too deep.
     """
-    check_size(schema)
-    check_references(schema)
-    if has_too_many_multiples(schema):
-        raise ValueError("multipleOf: the numbers are too large, or too many together")
-    check_numbers(schema)
-    whole, unheld = held(schema)
-    if unheld:
-        raise ValueError(f"this keyword cannot be enforced: {unheld[0]}")
-    found = told_apart(whole)
-    check_size(found)
-    return {OPTIONS: _JSON_OPTIONS, **closed(found)}
-
-
-def enforceable(schema: Mapping[str, Any]) -> Held:
-    """Return what of ``schema`` a grammar can hold, see :func:`hdserve.schema_holding.held`.
-
-    Raises:
-        ValueError: it is too large or too deep, or a reference leads to itself.
-    """
-    check_size(schema)
-    try:
-        check_references(schema)
-        return held(schema)
-    except RecursionError as error:
-        raise ValueError("the schema is too deep") from error
-
-
-def check_size(schemas: Any) -> None:
-    """Refuse a schema, or a list of schemas, that no grammar can be made of in time.
-
-    Raises:
-        ValueError: a schema, or a list of them, has more values than a grammar can be made of.
-    """
-    num_values, waiting = 0, [schemas]
-    while waiting:
-        value = waiting.pop()
-        items = value.values() if isinstance(value, Mapping) else value
-        parts = [item for item in items if isinstance(item, (list, tuple, Mapping))]
-        num_values += len(items) - len(parts)
-        if num_values > _MAX_VALUES:
-            raise ValueError(f"more than {_MAX_VALUES} values are too many for a schema")
-        waiting += parts
+    return {OPTIONS: _JSON_OPTIONS, **rewritten(schema)}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hdserve import grammar
 from hdserve.errors import Unsupported
-from hdserve.schema_holding import Held
+from hdserve.schema import Held, enforceable
 
 
 def held_schema(schema: Mapping[str, Any], path: str, *, is_strict: bool) -> Held:
@@ -22,7 +21,7 @@ def held_schema(schema: Mapping[str, Any], path: str, *, is_strict: bool) -> Hel
         ValueError: it is too large or too deep, or a reference leads to itself.
         Unsupported: it is strict, and a keyword cannot be enforced.
     """
-    found = grammar.enforceable(schema)
+    found = enforceable(schema)
     unheld = tuple(f"{path}.{keyword}" for keyword in found.unheld)
     if is_strict and unheld:
         raise not_held(unheld[0])

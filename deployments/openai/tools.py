@@ -17,7 +17,7 @@ from deployments.openai.structured import Constraint
 from deployments.parsers.tool_parser import Function, MakeParser, ToolParser
 from hdserve import grammar
 from hdserve.errors import InvalidRequest, Unsupported
-from hdserve.schema_holding import MAX_UNHELD
+from hdserve.schema import MAX_UNHELD, check_size
 
 MAX_TOOLS = MAX_MESSAGES
 """The most tools: clients with many servers of tools have more than OpenAI's 128.  All share the
@@ -229,7 +229,7 @@ class ToolFields(BaseModel):
         is_one = self.names_tool or self.parallel_tool_calls is False
         strict = {tool.function.name for tool in self.tools or () if tool.function.strict}
         try:
-            grammar.check_size([function.parameters for function in functions])
+            check_size([function.parameters for function in functions])
             held = [self._held(function, strict) for function in functions]
             text = parser.grammar([function for function, _ in held], is_one=is_one)
         except RecursionError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.parsers.tool_parser import Function
 from hdserve import grammar
-from hdserve.schema_parts import NAMED_SCHEMAS
+from hdserve.schema.parts import NAMED_SCHEMAS
 
 _NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
 """Keywords of a JSON schema whose values are instances, not schemas."""

@@ -13,7 +13,7 @@ from deployments.parsers.call_reader import CallReader
 from deployments.parsers.marks import without_part
 from deployments.parsers.own_form_reader import OpenArguments, OwnFormReader
 from deployments.parsers.tool_parser import Function
-from hdserve.schema_references import referred
+from hdserve.schema.references import referred
 
 Types = frozenset[str] | None
 """The JSON types that a value may have; ``None`` for any."""

@@ -39,7 +39,7 @@ from deployments.replica.heartbeat import AnswersCalls
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
 from hdserve.errors import InvalidRequest, Unsupported
-from hdserve.schema_holding import MAX_UNHELD
+from hdserve.schema import MAX_UNHELD
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 BODIES: dict[str, dict[str, Any]] = {

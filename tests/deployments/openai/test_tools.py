@@ -22,7 +22,7 @@ from hdserve.core import DraftCounts
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest, Unsupported
-from hdserve.schema_holding import MAX_UNHELD
+from hdserve.schema import MAX_UNHELD
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {

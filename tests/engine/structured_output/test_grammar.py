@@ -27,7 +27,7 @@ from hdserve.engine.structured_output import grammar as grammar_module
 from hdserve.engine.structured_output.grammar import Grammars, GrammarState, _reason
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import GrammarsOverloaded, HdserveError, InvalidRequest
-from hdserve.schema_keywords import HELD_FORMATS
+from hdserve.schema.keywords import HELD_FORMATS
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 

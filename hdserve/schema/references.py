@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
 
-from hdserve.schema_parts import subschemas
-
-Schema = Mapping[str, Any]
+from hdserve.schema.parts import Schema, subschemas, walk
 
 _MAX_CHARACTERS = 10_000
 """The longest reference: a hundred levels of long names.  Following millions of them takes
@@ -33,17 +31,18 @@ def check_references(schema: Schema) -> None:
         RecursionError: references follow each other too far.
     """
     is_checked: dict[int, bool] = {}
-    waiting = [_place(schema, schema)]
-    while waiting:
-        place = waiting.pop()
+    for place in walk(_place(schema, schema), _below):
         _follow(place, is_checked)
-        waiting += [_place(item, place.base) for item in subschemas(place.schema)]
 
 
 def referred(schema: Schema, base: Schema) -> Schema | None:
     """Return the target of the ``$ref`` of a schema in ``base``, if it is a schema there."""
     place = _target(schema.get("$ref"), base)
     return place.schema if place is not None else None
+
+
+def _below(place: _Place) -> Iterator[_Place]:
+    return (_place(item, place.base) for item in subschemas(place.schema))
 
 
 def _follow(place: _Place, is_checked: dict[int, bool]) -> None:
@@ -79,20 +78,16 @@ def _target(reference: Any, base: Schema) -> _Place | None:
         raise ValueError(f"$ref: a reference has more than {_MAX_CHARACTERS} characters")
     place, value = _place(base, base), cast("Any", base)
     for part in unquote(reference).split("/")[1:]:
-        if not isinstance(value, (Mapping, list, tuple)):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
             return None
-        value = _member(value, part.replace("~1", "/").replace("~0", "~"))
         if isinstance(value, Mapping):
             place = _place(value, place.base)
     return place if place.schema is value else None
-
-
-def _member(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(name)
-    if isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
-        return value[int(name)]
-    return None
 
 
 def _place(schema: Schema, base: Schema) -> _Place:

@@ -8,15 +8,13 @@ refuses alternatives that it cannot tell apart, or that refer to themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from hdserve.schema_closing import texts_of
-from hdserve.schema_parts import subschemas, with_subschemas
-from hdserve.schema_references import referred
-
-Schema = Mapping[str, Any]
+from hdserve.schema.parts import Schema, subschemas, walk, with_subschemas
+from hdserve.schema.references import referred
+from hdserve.schema.values import texts_of
 
 _MAX_TEXTS = 64
 """The most constants by which an alternative is distinguished from others."""
@@ -37,36 +35,15 @@ def told_apart(schema: Schema) -> Schema:
     Raises:
         RecursionError: it is too deep.
     """
-    if not _is_simple(schema):
-        return schema
-    forms = _Forms(schema)
+    forms = Forms(schema)
     found = forms.rewritten(schema)
     definitions = dict(forms.definitions())
     return {**found, "$defs": {**found.get("$defs", {}), **definitions}} if definitions else found
 
 
-def telling(root: Schema) -> Callable[[Schema], bool]:
-    """Return a function that says whether the alternatives of a schema in ``root`` are among those
-    that :func:`told_apart` tells apart."""
-    if not _is_simple(root):
-        return lambda _: False
-    forms = _Forms(root)
-    return lambda schema: forms.discriminator(schema) is not None
-
-
-def _is_simple(root: Schema) -> bool:
-    return isinstance(root.get("$defs", {}), Mapping) and not has_id(root)
-
-
 def has_id(schema: Schema) -> bool:
     """Return whether a schema below ``schema`` has an ``$id``, which makes another base of it."""
-    waiting = [*subschemas(schema)]
-    while waiting:
-        item = waiting.pop()
-        if "$id" in item:
-            return True
-        waiting += subschemas(item)
-    return False
+    return any("$id" in item for item in walk(schema, subschemas) if item is not schema)
 
 
 class _Form(NamedTuple):
@@ -81,12 +58,17 @@ class _Form(NamedTuple):
     is_required: bool
 
 
-class _Forms:
+_UNKNOWN = _Form({}, set(), is_required=False)
+
+
+class Forms:
     """The alternatives in a schema, and the new definitions of those given by reference."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._by_definition: dict[int, tuple[str, _Form | None]] = {}
+        self._has_place = isinstance(root.get("$defs", {}), Mapping) and not has_id(root)
+        """Whether there could be new definitions."""
+        self._by_definition: dict[int, tuple[str, _Form]] = {}
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Schema, str]] = []
 
@@ -108,33 +90,34 @@ class _Forms:
 
     def discriminator(self, schema: Schema) -> str | None:
         """Return the property that distinguishes the alternatives of a schema, if one does."""
+        if not self._has_place or "anyOf" in schema:
+            return None
         discriminator, forms = schema.get("discriminator"), schema.get("oneOf")
         name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
-        if not isinstance(name, str) or not isinstance(forms, (list, tuple)) or "anyOf" in schema:
+        if not isinstance(name, str) or not isinstance(forms, (list, tuple)):
             return None
-        found = [self._form(form, name) for form in forms]
-        texts = [form.texts if form is not None else set() for form in found]
+        texts = [self._form(form, name).texts for form in forms]
         num_texts = sum(map(len, texts))
         return name if all(texts) and num_texts == len(set().union(*texts)) else None
 
-    def _form(self, schema: Any, name: str) -> _Form | None:
+    def _form(self, schema: Any, name: str) -> _Form:
         """Read what a schema, or the definition it refers to, says of a property.  A definition is
         read only once, for the first property asked for."""
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             return _read(schema, name)
         reference = schema["$ref"]
         if not isinstance(reference, str) or not _DEFINITION.fullmatch(unquote(reference)):
-            return None
+            return _UNKNOWN
         definition = referred(schema, self._root)
         if id(definition) not in self._by_definition:
             self._by_definition[id(definition)] = (name, _read(definition, name))
         first_name, form = self._by_definition[id(definition)]
-        return form if first_name == name else None
+        return form if first_name == name else _UNKNOWN
 
     def _with_required(self, schema: Schema, name: str) -> Schema:
         """Return an alternative, its parts rewritten, with a property required."""
         form = self._form(schema, name)
-        if form is None or form.is_required:
+        if form.is_required:
             return schema
         if "$ref" not in schema:
             return _requiring(schema, name)
@@ -151,12 +134,12 @@ class _Forms:
         return name
 
 
-def _read(schema: Any, name: str) -> _Form | None:
+def _read(schema: Any, name: str) -> _Form:
     required = schema.get("required", []) if isinstance(schema, Mapping) else None
     if not isinstance(required, (list, tuple)):
-        return None
+        return _UNKNOWN
     texts = texts_of(schema, name)
-    return _Form(schema, texts, name in required) if len(texts) <= _MAX_TEXTS else None
+    return _Form(schema, texts, name in required) if len(texts) <= _MAX_TEXTS else _UNKNOWN
 
 
 def _requiring(schema: Schema, name: str) -> Schema:

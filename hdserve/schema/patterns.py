@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hdserve.schema.parts import Schema
+
 _PART = re.compile(
     r"\\(?P<escape>.)|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\((?P<group>\?(?:<?[=!]|[>#(&|]|P[=>]|R))?|.",
     re.DOTALL,
@@ -46,14 +48,11 @@ def is_readable(pattern: str) -> bool:
     )
 
 
-def without_look_around(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return ``schema`` with a well-known pattern in a form that grammars take; ``None`` if its
-    pattern has no such form."""
+def without_look_around(schema: Schema) -> Schema | None:
+    """Return what says the same as the pattern of ``schema``, if it is a well-known one; ``None``
+    if it has no form that grammars take."""
     same = _SAME.get((str(schema.get("format")), str(schema.get("pattern"))))
-    if same is None:
-        return None
-    others = {name: value for name, value in schema.items() if name != "pattern"}
     length = schema.get("maxLength")
-    if "maxLength" in same and isinstance(length, (int, float)):
-        return {**others, "maxLength": min(length, same["maxLength"])}
-    return {**others, **same}
+    if same is None or "maxLength" not in same or not isinstance(length, (int, float)):
+        return same
+    return {"maxLength": min(length, same["maxLength"])}

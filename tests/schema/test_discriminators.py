@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from deployments.parsers.tool_parser import Function
 from deployments.parsers.tool_parsers import HermesToolParser, MistralArgsToolParser
 from hdserve import grammar
-from hdserve.schema_discriminators import told_apart
+from hdserve.schema.discriminators import told_apart
 from tests.engine.structured_output.test_grammar import GRAMMARS, answers
 
 
@@ -123,7 +123,7 @@ def test_more_than_a_grammar_is_made_of_is_refused(monkeypatch: pytest.MonkeyPat
     """Also where definitions are written again."""
     schema = {"$defs": {"form": INLINE["oneOf"][0]}, **INLINE}
     schema["oneOf"] = [{"$ref": "#/$defs/form"}]
-    monkeypatch.setattr("hdserve.grammar._MAX_VALUES", 5)
+    monkeypatch.setattr("hdserve.schema.size._MAX_VALUES", 5)
     with pytest.raises(ValueError, match="more than 5 values"):
         grammar.json_schema(schema)
 

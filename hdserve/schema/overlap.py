@@ -5,16 +5,19 @@ Then exactly one of them matches wherever any does, and ``oneOf`` says the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from hdserve.schema_closing import are_disjoint, kinds_of, texts_in
-from hdserve.schema_references import referred
-
-Schema = Mapping[str, Any]
+from hdserve.schema.parts import SCALARS, Schema
+from hdserve.schema.references import referred
+from hdserve.schema.values import kinds_of, required_by, texts_of, values_of
 
 _Values = set[tuple[str, Any]]
+
+_MAX_FORMS = 64
+"""The most alternatives that :func:`are_disjoint` compares."""
 
 _MAX_COMPARISONS = 500
 """The most comparisons of two schemas within a whole, some microseconds each: a request may have
@@ -23,13 +26,50 @@ hundreds of schemas."""
 _MAX_DEPTH = 8
 """How deep within two schemas, counting references, a difference is looked for."""
 
-_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "boolean"),
-    ((int, float), "number"),
-    (str, "string"),
-    ((list, tuple), "array"),
-    (Mapping, "object"),
-)
+_KINDS = ((bool, "boolean"), (int | float, "number"), (str, "string"))
+
+
+def are_disjoint(schemas: Any) -> bool:
+    """Return whether no value matches two of the schemas, even once they are closed.
+
+    Any two must differ in type, or be objects that differ in the text of a required property.  They
+    are not compared pair by pair, which would take too long; conflicts are recorded as bits.
+    """
+    if not isinstance(schemas, (list, tuple)) or len(schemas) > _MAX_FORMS:
+        return False
+    told_apart = [1 << index for index in range(len(schemas))]
+    for texts in _distinctions(schemas):
+        for index, others in _without_common_texts(texts):
+            told_apart[index] |= others
+    return all(others + 1 == 1 << len(schemas) for others in told_apart)
+
+
+def _distinctions(schemas: list[Any] | tuple[Any, ...]) -> Iterator[dict[int, set[str]]]:
+    """For each schema, by position, its types, and then the possible texts of each required
+    property."""
+    kinds, by_name = dict[int, set[str]](), defaultdict[str, dict[int, set[str]]](dict)
+    for index, schema in enumerate(schemas):
+        if not isinstance(schema, Mapping):
+            continue
+        kinds[index] = kinds_of(schema)
+        for name in required_by(schema) if kinds[index] == {"object"} else ():
+            by_name[name][index] = texts_of(schema, name)
+    yield kinds
+    yield from by_name.values()
+
+
+def _without_common_texts(texts: dict[int, set[str]]) -> Iterator[tuple[int, int]]:
+    """For each position the others, as bits, that have texts, but none in common with it."""
+    having, having_any = defaultdict[str, int](int), 0
+    for index, items in texts.items():
+        having_any |= bool(items) << index
+        for item in items:
+            having[item] |= 1 << index
+    for index, items in texts.items():
+        common = 0 if items else having_any
+        for item in items:
+            common |= having[item]
+        yield index, having_any & ~common
 
 
 class Comparison:
@@ -45,10 +85,8 @@ class Comparison:
         self._values: dict[int, _Values | None] = {}
         """The values of schemas, by ``id``."""
 
-    def exclude_each_other(self, schemas: Any) -> bool:
+    def exclude_each_other(self, schemas: Sequence[Any]) -> bool:
         """Return whether it is certain that no value matches two of the schemas."""
-        if not isinstance(schemas, (list, tuple)):
-            return False
         listed = [*map(self._values_of, schemas)]
         known = [values for values in listed if values is not None]
         if len(known) == len(listed) and sum(map(len, known)) == len(set().union(*known)):
@@ -85,7 +123,7 @@ class Comparison:
                 return True
         parts = one.get("allOf")
         found = [*parts] if isinstance(parts, (list, tuple)) else []
-        target = referred(one, self._root) if "$ref" in one else None
+        target = referred(one, self._root)
         found += [] if target is None else [target]
         return any(self._are_apart(part, other, depth + 1) for part in found)
 
@@ -94,10 +132,9 @@ class Comparison:
         kinds = [found for found in map(self._kinds_of, (one, other)) if found is not None]
         if not kinds or set.intersection(*kinds) != {"object"}:
             return False
-        names = [*texts_in(one.get("required")), *texts_in(other.get("required"))]
         return any(
             self._are_apart(_property(one, name), _property(other, name), depth + 1)
-            for name in dict.fromkeys(names)
+            for name in dict.fromkeys([*required_by(one), *required_by(other)])
         )
 
     def _kinds_of(self, schema: Schema) -> set[str] | None:
@@ -121,13 +158,10 @@ def _differ(one: set[Any] | None, other: set[Any] | None) -> bool:
 def _values(schema: Any) -> _Values | None:
     """Return the only values of a schema, with their types; ``None`` if it has others, or lists and
     objects among them."""
-    if not isinstance(schema, Mapping):
+    values = values_of(schema) if isinstance(schema, Mapping) else None
+    if values is None or not all(isinstance(value, SCALARS) for value in values):
         return None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, (list, tuple)):
-        return None
-    found = {(_kind(value), value) for value in values if not isinstance(value, (list, Mapping))}
-    return found if not any(isinstance(value, (list, Mapping)) for value in values) else None
+    return {(_kind(value), value) for value in values}
 
 
 def _kind(value: Any) -> str:

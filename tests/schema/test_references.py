@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hdserve import grammar
-from hdserve.schema_references import check_references
+from hdserve.schema import enforceable
+from hdserve.schema.references import check_references
 
 CIRCLE = {"$defs": {"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}}}
 
@@ -75,4 +76,4 @@ def test_long_ways_of_references_are_too_deep() -> None:
     with pytest.raises(ValueError, match="too deep"):
         grammar.json_schema({"$ref": "#/$defs/0", "$defs": {**links, "20000": {}}})
     with pytest.raises(ValueError, match="too deep"):
-        grammar.enforceable({"$ref": "#/$defs/0", "$defs": {**links, "20000": {}}})
+        enforceable({"$ref": "#/$defs/0", "$defs": {**links, "20000": {}}})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve import grammar
-from hdserve.schema_closing import closed
+from hdserve.schema.closing import closed
 from tests.engine.structured_output.test_grammar import GRAMMARS
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}

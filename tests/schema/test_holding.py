@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel
 
 from hdserve import grammar
-from hdserve.schema_holding import MAX_UNHELD, held
+from hdserve.schema.holding import MAX_UNHELD, held
 from tests.engine.structured_output.test_grammar import SCHEMA
 
 TOKENIZER = LLTokenizer("byte")
