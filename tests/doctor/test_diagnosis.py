@@ -180,7 +180,7 @@ def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
     assert "failure  m: model" in result.stdout
     command = f"hf download OWNER/MODEL --local-dir {tmp_path / 'none'}"
     assert f"mend it with: {command}" in result.stdout
-    assert "n: engine.max_model_len: the model was made for 2048 tokens, not for" in result.stdout
+    assert "n: engine.max_model_len: the model takes 2048 tokens at most, not 4096" in result.stdout
 
 
 def test_packages() -> None:
