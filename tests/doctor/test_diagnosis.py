@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import constants
+from ray._private.utils import get_num_cpus
 from ray.serve._private.constants import (
     DRAINING_MESSAGE,
     HEALTHY_MESSAGE,
@@ -224,6 +225,19 @@ def test_placement() -> None:
     assert read_cluster(nobody) is None
     assert verdicts(check_placement(needy, None, nobody)) == []
     assert verdicts(check_placement(needy, None, "auto")) == ["warning"]
+    assert verdicts(check_placement(needy, None, "")) == []
+
+
+def test_cores_are_those_that_ray_counts() -> None:
+    """All of the machine or container, as when it starts, although this process may use one."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        here = read_cluster("")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert here is not None
+    assert [node["CPU"] for node in here.nodes] == [get_num_cpus()]
 
 
 def test_gpus_that_are_too_few_for_all() -> None:
