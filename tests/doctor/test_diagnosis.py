@@ -341,6 +341,17 @@ def test_who_listens(answer: bytes, verdict: str) -> None:
         assert verdicts(check_port(server.port)) == [verdict]
 
 
+def test_who_listens_here_is_asked_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment is for others; it may not even reach this machine."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    answer = b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(API, separators=(",", ":")).encode()
+    with contextlib.closing(Answering(answer)) as server:
+        assert verdicts(check_port(server.port)) == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "is_proxy"),
     [
