@@ -7,11 +7,8 @@ import json
 import re
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +19,10 @@ from typer.testing import CliRunner
 from benchmarks.server import START_TIMEOUT_S
 from hdserve.cli import serve
 from hdserve.cli.commands import app
-from hdserve.cli.serve import announce, check_is_free, pauses_s, url_of
+from hdserve.cli.serve import check_is_free
 from hdserve.errors import ConfigError
 from tests.marked_processes import END_S, family, hdserve, started, wait_for, wait_until_gone
 from tests.ports import free_port
-
-
-class Ready(BaseHTTPRequestHandler):
-    """Answers that everything is ready."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -136,47 +124,6 @@ def test_it_ends_in_order_where_nobody_reads(tmp_path: Path) -> None:
 def test_the_status_of_a_command_that_ends_by_itself(tmp_path: Path) -> None:
     with started(tmp_path / "log", "-c", running("raise SystemExit(7)", 60)) as (process, _):
         assert process.wait(START_TIMEOUT_S) == 7
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("0.0.0.0", "http://127.0.0.1:80"),
-        ("::", "http://[::1]:80"),
-        ("::1", "http://[::1]:80"),
-        ("gpu-box", "http://gpu-box:80"),
-    ],
-)
-def test_where_it_answers(host: str, url: str) -> None:
-    """An address of IPv6 stands in brackets."""
-    assert url_of(host, 80) == url
-
-
-def test_it_is_ready_past_a_proxy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The environment's proxy is for others; it may not even reach this machine."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with HTTPServer(("127.0.0.1", 0), Ready) as server:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        waiting = threading.Thread(target=announce, args=(url,), daemon=True)
-        waiting.start()
-        server.timeout = 20
-        server.handle_request()
-        waiting.join(20)
-    assert not waiting.is_alive()
-    assert f"hdserve is ready at {url}" in capsys.readouterr().out
-
-
-def test_it_asks_more_rarely_the_longer_a_start_takes() -> None:
-    """What a model says that cannot start is not lost among the log's lines about being asked."""
-    pauses = list(islice(pauses_s(), 140))
-    assert pauses == sorted(pauses)
-    assert sum(pauses[:24]) < 60
-    assert sum(pauses) > 600
-    assert pauses[-1] <= 5
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(holding: ExitStack) -> None:
