@@ -201,6 +201,22 @@ def deployed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     return application["args"]
 
 
+def test_its_processes_call_each_other_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment is for others, whichever variable of gRPC names it."""
+    found: list[dict[str, str]] = []
+
+    def read(_command: list[str], _drain_timeout_s: float, environment: Any, *_: Any) -> int:
+        found.append(environment)
+        return 0
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(serve, "run_until_signal", read)
+    command = ["serve", "--port", str(free_port())]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert [environment["grpc_proxy"] for environment in found] == [""]
+
+
 def test_a_model_is_served_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under its own name; a directory under that of its last part, wherever Ray was started.  The
     file that the environment names is not served."""

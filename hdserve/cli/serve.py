@@ -27,7 +27,7 @@ from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
-from hdserve.config.deployed import APPLICATION, IMPORT_PATH, OWN_CLUSTER
+from hdserve.config.deployed import APPLICATION, GRPC_VARIABLES, IMPORT_PATH, OWN_CLUSTER
 from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import LineOf, nowhere
 from hdserve.config.strict_model import at_home
@@ -169,6 +169,7 @@ def _run(
         if address == OWN_CLUSTER:
             assert port is not None
             environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
+            environment |= GRPC_VARIABLES
             removal_timeout_s = 0.0
         return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)
 

@@ -37,6 +37,10 @@ PROXY_VARIABLES: Mapping[str, str] = {
 """Environment variables for middlewares in front of Ray Serve's own code where HTTP arrives: in its
 proxies, and in gateways behind HAProxy."""
 
+GRPC_VARIABLES: Mapping[str, str] = {"grpc_proxy": ""}
+"""Environment variables with which processes call each other by gRPC past a proxy that
+``http_proxy`` or ``https_proxy`` names, whether or not ``no_proxy`` has the nodes' addresses."""
+
 _SERVE_PORT = 8000
 """Ray Serve's default."""
 
