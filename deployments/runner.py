@@ -30,9 +30,11 @@ from ray.serve.schema import (
     APIType,
     ApplicationStatus,
     ApplicationStatusOverview,
+    HTTPOptionsSchema,
     ServeDeploySchema,
 )
 
+from deployments.announcement import announce, url_of
 from deployments.nodes import all_resources
 from hdserve.cluster_address import TOKEN_HINT
 from hdserve.config.deployed import (
@@ -109,9 +111,13 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
             (application,) = schema.applications
             others = client.get_serve_details()["applications"]
             _check_replaces_nothing(others, application.route_prefix)
+            _check_listens_there(schema.http_options, client.http_config)
         ending.callback(_take_away, with_serve=client is None)
     serve.start(schema.proxy_location, schema.http_options.model_dump())
-    _client().deploy_apps(schema)
+    client = _client()
+    base_url = url_of(client.http_config.host, client.http_config.port)
+    threading.Thread(target=announce, args=(base_url,), daemon=True).start()
+    client.deploy_apps(schema)
     _wait_until_it_runs()
     while True:  # `signal.pause` would miss a signal that arrives just before it
         time.sleep(_IDLE_S)
@@ -215,6 +221,26 @@ def _check_replaces_nothing(
                 f"Ray Serve on this cluster serves {name!r} at {route_prefix} already, where this "
                 "server is to answer: end it first"
             )
+
+
+def _check_listens_there(wanted: HTTPOptionsSchema, found: Any) -> None:
+    """Check that a Ray Serve that runs already listens where this server is to: it cannot be moved.
+
+    Args:
+        wanted: a host or port that it leaves out may be any.
+        found: the HTTP options of Ray Serve.
+
+    Raises:
+        ConfigError: it listens elsewhere, perhaps at every interface.
+    """
+    chosen = wanted.model_dump(include=wanted.model_fields_set & {"host", "port"})
+    host, port = chosen.get("host", found.host), chosen.get("port", found.port)
+    if (host, port) != (found.host, found.port):
+        raise ConfigError(
+            f"Ray Serve on this cluster listens on {found.host}, port {found.port}, already, and "
+            f"not on {host}, port {port}: give --host {found.host} --port {found.port}, or end it "
+            "first"
+        )
 
 
 def _take_away(*, with_serve: bool) -> None:

@@ -4,8 +4,9 @@ Ray Serve reads these settings from the environment of each process, so each dep
 own.  By default it runs the user's code and the router in an event loop and thread each, so that
 blocking code does not hold up health checks.  Nothing of ours blocks, and every message would
 change threads four times on its way (docs/adr/0022-the-way-to-the-engine.md).  By default, too, a
-message between two processes may have 4 MiB, and a larger one fails.  A process that reserves no
-GPU sees all GPUs of its node, also those of others.  And clients may send headers that it obeys.
+message between two processes goes through the proxy that ``http_proxy`` names, if any, and may have
+4 MiB; a larger one fails.  A process that reserves no GPU sees all GPUs of its node, also those of
+others.  And clients may send headers that it obeys.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hdserve.config.deployed import PROXY_VARIABLES
+from hdserve.config.deployed import GRPC_VARIABLES, PROXY_VARIABLES
 
 _VARIABLES: Mapping[str, str] = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    **GRPC_VARIABLES,
 }
 
 _MESSAGE_VARIABLE = "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"

@@ -20,6 +20,7 @@ LAYERS = {
     "hdserve.completion": 2,
     "hdserve.conversation": 1,
     "hdserve.grammar": 1,
+    "hdserve.direct_http": 1,
     "hdserve.journal": 1,
     "hdserve.ports": 1,
     "hdserve.process_session": 1,

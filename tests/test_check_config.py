@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -101,7 +102,7 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
         (MODEL % ", engine: {max_num_sequences: true}", "max_num_sequences: a number"),
         (
             MODEL % ", engine: {max_model_len: 1000000}",
-            "models.0.engine.max_model_len: the model was made for 2048 tokens, not for 1000000",
+            "models.0.engine.max_model_len: the model takes 2048 tokens at most, not 1000000",
         ),
         (
             MODEL % ", autoscaling: {policy: {policy_function: 'no.such:policy'}}",
@@ -162,6 +163,12 @@ def test_a_policy_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.M
     assert check(path).exit_code == 0
 
 
+def stretched(kind: str, factor: float) -> str:
+    """A configuration of 50 tokens, as the card of a model says how to make it longer."""
+    rope = {"type": kind, "factor": factor, "original_max_position_embeddings": 50}
+    return json.dumps({"max_position_embeddings": 50, "rope_scaling": rope})
+
+
 def test_the_context_of_a_model_is_known_without_its_weights(tmp_path: Path) -> None:
     """From its directory; where nothing says it, nothing is checked."""
     path, model = tmp_path / "serve.yaml", tmp_path / "model"
@@ -173,6 +180,10 @@ def test_the_context_of_a_model_is_known_without_its_weights(tmp_path: Path) -> 
         ('{"max_position_embeddings": 100}', 0),
         ('{"max_position_embeddings": 99}', 1),
         ('{"text_config": {"max_position_embeddings": 99}}', 1),
+        (stretched("yarn", 2.0), 0),
+        (stretched("yarn", 1.9), 1),
+        (stretched("dynamic", 2.0), 1),
+        (stretched("yarn", math.inf), 0),
     ):
         (model / "config.json").write_text(content)
         assert check(path).exit_code == status

@@ -7,11 +7,8 @@ import json
 import re
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +19,10 @@ from typer.testing import CliRunner
 from benchmarks.server import START_TIMEOUT_S
 from hdserve.cli import serve
 from hdserve.cli.commands import app
-from hdserve.cli.serve import announce, check_is_free, pauses_s, url_of
+from hdserve.cli.serve import check_is_free
 from hdserve.errors import ConfigError
 from tests.marked_processes import END_S, family, hdserve, started, wait_for, wait_until_gone
 from tests.ports import free_port
-
-
-class Ready(BaseHTTPRequestHandler):
-    """Answers that everything is ready."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -138,47 +126,6 @@ def test_the_status_of_a_command_that_ends_by_itself(tmp_path: Path) -> None:
         assert process.wait(START_TIMEOUT_S) == 7
 
 
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("0.0.0.0", "http://127.0.0.1:80"),
-        ("::", "http://[::1]:80"),
-        ("::1", "http://[::1]:80"),
-        ("gpu-box", "http://gpu-box:80"),
-    ],
-)
-def test_where_it_answers(host: str, url: str) -> None:
-    """An address of IPv6 stands in brackets."""
-    assert url_of(host, 80) == url
-
-
-def test_it_is_ready_past_a_proxy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The environment's proxy is for others; it may not even reach this machine."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with HTTPServer(("127.0.0.1", 0), Ready) as server:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        waiting = threading.Thread(target=announce, args=(url,), daemon=True)
-        waiting.start()
-        server.timeout = 20
-        server.handle_request()
-        waiting.join(20)
-    assert not waiting.is_alive()
-    assert f"hdserve is ready at {url}" in capsys.readouterr().out
-
-
-def test_it_asks_more_rarely_the_longer_a_start_takes() -> None:
-    """What a model says that cannot start is not lost among the log's lines about being asked."""
-    pauses = list(islice(pauses_s(), 140))
-    assert pauses == sorted(pauses)
-    assert sum(pauses[:24]) < 60
-    assert sum(pauses) > 600
-    assert pauses[-1] <= 5
-
-
 def test_a_port_that_is_taken_is_told_before_anything_starts(holding: ExitStack) -> None:
     """Whoever starts a second server learns in a second what is wrong, with both names in it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -252,6 +199,22 @@ def deployed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     ((application,),) = (config["applications"] for config in found)
     return application["args"]
+
+
+def test_its_processes_call_each_other_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment is for others, whichever variable of gRPC names it."""
+    found: list[dict[str, str]] = []
+
+    def read(_command: list[str], _drain_timeout_s: float, environment: Any, *_: Any) -> int:
+        found.append(environment)
+        return 0
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(serve, "run_until_signal", read)
+    command = ["serve", "--port", str(free_port())]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert [environment["grpc_proxy"] for environment in found] == [""]
 
 
 def test_a_model_is_served_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
-from hdserve.config.deployed import APPLICATION, IMPORT_PATH, OWN_CLUSTER
+from hdserve.config.deployed import APPLICATION, GRPC_VARIABLES, IMPORT_PATH, OWN_CLUSTER
 from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import LineOf, nowhere
 from hdserve.config.strict_model import at_home
@@ -54,12 +52,7 @@ _RUNNER = (
     "from deployments.runner import main; main()"
 )
 _POLL_S = 0.1
-_READY_POLL_S, _MAX_READY_POLL_S = 0.5, 5.0
-_READY_POLL_GROWTH = 1.1
-_READY_TIMEOUT_S = 30.0
-_LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""The address for requests, if the listening address means every interface."""
-
+_DEFAULT_PORT = 8000
 
 Source = Path | dict[str, Any] | None
 """A file with a configuration, or its content; ``None`` for the bundled models."""
@@ -79,7 +72,16 @@ def serve(
     host: Annotated[
         str, typer.Option(help="The address to listen at; 0.0.0.0 is every interface.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen at.", min=1, max=65535)] = 8000,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="The port to listen at; default: 8000, or that of a Ray Serve that runs on the "
+            "cluster already.",
+            min=1,
+            max=65535,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model, or those of a configuration, until Ctrl-C; by default the bundled ones.
 
@@ -87,8 +89,9 @@ def serve(
     reasoning_parser=auto`.  docs/configuration.md has the keys, those of `models[]`.
 
     Runs on the Ray cluster RAY_ADDRESS names, or on one that is started with it and ends with it;
-    says when the models answer.  Ctrl-C lets answers that have begun end, for `drain_timeout_s` of
-    the configuration at most; a second one ends at once.
+    says when the models answer.  If Ray Serve already runs there, it listens where it was told to:
+    another host or port is refused.  Ctrl-C lets answers that have begun end, for `drain_timeout_s`
+    of the configuration at most; a second one ends at once.
     """
     source = _source(model, config, settings or [])
     loaded = load_config(source)  # mistakes in it are reported before anything else
@@ -96,6 +99,7 @@ def serve(
     address = _address()
     with contextlib.ExitStack() as holding:
         if address == OWN_CLUSTER:
+            port = port or _DEFAULT_PORT
             check_is_free(host, port, holding)
             check_can_start(loaded, source)
         else:
@@ -138,12 +142,13 @@ def _run(
     source: Source,
     address: str,
     host: str,
-    port: int,
+    port: int | None,
     holding: contextlib.ExitStack,
 ) -> int:
     """Serve ``loaded``, which ``source`` says; return the exit status.
 
     Args:
+        port: ``None`` for that of a Ray Serve that runs already, if any.
         holding: keeps other servers from taking the ports.
     """
     application = {
@@ -152,17 +157,19 @@ def _run(
         "import_path": IMPORT_PATH,
         "args": _arguments(source),
     }
-    deploy = {"http_options": {"host": host, "port": port}, "applications": [application]}
+    place = {"host": host} if port is None else {"host": host, "port": port}
+    deploy = {"http_options": place, "applications": [application]}
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
-        threading.Thread(target=announce, args=(url_of(host, port),), daemon=True).start()
         limits = (str(loaded.drain_timeout_s), str(END_TIMEOUT_S))
         runner = [sys.executable, "-c", _RUNNER, str(path), address, *limits]
         environment = {**os.environ, "RAY_ADDRESS": address}
         removal_timeout_s = REMOVAL_TIMEOUT_S
         if address == OWN_CLUSTER:
+            assert port is not None
             environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
+            environment |= GRPC_VARIABLES
             removal_timeout_s = 0.0
         return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)
 
@@ -253,34 +260,6 @@ def check_can_start(config: ServeConfig, source: Source) -> None:
 
 def _lines_of(source: Source) -> LineOf:
     return partial(yaml_line_of, read_text(source)) if isinstance(source, Path) else nowhere
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the URL of a server that listens at ``host``."""
-    found = _LOCAL_HOSTS.get(host, host)
-    return f"http://[{found}]:{port}" if ":" in found else f"http://{found}:{port}"
-
-
-def announce(base_url: str) -> None:
-    """Wait until the models answer, bypassing any proxy, and say so."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for pause_s in pauses_s():
-        with (
-            contextlib.suppress(OSError, ValueError),
-            direct.open(f"{base_url}/ready", timeout=_READY_TIMEOUT_S),
-        ):
-            break
-        time.sleep(pause_s)
-    typer.echo(f"hdserve is ready at {base_url}")
-
-
-def pauses_s() -> Iterator[float]:
-    """Yield the pauses between checks whether the models answer: they get longer, since Ray logs
-    each check, and its log should show why a model does not start."""
-    pause_s = _READY_POLL_S
-    while True:
-        yield pause_s
-        pause_s = min(_READY_POLL_GROWTH * pause_s, _MAX_READY_POLL_S)
 
 
 def run_until_signal(

@@ -9,15 +9,17 @@ Three kinds of YAML files hold one::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hdserve.config.application import ServeConfig
-from hdserve.config.loading import load_config
+from hdserve.config.loading import checked, load_config
 from hdserve.config.mistakes import LineOf, Location, nowhere
+from hdserve.config.model import AutoscalingConfig, ModelConfig
+from hdserve.config.strict_model import StrictModel
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import load_documents, parse_yaml, read_yaml
 from hdserve.errors import ConfigError
@@ -35,8 +37,17 @@ PROXY_VARIABLES: Mapping[str, str] = {
 """Environment variables for middlewares in front of Ray Serve's own code where HTTP arrives: in its
 proxies, and in gateways behind HAProxy."""
 
+GRPC_VARIABLES: Mapping[str, str] = {"grpc_proxy": ""}
+"""Environment variables with which processes call each other by gRPC past a proxy that
+``http_proxy`` or ``https_proxy`` names, whether or not ``no_proxy`` has the nodes' addresses."""
+
 _SERVE_PORT = 8000
 """Ray Serve's default."""
+
+_AUTO, _MAX_AUTO_REPLICAS = "auto", 100
+"""The ``num_replicas`` with which Ray Serve scales by itself, and then its default bound."""
+
+Section = TypeVar("Section", bound=StrictModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class DeployedConfig:
     """The content of a file.
 
     Attributes:
+        config: with the numbers of ``deployments``, next to ``args``, in place of its own.
         port: where Ray Serve is told to listen; ``None`` in a plain configuration, which does not
             say.
         line_of: finds the line of a location of the configuration in the file.
@@ -118,7 +130,8 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
         return line_of(("applications", ours[0], "args", "config", *location))
 
     config = _of_arguments(arguments, f"{place}.args", line_of_config)
-    _check_deployments(application.get("deployments") or [], config, f"{place}.deployments")
+    beside = application.get("deployments") or []
+    config = _with_deployments(beside, config, f"{place}.deployments")
     options = data.get("http_options") or {}
     port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
     if type(port) is not int or not 1 <= port <= 65535:
@@ -139,23 +152,69 @@ def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
         raise ConfigError(f"{place}.config:\n{error.message}") from error
 
 
-def _check_deployments(deployments: Any, config: ServeConfig, place: str) -> None:
-    """Check that settings for single deployments, next to ``args``, are for existing ones, and have
-    an effect."""
-    known = [GATEWAY_DEPLOYMENT, *(deployment_name(model.name) for model in config.models)]
-    scaled = {deployment_name(m.name) for m in config.models if m.autoscaling is not None}
+def _with_deployments(deployments: Any, config: ServeConfig, place: str) -> ServeConfig:
+    """Return ``config`` with the numbers of processes and requests that settings for single
+    deployments, next to ``args``, replace.
+
+    Raises:
+        ConfigError: one is for no deployment, is wrong, has no effect, or has one that gateways do
+            not know.
+    """
+    gateway, models = config.gateway, {deployment_name(m.name): m for m in config.models}
     for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):
         options = item if isinstance(item, dict) else {"name": item}
-        name = options.get("name")
-        if name not in known:
+        name, where = options.get("name"), f"{place}.{index}"
+        if name == GATEWAY_DEPLOYMENT:
+            gateway = _replaced(gateway, options, ("num_replicas", "max_ongoing_requests"), where)
+        elif name in models:
+            models[name] = _model_with(models[name], options, where)
+        else:
+            known = ", ".join([GATEWAY_DEPLOYMENT, *models])
+            raise ConfigError(f"{where}.name: there is no deployment {name!r}; there are {known}")
+    return config.model_copy(update={"gateway": gateway, "models": tuple(models.values())})
+
+
+def _model_with(model: ModelConfig, options: Mapping[str, Any], place: str) -> ModelConfig:
+    """Return ``model`` with the numbers of processes that Ray Serve takes from ``options``.
+
+    Raises:
+        ConfigError: see :func:`_with_deployments`.
+    """
+    number, scaling = options.get("num_replicas"), options.get("autoscaling_config", {})
+    if model.autoscaling is not None and scaling is not None and number is not None:
+        raise ConfigError(
+            f"{place}.num_replicas: Ray Serve passes over it, because this model has "
+            "`autoscaling`; give a whole `autoscaling_config` here instead, with other "
+            "min_replicas and max_replicas"
+        )
+    if number == _AUTO or options.get("autoscaling_config") is not None:
+        most = _MAX_AUTO_REPLICAS if number == _AUTO else 1
+        first = {"min_replicas": 1, "max_replicas": most, "initial_replicas": None}
+        own = (model.autoscaling or AutoscalingConfig()).model_copy(update=first)
+        bounds = _replaced(own, scaling or {}, tuple(first), f"{place}.autoscaling_config")
+        if bounds.min_replicas == 0 and model.min_num_replicas:
             raise ConfigError(
-                f"{place}.{index}.name: there is no deployment {name!r}; there are "
-                f"{', '.join(known)}"
+                f"{place}.autoscaling_config.min_replicas: 0 is to be in `args`, too, as "
+                "`autoscaling: {min_replicas: 0}` of the model: the gateways read nothing else, "
+                "and would wake it whenever they are asked whether they are ready"
             )
-        scales_itself = name in scaled and options.get("autoscaling_config", {}) is not None
-        if scales_itself and options.get("num_replicas") is not None:
-            raise ConfigError(
-                f"{place}.{index}.num_replicas: Ray Serve passes over it, because this model has "
-                "`autoscaling`; give a whole `autoscaling_config` here instead, with other "
-                "min_replicas and max_replicas"
-            )
+        return model.model_copy(update={"num_replicas": None, "autoscaling": bounds})
+    if number is None and scaling is not None:
+        return model
+    alone = model.model_copy(update={"num_replicas": None, "autoscaling": None})
+    return _replaced(alone, options, ("num_replicas",), place)
+
+
+def _replaced(section: Section, values: Any, names: Collection[str], place: str) -> Section:
+    """Return ``section`` with those of ``values`` that have these names.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{place}: a mapping is expected")
+    chosen = {name: values[name] for name in names if name in values}
+    try:
+        return checked(type(section), {**section.model_dump(exclude_unset=True), **chosen})
+    except ConfigError as error:
+        raise ConfigError(f"{place}.{error.message}") from error

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hdserve.cluster_address import why_unanswered
 from hdserve.config.deployed import OWN_CLUSTER
@@ -37,20 +38,26 @@ def is_own(address: str) -> bool:
 
 
 def read_cluster(address: str) -> Cluster | None:
-    """Return the cluster at ``address``, which is asked in a separate process; ``None`` if it does
-    not say what it has."""
+    """Return the cluster at ``address``, by what Ray counts, which is asked in a separate process;
+    ``None`` if it does not say what it has."""
     if is_own(address):
-        from hdserve.engine.hardware.description import node_resources  # takes seconds
-
-        nodes = [node_resources()]
-        return Cluster(nodes, nodes)
+        nodes = _said("deployments.nodes")
+        return None if nodes is None else Cluster([nodes], [nodes])
     if why_unanswered(address):
         return None
-    command = [sys.executable, "-m", "deployments.cluster_state", address]
+    try:
+        return Cluster(**(_said("deployments.cluster_state", address) or {}))
+    except TypeError:
+        return None
+
+
+def _said(module: str, *arguments: str) -> Any:
+    """Return what a module that runs as a program prints last; ``None`` if it fails."""
+    command = [sys.executable, "-m", module, *arguments]
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
         )
-        return Cluster(**json.loads(result.stdout.splitlines()[-1]))
-    except (subprocess.SubprocessError, ValueError, IndexError, TypeError):
+        return json.loads(result.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
         return None

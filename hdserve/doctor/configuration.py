@@ -40,7 +40,8 @@ def check_placement(
         cluster: the one at ``address``; ``None`` if it does not say what it has.
     """
     if cluster is None:
-        if all(finding.verdict is Verdict.OK for finding in check_cluster(address)):
+        answers = all(finding.verdict is Verdict.OK for finding in check_cluster(address))
+        if answers and not is_own(address):  # without Ray, which is reported
             text = "the cluster does not say what it has free"
             yield warning("resources", text, f"ray status --address {address}")
     elif is_own(address):

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -19,6 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from hdserve.cluster_address import host_and_port, why_unanswered
+from hdserve.direct_http import open_directly
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.ports import listening_error
 from hdserve.shadows import shadows
@@ -155,11 +155,12 @@ def _taken_port(port: int) -> Finding:
 
 
 def _answer(port: int, path: str) -> bytes:
-    """Return how a server's answer begins; empty if it does not answer, or not by HTTP."""
+    """Return how the answer of a server of this machine begins; empty if it does not answer, or
+    not by HTTP."""
     with suppress(OSError, ValueError, http.client.HTTPException):
         url = f"http://{_HOST}:{port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:
+            with open_directly(url, _HTTP_TIMEOUT_S) as answer:
                 return bytes(answer.read(1000))
         except urllib.error.HTTPError as refusal:
             with refusal:

@@ -125,7 +125,7 @@ def _model_problems(model: ModelConfig) -> Iterator[Problem]:
         yield Problem(("drafting", "drafters"), reason, remedy)
     wanted, longest = model.engine.max_model_len, context_length(model.model)
     if wanted is not None and longest is not None and wanted > longest:
-        reason = f"the model was made for {longest} tokens, not for {wanted}"
+        reason = f"the model takes {longest} tokens at most, not {wanted}"
         remedy = f"engine: {{max_model_len: {longest}}}"
         yield Problem(("engine", "max_model_len"), reason, remedy)
     if model.chat_template is not None and (reason := _template_fault(model.chat_template)):

@@ -7,6 +7,8 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+from hdserve.models.context import written_context
+
 BUNDLED_PREFIX = "hdserve-"
 """The prefix of the names of models that ship with the package, and of no others."""
 
@@ -34,14 +36,13 @@ def is_path(model: str) -> bool:
 
 
 def context_length(model: str) -> int | None:
-    """Return the context length in ``config.json``; ``None`` if it does not say, or is not on this
-    machine."""
+    """Return the longest context in tokens by ``config.json``; ``None`` if it does not say, or is
+    not on this machine."""
     try:
-        data = json.loads((Path(resolve_model(model)) / "config.json").read_text(encoding="utf-8"))
-        found = data.get("text_config", data)["max_position_embeddings"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = (Path(resolve_model(model)) / "config.json").read_text(encoding="utf-8")
+        return written_context(json.loads(text))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
-    return found if isinstance(found, int) else None
 
 
 def bundled_statistics() -> tuple[Path, ...]:

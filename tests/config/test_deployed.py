@@ -35,6 +35,16 @@ def serve_config(**more: Any) -> dict[str, Any]:
     return {"applications": [application(args={"config": CONFIG})], **more}
 
 
+def beside(options: dict[str, Any], **model: Any) -> dict[str, Any]:
+    """A Serve config file with ``options`` beside the arguments, for its only model."""
+    config = {"models": [{"name": "a", "model": "hdserve-mini", **model}]}
+    deployments = [{"name": "model-a", **options}]
+    return {"applications": [application(args={"config": config}, deployments=deployments)]}
+
+
+NO_REPLICA = {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}}
+
+
 def scaled_by_hand(options: Any) -> dict[str, Any]:
     """An application whose only model has ``autoscaling``, and ``options`` beside that."""
     model = {"name": "a", "model": "hdserve-mini", "autoscaling": {"max_replicas": 2}}
@@ -117,6 +127,19 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
             scaled_by_hand({"num_replicas": 3}),
             "applications.0.deployments.0.num_replicas: Ray Serve passes over it",
         ),
+        (
+            beside(NO_REPLICA),
+            "applications.0.deployments.0.autoscaling_config.min_replicas: 0 is to be in `args`",
+        ),
+        (beside({"num_replicas": 0}), "applications.0.deployments.0.num_replicas: "),
+        (
+            beside({"autoscaling_config": {"min_replicas": 2}}),
+            "applications.0.deployments.0.autoscaling_config.",
+        ),
+        (
+            beside({"autoscaling_config": [1]}),
+            "applications.0.deployments.0.autoscaling_config: a mapping is expected",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:
@@ -128,19 +151,54 @@ def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "bounds"),
     [
-        {"autoscaling_config": {"min_replicas": 2, "max_replicas": 4}},
-        {"num_replicas": 3, "autoscaling_config": None},
+        ({"autoscaling_config": {"min_replicas": 2, "max_replicas": 4}}, (2, 2, 4)),
+        ({"autoscaling_config": {"initial_replicas": 3, "max_replicas": 4}}, (1, 3, 4)),
+        ({"num_replicas": 3, "autoscaling_config": None}, (3, 3, 3)),
+        ({"autoscaling_config": None}, (1, 1, 1)),
+        ({"max_surge_percent": 100}, (1, 1, 2)),
     ],
 )
 def test_a_model_that_scales_itself_is_told_otherwise(
-    tmp_path: Path, options: dict[str, Any]
+    tmp_path: Path, options: dict[str, Any], bounds: tuple[int, int, int]
 ) -> None:
-    """Other bounds, and none: both count for Ray Serve."""
-    document = scaled_by_hand(options)
-    found = read_deployed_config(write(tmp_path, document))
-    assert found.config == parse_config(document["applications"][0]["args"]["config"])
+    """Other bounds, and none: all count for Ray Serve, and what they leave out is its default."""
+    found = read_deployed_config(write(tmp_path, scaled_by_hand(options)))
+    (model,) = found.config.models
+    assert (model.min_num_replicas, model.first_num_replicas, model.max_num_replicas) == bounds
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({"num_replicas": 3}, 3), ({"num_replicas": "auto"}, 100), ({"autoscaling_config": {}}, 1)],
+)
+def test_a_model_that_does_not_scale_is_told_otherwise(
+    tmp_path: Path, options: dict[str, Any], most: int
+) -> None:
+    (model,) = read_deployed_config(write(tmp_path, beside(options, num_replicas=2))).config.models
+    assert model.max_num_replicas == most
+
+
+def test_a_model_sleeps_where_gateways_know_it(tmp_path: Path) -> None:
+    """They are built from the arguments."""
+    scaling = {"min_replicas": 0, "max_replicas": 1}
+    found = read_deployed_config(write(tmp_path, beside(NO_REPLICA, autoscaling=scaling)))
+    (model,) = found.config.models
+    assert (model.min_num_replicas, model.max_num_replicas) == (0, 2)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_warnings_are_of_the_numbers_that_count(number: int, tmp_path: Path) -> None:
+    """Gateways of which each takes 300, and replicas that take 264 each, of which there are two."""
+    document = beside({"num_replicas": 2})
+    document["applications"][0]["deployments"].append(
+        {"name": "gateway", "num_replicas": number, "max_ongoing_requests": 300}
+    )
+    path = write(tmp_path, document)
+    checked = CliRunner().invoke(app, ["check-config", str(path)], catch_exceptions=False)
+    assert "a: bundled model, 2 replicas" in checked.stdout
+    assert ("gateway.max_ongoing_requests" in checked.stderr) == (number == 1)
 
 
 @pytest.mark.parametrize("more", [CONFIG, None])

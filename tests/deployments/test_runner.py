@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from benchmarks.server import START_TIMEOUT_S
 from deployments.runner import _application, _client, _drain
 from hdserve.config.deployed import APPLICATION, GATEWAY_DEPLOYMENT, IMPORT_PATH
 from tests.clusters import connected_cluster
+from tests.marked_processes import started
 from tests.ports import free_port
+from tests.waiting import eventually
 
 ANSWERING_S = 5.0
 WAIT_S = 60.0
@@ -76,6 +79,8 @@ never = Model.options(name="never", ray_actor_options={"resources": {"nowhere": 
 half_loaded = Gateway.bind(Model.bind(), never)
 unloaded = Gateway.bind(never)
 
+
+RUNNER = "from deployments.runner import main; main()"
 
 GUARDED = """
 import sys
@@ -149,7 +154,9 @@ def cluster() -> Iterator[Cluster]:
             serve.shutdown()
 
 
-def run_unbuildable(directory: Path, cluster: Cluster) -> str:
+def run_unbuildable(
+    directory: Path, cluster: Cluster, http_options: Mapping[str, Any] | None = None
+) -> str:
     """What the runner says of an application that cannot be built."""
     application = {
         "name": APPLICATION,
@@ -158,10 +165,10 @@ def run_unbuildable(directory: Path, cluster: Cluster) -> str:
         "args": {"config": str(directory / "nothing.yaml")},
     }
     path = directory / "serve.json"
-    path.write_text(json.dumps({"applications": [application]}))
-    program = "from deployments.runner import main; main()"
+    deployed = {"http_options": http_options or {}, "applications": [application]}
+    path.write_text(json.dumps(deployed))
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(path), cluster.address, "1"],
+        [sys.executable, "-c", RUNNER, str(path), cluster.address, "1"],
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         stderr=subprocess.PIPE,
         timeout=START_TIMEOUT_S,
@@ -197,6 +204,32 @@ def test_nothing_is_replaced(tmp_path: Path, cluster: Cluster) -> None:
     serve.run(other, name="default")  # as `serve run` calls it
     assert "serves 'default' at / already" in run_unbuildable(tmp_path, cluster)
     assert set(serve.status().applications) == {"default"}
+
+
+def test_where_others_have_it_listen(tmp_path: Path, cluster: Cluster) -> None:
+    """Nobody is answered elsewhere, nor at every interface unknown to the user; what leaves the
+    port out is answered there."""
+    port, other_port = _client().http_config.port, free_port()
+    for host, wanted_port in (("127.0.0.1", other_port), ("0.0.0.0", port)):
+        told = run_unbuildable(tmp_path, cluster, {"host": host, "port": wanted_port})
+        assert (
+            f"listens on 127.0.0.1, port {port}, already, and not on {host}, port {wanted_port}: "
+            f"give --host 127.0.0.1 --port {port}"
+        ) in told
+    assert "nothing.yaml: No such file" in run_unbuildable(tmp_path, cluster, {"host": "127.0.0.1"})
+
+
+def test_it_says_where_it_answers(tmp_path: Path, cluster: Cluster) -> None:
+    """Which is where others have Ray Serve listen."""
+    application = {"name": APPLICATION, "import_path": f"{__name__}:other", "route_prefix": "/"}
+    path, log = tmp_path / "serve.json", tmp_path / "log"
+    path.write_text(json.dumps({"applications": [application]}))
+    place = f"http://127.0.0.1:{_client().http_config.port}"
+    with started(log, "-c", RUNNER, str(path), cluster.address, "1") as (process, _):
+        said = f"hdserve is ready at {place}\n"
+        eventually(lambda: said in log.read_text(), START_TIMEOUT_S, pause_s=0.5)
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_S)
 
 
 def deploy_until_there(application: str, *there: str) -> DeploymentHandle[Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import constants
+from ray._private.utils import get_num_cpus
 from ray.serve._private.constants import (
     DRAINING_MESSAGE,
     HEALTHY_MESSAGE,
@@ -180,7 +181,7 @@ def test_a_failure_is_shown_with_its_remedy(tmp_path: Path) -> None:
     assert "failure  m: model" in result.stdout
     command = f"hf download OWNER/MODEL --local-dir {tmp_path / 'none'}"
     assert f"mend it with: {command}" in result.stdout
-    assert "n: engine.max_model_len: the model was made for 2048 tokens, not for" in result.stdout
+    assert "n: engine.max_model_len: the model takes 2048 tokens at most, not 4096" in result.stdout
 
 
 def test_packages() -> None:
@@ -224,6 +225,19 @@ def test_placement() -> None:
     assert read_cluster(nobody) is None
     assert verdicts(check_placement(needy, None, nobody)) == []
     assert verdicts(check_placement(needy, None, "auto")) == ["warning"]
+    assert verdicts(check_placement(needy, None, "")) == []
+
+
+def test_cores_are_those_that_ray_counts() -> None:
+    """All of the machine or container, as when it starts, although this process may use one."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        here = read_cluster("")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert here is not None
+    assert [node["CPU"] for node in here.nodes] == [get_num_cpus()]
 
 
 def test_gpus_that_are_too_few_for_all() -> None:
@@ -325,6 +339,17 @@ def test_who_listens(answer: bytes, verdict: str) -> None:
     """hdserve is told from other servers, and from what does not speak HTTP."""
     with contextlib.closing(Answering(answer)) as server:
         assert verdicts(check_port(server.port)) == [verdict]
+
+
+def test_who_listens_here_is_asked_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the environment is for others; it may not even reach this machine."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    answer = b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(API, separators=(",", ":")).encode()
+    with contextlib.closing(Answering(answer)) as server:
+        assert verdicts(check_port(server.port)) == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -166,18 +166,35 @@ def test_shares_are_of_requests_of_clients() -> None:
             assert (matched if sign == "=" else routes - matched) == wanted, alert
 
 
+def series_of(replicas: dict[str, list[Report]], models: list[str]) -> defaultdict[str, set[str]]:
+    """The models of each series that a gateway shows which has answered nothing yet.
+
+    Args:
+        replicas: what those of each model report.
+        models: those of the configuration.
+    """
+    text = metrics_text(replicas, [Report("g", HttpMetrics(models).samples())]).decode()
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name].add(sample.labels.get("model_name", ""))
+    return found
+
+
+def test_models_that_all_sleep_are_no_failure() -> None:
+    """They may scale to 0: what nobody must miss, gateways show from their start."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == "HdserveDown")
+    (name,) = re.findall(r"^absent\((\w+)\)$", rule["expr"])
+    assert name in series_of({}, ["asleep"])
+
+
 def test_a_model_without_replicas_is_missed() -> None:
     """Gateways count for every model of the configuration, replicas report for their own."""
     (rule,) = (rule for rule in rules() if rule["alert"] == "HdserveModelDown")
     present, absent = re.findall(r"count by \(model_name\) \((\w+)\)", rule["expr"])
     assert f") unless count by (model_name) ({absent})" in rule["expr"]
-    gateway = Report("g", HttpMetrics(["here", "gone"]).samples())
     replica = Report("r", (Sample("hdserve_slots", 16.0),))
-    text = metrics_text({"here": [replica]}, [gateway]).decode()
-    models: defaultdict[str, set[str]] = defaultdict(set)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            models[sample.name].add(sample.labels.get("model_name", ""))
+    models = series_of({"here": [replica]}, ["here", "gone"])
     assert models[present] - models[absent] == {"gone"}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from hdserve.config import Device
-from hdserve.engine.hardware.cpu_count import available_cpus
 from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.engine.hardware.memory import free_bytes
 
@@ -33,11 +32,6 @@ class Hardware:
     free_bytes: int
     torch_version: str
     has_unused_gpu: bool
-
-
-def node_resources() -> dict[str, float]:
-    """The resources Ray would count on this machine if started here."""
-    return {"CPU": available_cpus(), "GPU": torch.cuda.device_count()}
 
 
 def describe_hardware(wanted: Device) -> Hardware:

@@ -27,13 +27,13 @@ from hdserve.engine.linear.layers import prepare_linear_layers
 from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
+from hdserve.models.context import longest_context
 from hdserve.models.hub import check_hub
 
 logger = logging.getLogger(__name__)
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
-_COUPLING_ROPE_TYPES = {"dynamic", "longrope"}
 _LOADING_FAULTS = (
     OSError,
     ValueError,
@@ -239,33 +239,13 @@ def _layer_types(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
 
 
-def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
-    """Every set of rotary parameters; models with several kinds of layers nest them."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        yield parameters
-    else:
-        yield from (value for value in parameters.values() if isinstance(value, Mapping))
-
-
 def _max_model_len(config: Any, wanted: int | None) -> int:
-    """The context length, limited to where rotary embeddings treat sequences independently.
-
-    ``yarn`` stretches the original context by its factor, whatever the length of a forward.
-    ``dynamic`` and ``longrope`` embeddings pick their frequencies by the longest position of a
-    forward, so beyond the original context one sequence would change another's output.
-    """
+    """The context length; see :func:`longest_context`."""
     longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
         reason = "its config does not say how long a context is (max_position_embeddings)"
         raise UnsupportedModel(f"{config.model_type}: {reason}")
-    limit = int(longest)
-    for rope in _rope_parameters(config):
-        original = int(rope.get("original_max_position_embeddings") or longest)
-        if rope["rope_type"] in _COUPLING_ROPE_TYPES:
-            limit = min(limit, original)
-        elif rope["rope_type"] == "yarn":
-            limit = max(limit, int(float(rope.get("factor") or 1.0) * original))
+    limit = longest_context(int(longest), getattr(config, "rope_parameters", None) or {})
     if wanted is not None and wanted > limit:
         raise UnsupportedModel(f"max_model_len {wanted} is over the {limit} tokens that are safe")
     if limit < int(longest):

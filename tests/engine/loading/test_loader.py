@@ -50,6 +50,7 @@ from hdserve.engine.engine import Engine
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.loading.loader import load_model, prepare_model
 from hdserve.errors import ConfigError, UnsupportedModel
+from hdserve.models import context_length
 from tests.drafters import JunkDrafter
 from tests.engine.caches import equal_layers
 from tests.engines import make_engine, make_prompt, make_sequence, run
@@ -475,6 +476,28 @@ def test_the_context_ends_where_sequences_would_meet(name: str) -> None:
     rope, limit = ROPE[name]
     model = llama(rope_parameters={"rope_theta": 10000.0, **rope})
     assert prepare_model(model, EngineConfig()).max_model_len == limit
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("name", ROPE)
+def test_a_context_is_the_same_before_a_model_is_loaded(
+    name: str, key: str, tmp_path: Path
+) -> None:
+    """As transformers writes a configuration now, and as cards of older models have it."""
+    rope, limit = ROPE[name]
+    if key == "rope_scaling":
+        rope = {"type" if name == "rope_type" else name: value for name, value in rope.items()}
+    place = save(llama(), tmp_path) / "config.json"
+    content = json.loads(place.read_text())
+    del content["rope_parameters"]
+    place.write_text(json.dumps({**content, key: {"rope_theta": 10000.0, **rope}}))
+    assert context_length(str(tmp_path)) == limit
+    assert load(tmp_path).max_model_len == limit
+
+
+def test_a_context_that_is_limited_beside_the_rotations(tmp_path: Path) -> None:
+    longrope_model().save_pretrained(tmp_path)
+    assert context_length(str(tmp_path)) == OPENING_CONTEXT
 
 
 def test_a_configured_context_must_fit() -> None:
