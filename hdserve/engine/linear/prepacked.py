@@ -19,9 +19,9 @@ from hdserve.engine.kernels.prepacked_floats import (
 )
 from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
-from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, HAS_AVX512_BF16
 from hdserve.engine.linear.prepacked_weights import prepack, unpack_weights
-from hdserve.engine.linear.skinny import can_multiply, multiply_by_kernel
+from hdserve.engine.linear.skinny import can_load, multiply_by_kernel
 
 
 class PrepackedLinear(torch.nn.Linear):
@@ -70,11 +70,10 @@ def can_prepack(layer: torch.nn.Linear) -> bool:
     bias, dtype = layer.bias, layer.weight.dtype
     return (
         prepacked_kernel(dtype) is not None
-        and can_multiply(layer)
+        and can_load(layer)
         and (dtype == torch.float32 or layer.in_features % NUM_PAIRED == 0)
         and layer.in_features <= MAX_INPUTS
         and layer.out_features >= OUTPUTS_PER_BLOCK
-        and layer.out_features % NUM_LANES == 0
         and (bias is None or (bias.dtype == dtype and bias.is_contiguous()))
     )
 

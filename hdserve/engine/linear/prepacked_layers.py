@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hdserve.engine.linear.prepacked import PrepackedLinear, can_prepack
-from hdserve.engine.linear.prepacked_embedding import PrepackedEmbedding, has_rows
+from hdserve.engine.linear.prepacked_embedding import PrepackedEmbedding, only_reads_rows
 from hdserve.engine.linear.prepacked_streams import pick_num_streams
 from hdserve.engine.linear.shared import linear_layers_of, replace_modules
 
@@ -31,8 +31,8 @@ def prepack_layers(module: torch.nn.Module) -> None:
     for layer, sharing in chosen:
         prepacked = PrepackedLinear(layer, num_streams)
         layer.weight.data = layer.weight.data.new_empty(0)
-        embedding = PrepackedEmbedding(prepacked)
-        replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: prepacked})
+        found = {each: PrepackedEmbedding(prepacked, each) for each in sharing if each is not layer}
+        replace_modules(module, {**found, layer: prepacked})
 
 
 def _modules_by_weight(
@@ -54,11 +54,5 @@ def _to_prepack(sharing: Sequence[torch.nn.Module]) -> torch.nn.Linear | None:
     if len(layers) != 1:
         return None
     (layer,) = layers
-    others = [each for each in sharing if each is not layer]
-    if all(map(_is_plain_embedding, others)) and (not others or has_rows(layer)):
-        return layer
-    return None
-
-
-def _is_plain_embedding(module: torch.nn.Module) -> bool:
-    return type(module) is torch.nn.Embedding and module.max_norm is None
+    are_embeddings = all(only_reads_rows(each) for each in sharing if each is not layer)
+    return layer if are_embeddings else None

@@ -72,15 +72,17 @@ class SkinnyLinear(SharedLinear):
 
 def can_multiply(layer: torch.nn.Linear) -> bool:
     """Whether the kernel supports the layer's device, dtype and sizes."""
-    if not is_plain(layer):
-        return False
-    num_outputs, num_inputs = layer.weight.shape
+    return can_load(layer) and len(layer.weight) % OUTPUTS_AT_ONCE == 0
+
+
+def can_load(layer: torch.nn.Linear) -> bool:
+    """Whether kernels can load the inputs of the layer's weights by vectors."""
     return (
-        layer.weight.device.type == "cpu"
+        is_plain(layer)
+        and layer.weight.device.type == "cpu"
         and layer.weight.dtype in (torch.float32, torch.bfloat16)
         and layer.weight.is_contiguous()
-        and num_inputs % NUM_LANES == 0
-        and num_outputs % OUTPUTS_AT_ONCE == 0
+        and layer.weight.shape[1] % NUM_LANES == 0
     )
 
 

@@ -16,8 +16,8 @@ from tests.engine.linear.test_prepacked import needs_kernel
 pytestmark = needs_kernel
 
 
-class ScaledEmbedding(torch.nn.Embedding):
-    """As some models of transformers have."""
+class OtherEmbedding(torch.nn.Embedding):
+    """That may do anything beside reading rows."""
 
 
 def make_model(
@@ -94,19 +94,20 @@ def test_whoever_holds_the_weights_of_before_holds_no_memory() -> None:
     assert all(weight.numel() == 0 for weight in weights)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(tied(make_model(80)), id="an output in two blocks"),
-        pytest.param(
-            tied(make_model(embedding=ScaledEmbedding)), id="an embedding of another kind"
-        ),
-    ],
-)
-def test_shared_weights_are_left_where_not_all_can_do_with_prepacked_ones(
-    model: torch.nn.Sequential,
-) -> None:
-    embedding, _, head = model
+@pytest.mark.parametrize("vocab_size", [80, 100, 127])
+@torch.inference_mode()
+def test_a_tied_head_may_have_a_vocabulary_that_is_no_multiple_of_a_block(vocab_size: int) -> None:
+    model = tied(make_model(vocab_size))
+    before = copy.deepcopy(model)
+    prepack_layers(model)
+    assert isinstance(model[0], PrepackedEmbedding)
+    token_ids = torch.arange(vocab_size)
+    assert torch.equal(model[0](token_ids), before[0](token_ids))
+    torch.testing.assert_close(model(token_ids), before(token_ids), atol=2e-2, rtol=2e-2)
+
+
+def test_shared_weights_are_left_where_not_all_can_do_with_prepacked_ones() -> None:
+    embedding, _, head = model = tied(make_model(embedding=OtherEmbedding))
     prepack_layers(model)
     assert model[0] is embedding
     assert model[2] is head
