@@ -145,7 +145,6 @@ def products(num_inputs: int, num_outputs: int, num_rows: int, num_rounds: int) 
     }
     if multiplies_bfloat16(CPU):
         contenders["PyTorch, both bfloat16"] = library(halves, rows.bfloat16())
-        contenders["kernel, both bfloat16"] = kernel(halves, rows.bfloat16())
     for name, stored in (("", weights), (" bfloat16", halves)):
         if prepacked_kernel(stored[0].dtype) is None:
             continue

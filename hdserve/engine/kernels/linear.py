@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hdserve.engine.kernels.block_sums import loads_block, stores_block
 from hdserve.engine.kernels.blocks import NUM_COLUMNS, fused_block, repeated, zeros
@@ -27,27 +27,13 @@ OUTPUTS_AT_ONCE = NUM_COLUMNS
 _ROWS_PER_PANEL = 8 * NUM_ROWS
 """Rows that fit into the processor's cache, and are multiplied while they are there."""
 
-VECTORS_PER_BLOCK = 32
+VECTORS_PER_BLOCK: Final = 32
 """Vectors of inputs in a block: those of a tile's rows and outputs fit into the L1 cache."""
+
+_INPUTS_PER_BLOCK: Final = VECTORS_PER_BLOCK * NUM_LANES
 
 _MAX_ROWS_IN_WHOLE = 2 * NUM_ROWS
 """If there are more rows, and they are long, they are multiplied in blocks (docs/adr/0017)."""
-
-
-class Vectors(NamedTuple):
-    """Operations for compiled code, for numbers of one kind.
-
-    Attributes:
-        num_lanes: of one vector.
-        load: loads a vector of a row, or of the weights.
-        with_products: see :func:`~hdserve.engine.kernels.blocks.with_products`.
-        store_totals: takes the matrix, the place, the sums of four outputs, and the bias.
-    """
-
-    num_lanes: int
-    load: Any
-    with_products: Any
-    store_totals: Any
 
 
 class Part(NamedTuple):
@@ -75,7 +61,7 @@ def _panel_multiplier(tile: Callable[[int], Any]) -> Any:
 
     Args:
         tile: makes the product of a number of rows and four outputs for compiled code: a function
-            of the rows, the weights, the bias, the products, memory for the sums of a panel, and a
+            of the rows, the weights, the products, memory for the sums of a panel, and a
             :class:`Part`.
     """
     multiply_several, multiply_three = tile(NUM_ROWS), tile(3)
@@ -83,21 +69,21 @@ def _panel_multiplier(tile: Callable[[int], Any]) -> Any:
 
     @inlined
     def multiply(
-        rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: Part, num_rows: int
+        rows: Any, weights: Any, products: Any, sums: Any, part: Part, num_rows: int
     ) -> None:
         panel, n, _line, first, stop, next_n, next_k = part
         num_left = num_rows % NUM_ROWS
         whole = num_rows - num_left
         for line in range(0, whole, NUM_ROWS):
             part = Part(panel + line, n, line, first, stop, next_n, next_k)
-            multiply_several(rows, weights, bias, products, sums, part)
+            multiply_several(rows, weights, products, sums, part)
         part = Part(panel + whole, n, whole, first, stop, next_n, next_k)
         if num_left == 1:
-            multiply_one(rows, weights, bias, products, sums, part)
+            multiply_one(rows, weights, products, sums, part)
         elif num_left == 2:
-            multiply_two(rows, weights, bias, products, sums, part)
+            multiply_two(rows, weights, products, sums, part)
         elif num_left == 3:
-            multiply_three(rows, weights, bias, products, sums, part)
+            multiply_three(rows, weights, products, sums, part)
 
     return multiply
 
@@ -107,19 +93,19 @@ def _multiplier_of(tile: Callable[[int], Any]) -> Any:
     multiply_panel = _panel_multiplier(tile)
 
     @inlined
-    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
+    def multiply(rows: Any, weights: Any, products: Any, first: int, stop: int) -> None:
         num_rows, num_inputs = rows.shape
         for panel in range(0, num_rows, _ROWS_PER_PANEL):
             size = min(_ROWS_PER_PANEL, num_rows - panel)
             for n in range(first, stop, OUTPUTS_AT_ONCE):
                 ahead = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE)
                 part = Part(panel, n, 0, 0, num_inputs, ahead, 0)
-                multiply_panel(rows, weights, bias, products, None, part, size)
+                multiply_panel(rows, weights, products, None, part, size)
 
     return multiply
 
 
-def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> Any:
+def _block_multiplier_of(tile: Callable[[int], Any]) -> Any:
     """The product over blocks of inputs for compiled code; between blocks, the sums of a panel of
     rows and four outputs are kept in memory::
 
@@ -132,26 +118,25 @@ def _block_multiplier_of(tile: Callable[[int], Any], inputs_per_block: int) -> A
     stack_sums = stack_floats(_ROWS_PER_PANEL, NUM_COLUMNS * NUM_LANES)
 
     @inlined
-    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
+    def multiply(rows: Any, weights: Any, products: Any, first: int, stop: int) -> None:
         num_rows, num_inputs = rows.shape
         sums = stack_sums()
         for panel in range(0, num_rows, _ROWS_PER_PANEL):
             size = min(_ROWS_PER_PANEL, num_rows - panel)
             for n in range(first, stop, OUTPUTS_AT_ONCE):
-                for k in range(0, num_inputs, inputs_per_block):
-                    k_stop = min(k + inputs_per_block, num_inputs)
+                for k in range(0, num_inputs, _INPUTS_PER_BLOCK):
+                    k_stop = min(k + _INPUTS_PER_BLOCK, num_inputs)
                     ahead_n, ahead_k = n, k_stop
                     if k_stop == num_inputs:
                         ahead_n, ahead_k = min(n + OUTPUTS_AT_ONCE, stop - OUTPUTS_AT_ONCE), 0
                     part = Part(panel, n, 0, k, k_stop, ahead_n, ahead_k)
-                    multiply_panel(rows, weights, bias, products, sums, part, size)
+                    multiply_panel(rows, weights, products, sums, part, size)
 
     return multiply
 
 
-def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
+def _tile(num_rows: int, *, is_whole: bool) -> Any:
     """The product of ``num_rows`` rows and four outputs, over whole rows or a block of inputs."""
-    num_lanes, load, with_products, store_totals = vectors
     zero_block = zeros(num_rows)
     load_sums, store_sums = loads_block(num_rows), stores_block(num_rows)
 
@@ -161,19 +146,17 @@ def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
         return load(matrix, (line + index, column))
 
     @inlined
-    def store_row(index: int, given: Any) -> Any:
-        products, m, n, bias, block = given
+    def store_row(index: int, given: Any) -> None:
+        products, m, n, block = given
         first = index * NUM_COLUMNS
         a, b, c, d = block[first], block[first + 1], block[first + 2], block[first + 3]
-        return store_totals(products, (m + index, n), a, b, c, d, bias)
+        store_totals(products, (m + index, n), a, b, c, d)
 
     load_rows, load_outputs = repeated(load_line, num_rows), repeated(load_line, NUM_COLUMNS)
     store_rows = repeated(store_row, num_rows)
 
     @inlined
-    def multiply_tile(
-        rows: Any, weights: Any, bias: Any, products: Any, sums: Any, part: Part
-    ) -> None:
+    def multiply_tile(rows: Any, weights: Any, products: Any, sums: Any, part: Part) -> None:
         """Prefetches the weights that come next: of all four outputs if there is one row, else of
         two, since the other rows fetch the rest."""
         ahead = part.next_output
@@ -183,47 +166,33 @@ def _tile(num_rows: int, vectors: Vectors, *, is_whole: bool) -> Any:
         block = zero_block()
         if not is_whole and part.first:
             block = load_sums((sums, part.line, 0))
-        for k in range(0 if is_whole else part.first, part.stop, num_lanes):
+        for k in range(0 if is_whole else part.first, part.stop, NUM_LANES):
             outputs = load_outputs((weights, part.output, k))
             prefetch(weights, (ahead, k + distance))
             prefetch(weights, (ahead ^ 2, k + distance))
             if num_rows == 1:
                 prefetch(weights, (ahead ^ 1, k + distance))
                 prefetch(weights, (ahead ^ 3, k + distance))
-            block = with_products(load_rows((rows, part.row, k)), outputs, block)
+            block = fused_block(load_rows((rows, part.row, k)), outputs, block)
         if is_whole or part.stop == rows.shape[1]:
-            store_rows((products, part.row, part.output, bias, block))
+            store_rows((products, part.row, part.output, block))
         else:
             store_sums((sums, part.line, 0, block))
 
     return multiply_tile
 
 
-def multiplier(vectors: Vectors) -> Any:
-    """The multiplier for numbers of one kind, which sums each output across the lanes."""
-    inputs_per_block = VECTORS_PER_BLOCK * vectors.num_lanes
-    in_whole = _multiplier_of(partial(_tile, vectors=vectors, is_whole=True))
-    in_blocks = _block_multiplier_of(
-        partial(_tile, vectors=vectors, is_whole=False), inputs_per_block
-    )
-
-    @inlined
-    def multiply(rows: Any, weights: Any, bias: Any, products: Any, first: int, stop: int) -> None:
-        num_rows, num_inputs = rows.shape
-        if num_rows > _MAX_ROWS_IN_WHOLE and num_inputs > 2 * inputs_per_block:
-            in_blocks(rows, weights, bias, products, first, stop)
-        else:
-            in_whole(rows, weights, bias, products, first, stop)
-
-    return multiply
+_multiply_in_whole = _multiplier_of(partial(_tile, is_whole=True))
+_multiply_in_blocks = _block_multiplier_of(partial(_tile, is_whole=False))
 
 
 @inlined
-def _store_totals(products: Any, indices: Any, a: Any, b: Any, c: Any, d: Any, _bias: Any) -> None:
-    store_totals(products, indices, a, b, c, d)
-
-
-_multiply = multiplier(Vectors(NUM_LANES, load, fused_block, _store_totals))
+def _multiply(rows: Any, weights: Any, products: Any, first: int, stop: int) -> None:
+    num_rows, num_inputs = rows.shape
+    if num_rows > _MAX_ROWS_IN_WHOLE and num_inputs > 2 * _INPUTS_PER_BLOCK:
+        _multiply_in_blocks(rows, weights, products, first, stop)
+    else:
+        _multiply_in_whole(rows, weights, products, first, stop)
 
 
 @entry_point
@@ -250,7 +219,7 @@ def multiply_at(
     products = floats_at(products_at, num_rows, num_outputs)
     if is_bfloat16:
         weights = bfloats_at(weights_at, num_outputs, num_inputs)
-        _multiply(rows, weights, None, products, first, stop)
+        _multiply(rows, weights, products, first, stop)
     else:
         floats = floats_at(weights_at, num_outputs, num_inputs)
-        _multiply(rows, floats, None, products, first, stop)
+        _multiply(rows, floats, products, first, stop)

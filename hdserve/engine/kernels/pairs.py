@@ -19,9 +19,7 @@ from numba.extending import intrinsic, register_model
 from hdserve.engine.kernels.blocks import with_products, with_spread_rows
 from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.kernels.vectors import (
-    BFLOAT16_SHIFT,
     VECTOR,
-    four_totals,
     in_all_lanes,
     pointer_to,
 )
@@ -47,7 +45,6 @@ _HALF = ir.IntType(16)
 _HALVES = ir.VectorType(_HALF, NUM_PAIRED)
 _WORD = ir.IntType(32)
 _PAIRS = ir.VectorType(BFloat16(), NUM_PAIRED)
-_FOUR = 4
 
 
 class _PairsType(types.Type):
@@ -82,39 +79,6 @@ def _fuse(builder: Any, left: Any, right: Any, sums: Any) -> Any:
     )
     pairs = [builder.bitcast(vector, _PAIRS) for vector in (left, right)]
     return builder.call(function, [sums, *pairs])
-
-
-def _widened(builder: Any, halves: Any) -> Any:
-    """Four bfloat16 as float32."""
-    words = ir.VectorType(ir.IntType(32), _FOUR)
-    shift = ir.Constant(words, [BFLOAT16_SHIFT] * _FOUR)
-    wide = builder.shl(builder.zext(halves, words), shift)
-    return builder.bitcast(wide, ir.VectorType(ir.FloatType(), _FOUR))
-
-
-def _store_rounded(
-    _context: Any, array: Any, indices: Any, a: Any, b: Any, c: Any, d: Any, bias: Any
-) -> Any:
-    """Store in ``array[indices : + 4]`` the totals of ``a``, ``b``, ``c`` and ``d``, plus those of
-    ``bias`` ``[1, ...]`` for the same outputs, if there is one, rounded to bfloat16."""
-    halves = ir.VectorType(_HALF, _FOUR)
-    rounded = ir.VectorType(BFloat16(), _FOUR)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums = four_totals(builder, *args[2:6])
-        if bias is not types.none:
-            zero = context.get_constant(types.intp, 0)
-            column = builder.extract_value(args[1], 1)
-            first = cgutils.pack_array(builder, [zero, column])  # type: ignore[no-untyped-call]
-            place = pointer_to(context, builder, signature.args[6], args[6], first)
-            more = builder.load(builder.bitcast(place, halves.as_pointer()), align=2)
-            sums = builder.fadd(sums, _widened(builder, more))
-        found = builder.bitcast(builder.fptrunc(sums, rounded), halves)
-        pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
-        builder.store(found, builder.bitcast(pointer, halves.as_pointer()), align=2)
-        return context.get_dummy_value()
-
-    return types.void(array, indices, a, b, c, d, bias), codegen
 
 
 def _spread_from(context: Any, builder: Any, kind: Any, array: Any, indices: Any) -> Any:
@@ -185,4 +149,3 @@ spread_pair: Any = intrinsic(_spread_pair)
 store_pairs: Any = intrinsic(_store_pairs)
 store_halves: Any = intrinsic(_store_halves)
 fused_pairs: Any = with_products(_fuse)
-store_rounded: Any = intrinsic(_store_rounded)

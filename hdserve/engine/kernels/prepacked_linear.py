@@ -7,9 +7,9 @@ A vector holds a pair of inputs of many outputs, and is multiplied with the same
     output 0   a0 a1 a2 a3       inputs 0, 1   a0 a1 | b0 b1 | ...
     output 1   b0 b1 b2 b3       inputs 2, 3   a2 a3 | b2 b3 | ...
 
-So an output is a sum along one lane; in :mod:`~hdserve.engine.kernels.bf16_dot_linear` it is one
-across all lanes, which takes as long as the products if inputs are few.  A row gets the same bits
-whatever else is in the product, but not the bits of the other kernel.
+So an output is a sum along one lane; in :mod:`~hdserve.engine.kernels.linear` it is one across all
+lanes, which takes as long as the products if inputs are few.  A row gets the same bits whatever
+else is in the product, but not the bits of the other kernel.
 
 Few rows are multiplied with all inputs in one tile; somewhat more rows in tiles half as wide, if
 weights were prepacked for those (:mod:`~hdserve.engine.kernels.narrow_tiles`).  Otherwise weights

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.hardware.kernel_choice import max_rows_faster
 from hdserve.engine.hardware.workers import Workers
+from hdserve.engine.linear.choice import Kernel, kernels_of
 from hdserve.engine.linear.gpu_skinny import use_gpu_skinny_linear
 from hdserve.engine.linear.prepacked import PrepackedLinear
 from hdserve.engine.linear.prepacked_layers import prepack_layers
 from hdserve.engine.linear.shared import is_plain, linear_layers_of, replace_modules
-from hdserve.engine.linear.skinny import ALL_ROWS, SkinnyLinear, can_multiply, multiply_rows
+from hdserve.engine.linear.skinny import ALL_ROWS, SkinnyLinear, multiply_rows
 
 _MIN_MEAN_WEIGHTS = 1 << 19
 """If layers have more weights than this on average, the kernel is also used for one row.  Calling
@@ -29,40 +29,37 @@ _TRIED_WEIGHTS = 1 << 24
 
 
 def prepare_linear_layers(module: torch.nn.Module, is_exact: bool) -> None:
-    """Choose how the layers are multiplied, in place.
-
-    On a GPU see :class:`~hdserve.engine.linear.gpu_skinny.GpuSkinnyLinear`.  On a CPU our kernel
-    for few rows is used for all numbers of rows if results must be exact, else up to the number at
-    which a trial finds PyTorch faster.  PyTorch multiplies float32 weights faster by column: if
-    layers are small, they are copied in that order, and PyTorch computes one row and many; layers
-    the kernel cannot speed up are stored by column only.  On processors with AMX tiles, PyTorch
-    does everything unless results must be exact; on those with bfloat16 pairs, or with AVX2 alone,
-    a kernel for any number of rows, with prepacked weights.
-    """
-    first = next(filter(is_plain, linear_layers_of(module)), None)
-    if first is None:
-        return
-    if first.weight.device.type != "cpu":
+    """Have each layer multiplied by its kernel, in place: see :mod:`hdserve.engine.linear`."""
+    kernels = kernels_of(module, is_exact=is_exact)
+    if Kernel.GPU in kernels.values():
         use_gpu_skinny_linear(module)
-    elif is_exact or not has_amx_bf16(first.weight.device, first.weight.dtype):
-        prepack_layers(module)
-        _use_skinny_linear(module, is_exact)
+        return
+    prepack_layers(module, kernels)
+    _use_skinny_linear(module, kernels, is_exact)
 
 
-def _use_skinny_linear(module: torch.nn.Module, is_exact: bool) -> None:
-    """Choose for the layers that are not prepacked, on a CPU."""
+def _use_skinny_linear(
+    module: torch.nn.Module, kernels: Mapping[torch.nn.Linear, Kernel], is_exact: bool
+) -> None:
+    """Replace the layers whose kernel is ``SKINNY``, on a CPU.
+
+    Unless results must be exact, a trial finds for how many rows the kernel is used.  PyTorch
+    multiplies float32 weights faster by column: if layers are small, they are copied in that order,
+    and PyTorch computes one row and many; layers the kernel cannot speed up are stored by column
+    only.
+    """
     layers = [*filter(is_plain, linear_layers_of(module))]
     if not layers:
         return
+    found = [layer for layer in layers if kernels.get(layer) is Kernel.SKINNY]
     own = _not_embedded(module, layers) if layers[0].weight.dtype == torch.float32 else []
     by_column = {}
     if not is_exact and _are_small(layers):
-        copied = [*filter(can_multiply, own)]
+        copied = [layer for layer in own if layer in found]
         if sum(layer.weight.nbytes for layer in copied) > _MAX_COPIED_BYTES:
             _store_by_column(own)
             return
         by_column = {layer: _by_column(layer) for layer in copied}
-    found = [*filter(can_multiply, layers)]
     max_rows = _max_rows(found, by_column)
     replaced = dict[torch.nn.Module, torch.nn.Module]()
     if is_exact or max_rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,9 +20,9 @@ from hdserve.engine.kernels.prepacked_floats import (
 )
 from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
-from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.kernels.registers import HAS_AVX2_ALONE, HAS_AVX512_BF16
 from hdserve.engine.linear.prepacked_weights import prepack, unpack_weights
-from hdserve.engine.linear.skinny import can_multiply, multiply_by_kernel
+from hdserve.engine.linear.skinny import can_load, share_product
 
 
 class PrepackedLinear(torch.nn.Linear):
@@ -70,11 +71,10 @@ def can_prepack(layer: torch.nn.Linear) -> bool:
     bias, dtype = layer.bias, layer.weight.dtype
     return (
         prepacked_kernel(dtype) is not None
-        and can_multiply(layer)
+        and can_load(layer)
         and (dtype == torch.float32 or layer.in_features % NUM_PAIRED == 0)
         and layer.in_features <= MAX_INPUTS
         and layer.out_features >= OUTPUTS_PER_BLOCK
-        and layer.out_features % NUM_LANES == 0
         and (bias is None or (bias.dtype == dtype and bias.is_contiguous()))
     )
 
@@ -104,7 +104,22 @@ def multiply_prepacked(
     num_outputs]``."""
     kernel, num_streams = prepacked_kernel(rows.dtype), prepacked.shape[1]
     assert kernel is not None, "weights were prepacked for another processor or dtype"
-    return multiply_by_kernel(kernel, rows, prepacked, bias, num_outputs, workers, 1, num_streams)
+    rows = rows.contiguous()
+    num_inputs = rows.shape[-1]
+    num_rows = rows.numel() // num_inputs
+    products = rows.new_empty((*rows.shape[:-1], num_outputs))
+    arguments = (
+        rows.data_ptr(),
+        prepacked.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        products.data_ptr(),
+        num_rows,
+        num_inputs,
+        num_outputs,
+        num_streams,
+    )
+    share_product(partial(kernel, *arguments), prepacked, num_rows, workers, 1)
+    return products
 
 
 def multiply_prepacked_by_plan(

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
 from hdserve.engine.linear.prepacked import PrepackedLinear
-from hdserve.engine.linear.prepacked_weights import in_words, unpack_weights
+from hdserve.engine.linear.prepacked_weights import in_words, places_of, unpack_weights
+
+_TRIED_TOKENS = 8
 
 
 class PrepackedEmbedding(torch.nn.Module):
     """An embedding that reads its rows from the prepacked weights of a layer.
 
     Args:
-        layer: one that :func:`has_rows`.
+        replaced: the embedding it stands for, one that :func:`only_reads_rows`.
     """
 
-    def __init__(self, layer: PrepackedLinear) -> None:
+    embed_scale: torch.Tensor | None
+
+    def __init__(self, layer: PrepackedLinear, replaced: torch.nn.Module) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = layer.out_features, layer.in_features
         self.prepacked = layer.prepacked
+        scale = _scale_of(replaced)
+        found = None if scale is None else scale.to(self.prepacked.dtype)
+        self.register_buffer("embed_scale", found, persistent=False)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -28,11 +34,24 @@ class PrepackedEmbedding(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         streams = in_words(self.prepacked).flatten(0, 1)
-        width = streams.shape[-2]
-        return streams[input // width, :, input % width].flatten(-2)
+        width, places = streams.shape[-2], places_of(input, self.num_embeddings)
+        rows = streams[places // width, :, places % width].flatten(-2)
+        return rows if self.embed_scale is None else rows * self.embed_scale
 
 
-def has_rows(layer: torch.nn.Linear) -> bool:
-    """Whether its prepacked weights hold each output only once, so that an embedding can read
-    it."""
-    return layer.out_features % OUTPUTS_PER_BLOCK == 0
+@torch.inference_mode()
+def only_reads_rows(module: torch.nn.Module) -> bool:
+    """Whether it is PyTorch's own embedding, or one that also multiplies rows by its
+    ``embed_scale``, as Gemma's do."""
+    if not isinstance(module, torch.nn.Embedding) or module.max_norm is not None:
+        return False
+    scale = _scale_of(module)
+    if scale is None:
+        return type(module) is torch.nn.Embedding
+    rows = module.weight[:_TRIED_TOKENS]
+    return torch.equal(module(torch.arange(len(rows))), rows * scale.to(rows.dtype))
+
+
+def _scale_of(embedding: torch.nn.Module) -> torch.Tensor | None:
+    scale = getattr(embedding, "embed_scale", None)
+    return scale if isinstance(scale, torch.Tensor) else None

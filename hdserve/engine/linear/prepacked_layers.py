@@ -1,64 +1,31 @@
-"""Which weights of a model are prepacked (docs/adr/0034)."""
+"""Prepacks the weights of a model (docs/adr/0034)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from hdserve.engine.linear.prepacked import PrepackedLinear, can_prepack
-from hdserve.engine.linear.prepacked_embedding import PrepackedEmbedding, has_rows
+from hdserve.engine.linear.choice import Kernel, modules_by_weight
+from hdserve.engine.linear.prepacked import PrepackedLinear
+from hdserve.engine.linear.prepacked_embedding import PrepackedEmbedding
 from hdserve.engine.linear.prepacked_streams import pick_num_streams
-from hdserve.engine.linear.shared import linear_layers_of, replace_modules
+from hdserve.engine.linear.shared import replace_modules
 
 
-def prepack_layers(module: torch.nn.Module) -> None:
-    """Prepack the weights of all linear layers that the kernel can multiply, in place.
+def prepack_layers(module: torch.nn.Module, kernels: Mapping[torch.nn.Linear, Kernel]) -> None:
+    """Prepack the weights of the layers whose kernel is ``PREPACKED``, in place.
 
     Only the prepacked form is kept: an embedding that shares such weights reads its rows from it.
-    Weights that are shared in other ways are left as they are.
     """
-    modules_by_weight = _modules_by_weight(module)
-    chosen = [
-        (layer, sharing)
-        for sharing in modules_by_weight.values()
-        if (layer := _to_prepack(sharing)) is not None
-    ]
+    chosen = [layer for layer, kernel in kernels.items() if kernel is Kernel.PREPACKED]
     if not chosen:
         return  # perhaps as the processor has no kernel, with which streams could be tried
-    num_streams = pick_num_streams(sum(weight.nbytes for weight in modules_by_weight))
-    for layer, sharing in chosen:
+    found = modules_by_weight(module)
+    num_streams = pick_num_streams(sum(weight.nbytes for weight in found))
+    for layer in chosen:
+        embeddings = [each for each in found[layer.weight] if each is not layer]
         prepacked = PrepackedLinear(layer, num_streams)
         layer.weight.data = layer.weight.data.new_empty(0)
-        embedding = PrepackedEmbedding(prepacked)
-        replace_modules(module, {**dict.fromkeys(sharing, embedding), layer: prepacked})
-
-
-def _modules_by_weight(
-    module: torch.nn.Module,
-) -> Mapping[torch.nn.Parameter, Sequence[torch.nn.Module]]:
-    """For each parameter that is the weight of linear layers, all modules that have it."""
-    found: dict[torch.nn.Parameter, list[torch.nn.Module]] = defaultdict(list)
-    for each in module.modules():
-        for parameter in each.parameters(recurse=False):
-            found[parameter].append(each)
-    weights = dict.fromkeys(layer._parameters.get("weight") for layer in linear_layers_of(module))
-    return {weight: found[weight] for weight in weights if weight is not None}
-
-
-def _to_prepack(sharing: Sequence[torch.nn.Module]) -> torch.nn.Linear | None:
-    """The one layer among those that share a weight, if it can be prepacked and the others can use
-    the prepacked weight."""
-    layers = [each for each in sharing if isinstance(each, torch.nn.Linear) and can_prepack(each)]
-    if len(layers) != 1:
-        return None
-    (layer,) = layers
-    others = [each for each in sharing if each is not layer]
-    if all(map(_is_plain_embedding, others)) and (not others or has_rows(layer)):
-        return layer
-    return None
-
-
-def _is_plain_embedding(module: torch.nn.Module) -> bool:
-    return type(module) is torch.nn.Embedding and module.max_norm is None
+        replaced = {each: PrepackedEmbedding(prepacked, each) for each in embeddings}
+        replace_modules(module, {**replaced, layer: prepacked})

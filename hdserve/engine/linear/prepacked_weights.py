@@ -15,9 +15,8 @@ def prepack(weights: torch.Tensor, num_streams: int = 1) -> torch.Tensor:
     """Weights for the kernel.
 
     Args:
-        weights: bfloat16 or float32 ``[num_outputs, num_inputs]``, the outputs a multiple of
-            ``NUM_LANES`` and at least :data:`OUTPUTS_PER_BLOCK`, the inputs one of
-            :func:`inputs_per_word`.
+        weights: bfloat16 or float32 ``[num_outputs, num_inputs]``, at least
+            :data:`OUTPUTS_PER_BLOCK` outputs, the inputs a multiple of :func:`inputs_per_word`.
         num_streams: 1, or 2 for weights that are read from memory rather than from a cache: each
             stream has the weights of half the outputs of a block, contiguous.
 
@@ -47,6 +46,14 @@ def unpack_weights(prepacked: torch.Tensor, num_outputs: int) -> torch.Tensor:
         in_streams = block.transpose(1, 2)
         outputs.view_as(in_streams).copy_(in_streams)
     return weights
+
+
+def places_of(outputs: torch.Tensor, num_outputs: int) -> torch.Tensor:
+    """Where ``outputs`` are in the blocks, counted through all of them."""
+    num_twice = -num_outputs % OUTPUTS_PER_BLOCK
+    if not num_twice:
+        return outputs
+    return outputs + num_twice * (outputs >= num_outputs - OUTPUTS_PER_BLOCK)
 
 
 def _first_output(block: int, num_outputs: int) -> int:

@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from hdserve.engine.batch.python_operator import define_operator, like_products
 from hdserve.engine.batch.step_context import current_plan
 from hdserve.engine.hardware.workers import Workers
-from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
-from hdserve.engine.kernels.pairs import NUM_PAIRED
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.linear.shared import SharedLinear, is_plain
 
 _MIN_WEIGHTS_PER_THREAD = 1 << 18
@@ -72,15 +70,17 @@ class SkinnyLinear(SharedLinear):
 
 def can_multiply(layer: torch.nn.Linear) -> bool:
     """Whether the kernel supports the layer's device, dtype and sizes."""
-    if not is_plain(layer):
-        return False
-    num_outputs, num_inputs = layer.weight.shape
+    return can_load(layer) and len(layer.weight) % OUTPUTS_AT_ONCE == 0
+
+
+def can_load(layer: torch.nn.Linear) -> bool:
+    """Whether kernels can load the inputs of the layer's weights by vectors."""
     return (
-        layer.weight.device.type == "cpu"
+        is_plain(layer)
+        and layer.weight.device.type == "cpu"
         and layer.weight.dtype in (torch.float32, torch.bfloat16)
         and layer.weight.is_contiguous()
-        and num_inputs % NUM_LANES == 0
-        and num_outputs % OUTPUTS_AT_ONCE == 0
+        and layer.weight.shape[1] % NUM_LANES == 0
     )
 
 
@@ -92,15 +92,10 @@ def multiply_rows(
     Returns:
         ``[..., num_outputs]``, of the dtype of ``rows``.
     """
-    rows = rows.contiguous()
-    if _fits_bf16_dot(rows, weight, bias):
-        return multiply_by_kernel(
-            multiply_by_bf16_dot_at, rows, weight, bias, len(weight), workers, OUTPUTS_AT_ONCE
-        )
     num_outputs, num_inputs = weight.shape
     num_rows = rows.numel() // num_inputs
     products = torch.empty((*rows.shape[:-1], num_outputs))
-    inputs = rows.float()
+    inputs = rows.float().contiguous()
     arguments = (
         inputs.data_ptr(),
         weight.data_ptr(),
@@ -110,53 +105,13 @@ def multiply_rows(
         num_outputs,
         int(weight.dtype == torch.bfloat16),
     )
-    _share(partial(multiply_at, *arguments), weight, num_rows, workers, OUTPUTS_AT_ONCE)
+    share_product(partial(multiply_at, *arguments), weight, num_rows, workers, OUTPUTS_AT_ONCE)
     if bias is not None:
         products += bias
     return products if products.dtype == rows.dtype else products.to(rows.dtype)
 
 
-def _fits_bf16_dot(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether the processor's bfloat16 pair products can multiply them."""
-    return (
-        HAS_AVX512_BF16
-        and rows.dtype == weight.dtype == torch.bfloat16
-        and weight.shape[1] % NUM_PAIRED == 0
-        and (bias is None or (bias.dtype == torch.bfloat16 and bias.is_contiguous()))
-    )
-
-
-def multiply_by_kernel(
-    kernel: Callable[..., None],
-    rows: torch.Tensor,
-    weights: torch.Tensor,
-    bias: torch.Tensor | None,
-    num_outputs: int,
-    workers: Workers,
-    step: int,
-    *layout: int,
-) -> torch.Tensor:
-    """``rows [..., num_inputs]`` times ``weights`` in the ``layout`` that ``kernel`` reads, of one
-    dtype, shared among the workers as :func:`_share` does."""
-    rows = rows.contiguous()
-    num_inputs = rows.shape[-1]
-    num_rows = rows.numel() // num_inputs
-    products = rows.new_empty((*rows.shape[:-1], num_outputs))
-    arguments = (
-        rows.data_ptr(),
-        weights.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        products.data_ptr(),
-        num_rows,
-        num_inputs,
-        num_outputs,
-        *layout,
-    )
-    _share(partial(kernel, *arguments), weights, num_rows, workers, step)
-    return products
-
-
-def _share(
+def share_product(
     multiply: Callable[[int, int], None],
     weight: torch.Tensor,
     num_rows: int,

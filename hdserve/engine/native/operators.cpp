@@ -33,9 +33,6 @@ namespace {
 using Multiply = void (*)(int64_t rows, int64_t weights, int64_t products, int64_t num_rows,
                           int64_t num_inputs, int64_t num_outputs, int64_t is_bfloat16,
                           int64_t first, int64_t stop);
-using MultiplyByBf16Dot = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
-                                   int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
-                                   int64_t first, int64_t stop);
 using MultiplyPrepacked = void (*)(int64_t rows, int64_t weights, int64_t bias, int64_t products,
                                    int64_t num_rows, int64_t num_inputs, int64_t num_outputs,
                                    int64_t num_streams, int64_t first, int64_t stop);
@@ -52,7 +49,6 @@ using Parallel = void (*)(void (*run)(void *), void *data, unsigned num_threads,
 // As operators.py fills it.  Kernels are null for products that the processor does not have.
 struct Kernels {
   Multiply multiply;
-  MultiplyByBf16Dot multiply_by_bf16_dot;
   MultiplyPrepacked multiply_prepacked;
   MultiplyPrepacked multiply_prepacked_floats;
   Attend attend;
@@ -123,14 +119,6 @@ void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_p
   if (shared.failure) std::rethrow_exception(shared.failure);
 }
 
-bool fits_bf16_dot(const at::Tensor &rows, const at::Tensor &weight,
-                   const std::optional<at::Tensor> &bias) {
-  const auto is_bfloat16 = [](const at::Tensor &t) { return t.scalar_type() == at::kBFloat16; };
-  return kernels->multiply_by_bf16_dot && is_bfloat16(rows) && is_bfloat16(weight) &&
-         weight.size(1) % kernels->num_paired == 0 &&
-         (!bias || (is_bfloat16(*bias) && bias->is_contiguous()));
-}
-
 // The operator of Python with this name, which takes and gives what `Operator` does.
 template <typename Operator>
 auto in_python(const char *name) {
@@ -148,26 +136,19 @@ at::Tensor skinny_linear(const at::Tensor &rows, const at::Tensor &weight, const
   }
   const bool are_few = num_rows <= *max_rows.const_data_ptr<int64_t>();
   if (!num_rows || !(are_few || step->is_exact)) return at::linear(rows, others, bias);
-  const bool uses_bf16_dot = fits_bf16_dot(rows, weight, bias);
-  const at::Tensor inputs = (uses_bf16_dot ? rows : rows.to(at::kFloat)).contiguous();
+  const at::Tensor inputs = rows.to(at::kFloat).contiguous();
   auto sizes = rows.sizes().vec();
   sizes.back() = num_outputs;
-  at::Tensor products = empty(sizes, inputs.scalar_type());
+  at::Tensor products = empty(sizes, at::kFloat);
   const bool is_bfloat16 = weight.scalar_type() == at::kBFloat16;
   const auto multiply = [&](int64_t first, int64_t stop) {
     first *= kernels->outputs_at_once, stop *= kernels->outputs_at_once;
-    if (uses_bf16_dot)
-      kernels->multiply_by_bf16_dot(address(inputs), address(weight), bias ? address(*bias) : 0,
-                                    address(products), num_rows, num_inputs, num_outputs, first,
-                                    stop);
-    else
-      kernels->multiply(address(inputs), address(weight), address(products), num_rows, num_inputs,
-                        num_outputs, is_bfloat16, first, stop);
+    kernels->multiply(address(inputs), address(weight), address(products), num_rows, num_inputs,
+                      num_outputs, is_bfloat16, first, stop);
   };
   const int64_t num_passes = std::max<int64_t>(1, num_rows / kernels->rows_while_read);
   share(multiply, num_outputs / kernels->outputs_at_once, weight.numel() * num_passes,
         kernels->min_weights_per_thread);
-  if (uses_bf16_dot) return products;
   if (bias) products.add_(*bias);
   return products.to(rows.scalar_type());
 }

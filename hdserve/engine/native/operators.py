@@ -33,7 +33,6 @@ from hdserve.engine.kernels.amx_attention import attend_with_amx
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.attention_call import QUERIES_PER_TILE
 from hdserve.engine.kernels.bf16_dot_attention import attend_by_bf16_dot
-from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.compiled import address_in_c
 from hdserve.engine.kernels.linear import OUTPUTS_AT_ONCE, multiply_at
 from hdserve.engine.kernels.pairs import NUM_PAIRED
@@ -60,7 +59,7 @@ sharing, too (docs/adr/0042)."""
 
 _I, _D = numba.int64, numba.float64
 _MULTIPLY: Final = numba.void(*[_I] * 9)
-"""``Multiply`` and ``MultiplyByBf16Dot`` of ``operators.cpp``."""
+"""``Multiply`` of ``operators.cpp``."""
 
 _MULTIPLY_PREPACKED: Final = numba.void(*[_I] * 10)
 """``MultiplyPrepacked``."""
@@ -77,7 +76,6 @@ class _Kernels(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("multiply", ctypes.c_void_p),
-        ("multiply_by_bf16_dot", ctypes.c_void_p),
         ("multiply_prepacked", ctypes.c_void_p),
         ("multiply_prepacked_floats", ctypes.c_void_p),
         ("attend", ctypes.c_void_p),
@@ -128,7 +126,6 @@ class NativeOperators:
         path = str(compile_library(_SOURCE))
         self._kernels = _Kernels(
             address_in_c(multiply_at, _MULTIPLY),
-            address_in_c(multiply_by_bf16_dot_at, _MULTIPLY) if HAS_AVX512_BF16 else None,
             _prepacked_kernel_in_c(torch.bfloat16),
             _prepacked_kernel_in_c(torch.float32),
             address_in_c(attend, _ATTEND),

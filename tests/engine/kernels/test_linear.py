@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdserve.databases.cache_lines import address_of
-from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import VECTORS_PER_BLOCK, multiply_at
 from hdserve.engine.kernels.narrow_tiles import MAX_NARROW_ROWS
 from hdserve.engine.kernels.prepacked_linear import INPUTS_PER_BLOCK, MANY_INPUTS_PER_BLOCK
 from hdserve.engine.kernels.prepacked_tiles import MAX_ROWS, OUTPUTS_PER_BLOCK
-from hdserve.engine.kernels.registers import HAS_AVX512_BF16, NUM_LANES
+from hdserve.engine.kernels.registers import NUM_LANES
 from hdserve.engine.linear.prepacked import prepacked_kernel
-from hdserve.engine.linear.prepacked_weights import inputs_per_word, prepack, unpack_weights
-
-needs_bf16_dot = pytest.mark.skipif(
-    not HAS_AVX512_BF16, reason="this processor has no AVX-512 BF16"
+from hdserve.engine.linear.prepacked_weights import (
+    inputs_per_word,
+    places_of,
+    prepack,
+    unpack_weights,
 )
+
 needs_prepacked = pytest.mark.skipif(
     prepacked_kernel(torch.bfloat16) is None, reason="no kernel of this processor prepacks weights"
 )
@@ -89,26 +90,20 @@ def test_products_are_right_and_rows_are_their_own(
 
 @pytest.mark.parametrize("num_blocks", [2.5, 3, 4.5])
 @pytest.mark.parametrize("num_rows", [9, 12, 35])
-@pytest.mark.parametrize("uses_bf16_dot", [False, pytest.param(True, marks=needs_bf16_dot)])
+@pytest.mark.parametrize("is_bfloat16", [False, True])
 def test_long_rows_in_blocks_have_the_bits_of_whole_ones(
-    num_blocks: float, num_rows: int, uses_bf16_dot: bool
+    num_blocks: float, num_rows: int, is_bfloat16: bool
 ) -> None:
     """Rows by themselves are multiplied in whole."""
-    num_inputs = int(num_blocks * VECTORS_PER_BLOCK) * NUM_LANES * (1 + uses_bf16_dot)
+    num_inputs = int(num_blocks * VECTORS_PER_BLOCK) * NUM_LANES
     generator = np.random.default_rng(num_rows)
     rows = generator.standard_normal((num_rows, num_inputs), np.float32)
     weights = generator.standard_normal((20, num_inputs), np.float32)
-    if uses_bf16_dot:
-        rows, weights = as_bfloat16(rows), as_bfloat16(weights)
-
-    def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
-        if uses_bf16_dot:
-            return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, num_streams=0)
-        return product(rows, weights, parts)
-
-    found = product_of(rows, parts=2)
+    if is_bfloat16:
+        weights = as_bfloat16(weights)
+    found = product(rows, weights, parts=2)
     for number, row in enumerate(rows):
-        assert (product_of(row[None])[0] == found[number]).all()
+        assert (product(row[None], weights)[0] == found[number]).all()
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 5])
@@ -124,18 +119,16 @@ def test_nothing_is_written_beside_the_outputs(num_rows: int) -> None:
 def bfloat16_product(
     rows: np.ndarray, weights: np.ndarray, bias: np.ndarray | None, parts: int, num_streams: int
 ) -> np.ndarray:
-    """In so many calls, of weights as they are or prepacked into so many streams."""
-    kernel, stored, step, layout = multiply_by_bf16_dot_at, weights, 4, ()
-    if num_streams:
-        stored, step, layout = prepacked(weights, num_streams), 1, (num_streams,)
-        kernel = prepacked_kernel(torch.bfloat16)
+    """In so many calls, of weights prepacked into so many streams."""
+    kernel, stored = prepacked_kernel(torch.bfloat16), prepacked(weights, num_streams)
+    assert kernel is not None
     products = np.full((len(rows), len(weights)), 0x7FC0, np.uint16)
     arrays = (rows, stored, products if bias is None else bias, products)
     addresses = [address_of(array) for array in arrays]
     addresses[2] *= bias is not None
-    ends = [len(stored) // step * part // parts * step for part in range(parts + 1)]
+    ends = [len(stored) * part // parts for part in range(parts + 1)]
     for first, stop in pairwise(ends):
-        kernel(*addresses, *rows.shape, len(weights), *layout, first, stop)
+        kernel(*addresses, *rows.shape, len(weights), num_streams, first, stop)
     return products
 
 
@@ -144,19 +137,13 @@ def prepacked(weights: np.ndarray, num_streams: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(
-    "num_streams",
-    [
-        pytest.param(0, marks=needs_bf16_dot),
-        pytest.param(1, marks=needs_prepacked),
-        pytest.param(2, marks=needs_prepacked),
-    ],
-)
+@needs_prepacked
+@pytest.mark.parametrize("num_streams", [1, 2])
 @settings(deadline=None)
 @given(
     num_rows=st.integers(1, 70),
     num_inputs=st.integers(1, 5).map(lambda number: 32 * number),
-    number=st.integers(1, 30),
+    num_outputs=st.integers(OUTPUTS_PER_BLOCK, 5 * OUTPUTS_PER_BLOCK),
     parts=st.integers(1, 3),
     has_bias=st.booleans(),
     seed=st.integers(0, 9),
@@ -164,14 +151,13 @@ def prepacked(weights: np.ndarray, num_streams: int) -> np.ndarray:
 def test_products_of_bfloat16_are_right_and_rows_are_their_own(
     num_rows: int,
     num_inputs: int,
-    number: int,
+    num_outputs: int,
     parts: int,
     has_bias: bool,
     seed: int,
     num_streams: int,
 ) -> None:
     """Rounded to bfloat16; and any row gets the same bits alone, and in any number of calls."""
-    num_outputs = OUTPUTS_PER_BLOCK + 16 * (number - 1) if num_streams else 4 * number
     generator = np.random.default_rng(seed)
     rows, weights, bias = (
         as_bfloat16(generator.standard_normal(shape, np.float32))
@@ -215,7 +201,7 @@ def test_prepacked_weights_in_blocks_have_the_bits_of_whole_ones(
     bfloat16 products; tiles of a panel are of two sizes."""
     generator = np.random.default_rng(num_rows)
     rows = as_bfloat16(generator.standard_normal((num_rows, num_inputs), np.float32))
-    weights = as_bfloat16(generator.standard_normal((80, num_inputs), np.float32))
+    weights = as_bfloat16(generator.standard_normal((77, num_inputs), np.float32))
 
     def product_of(rows: np.ndarray, parts: int = 1) -> np.ndarray:
         return bfloat16_product(rows, weights, weights[:, 0].copy(), parts, num_streams)
@@ -228,20 +214,9 @@ def test_prepacked_weights_in_blocks_have_the_bits_of_whole_ones(
         assert (product_of(rows[few]) == found[few]).all()
 
 
-@needs_bf16_dot
-def test_bf16_dot_writes_nothing_beside_the_outputs() -> None:
-    rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (5, 12))
-    products = np.full((5, 12), 7, np.uint16)
-    addresses = (address_of(rows), address_of(weights), 0, address_of(products))
-    multiply_by_bf16_dot_at(*addresses, 5, 32, 12, 4, 8)
-    assert (widened(products[:, 4:8]) == 32.0).all()
-    assert (products[:, :4] == 7).all()
-    assert (products[:, 8:] == 7).all()
-
-
 @settings(deadline=None)
 @given(
-    num_outputs=st.integers(0, 9).map(lambda number: OUTPUTS_PER_BLOCK + 16 * number),
+    num_outputs=st.integers(OUTPUTS_PER_BLOCK, 4 * OUTPUTS_PER_BLOCK),
     num_inputs=st.integers(1, 40).map(lambda number: 2 * number),
     num_streams=st.integers(1, 2),
     dtype=st.sampled_from([torch.int16, torch.int32]),
@@ -252,11 +227,13 @@ def test_what_is_prepacked_has_every_weight_where_it_is_looked_for(
     weights = torch.arange(num_outputs * num_inputs, dtype=dtype).view(num_outputs, num_inputs)
     found = prepack(weights, num_streams)
     blocks = found.unflatten(3, (OUTPUTS_PER_BLOCK // num_streams, inputs_per_word(dtype)))
-    for output in range(num_outputs):
+    places = places_of(torch.arange(num_outputs), num_outputs).tolist()
+    for output, found_at in enumerate(places):
         block = min(output // OUTPUTS_PER_BLOCK, len(blocks) - 1)
         first = min(block * OUTPUTS_PER_BLOCK, num_outputs - OUTPUTS_PER_BLOCK)
-        stream, place = divmod(output - first, OUTPUTS_PER_BLOCK // num_streams)
-        assert torch.equal(blocks[block, stream, :, place].flatten(), weights[output])
+        for number, within in ((block, output - first), divmod(found_at, OUTPUTS_PER_BLOCK)):
+            stream, place = divmod(within, OUTPUTS_PER_BLOCK // num_streams)
+            assert torch.equal(blocks[number, stream, :, place].flatten(), weights[output])
     assert torch.equal(unpack_weights(found, num_outputs), weights)
 
 
@@ -280,7 +257,7 @@ def test_rows_for_which_there_is_no_room_are_multiplied_in_turns(num_inputs: int
 def test_prepacked_weights_write_nothing_beside_their_blocks(
     num_rows: int, num_streams: int
 ) -> None:
-    num_outputs = 2 * OUTPUTS_PER_BLOCK + 16
+    num_outputs = 2 * OUTPUTS_PER_BLOCK + 13
     rows, weights = (as_bfloat16(np.ones((n, 32), np.float32)) for n in (num_rows, num_outputs))
     stored = prepacked(weights, num_streams)
     products = np.full((num_rows + 1, num_outputs), 7, np.uint16)
@@ -315,7 +292,7 @@ def float32_product(
 @given(
     num_rows=st.integers(1, 70),
     num_inputs=st.integers(1, 20).map(lambda number: 16 * number),
-    num_outputs=st.integers(0, 30).map(lambda number: OUTPUTS_PER_BLOCK + 8 * number),
+    num_outputs=st.integers(OUTPUTS_PER_BLOCK, 5 * OUTPUTS_PER_BLOCK),
     parts=st.integers(1, 3),
     num_streams=st.integers(1, 2),
     has_bias=st.booleans(),

@@ -7,7 +7,7 @@ import torch
 
 from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.kernels.registers import HAS_AMX
-from hdserve.engine.linear import layers, prepacked, prepacked_layers
+from hdserve.engine.linear import choice, prepacked, prepacked_layers
 from hdserve.engine.linear.layers import (
     are_rows_independent,
     prepare_linear_layers,
@@ -27,7 +27,7 @@ def layers_of(size: int, dtype: torch.dtype) -> torch.nn.Module:
 @pytest.fixture
 def without_prepacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on processors that have no kernel for it."""
-    monkeypatch.setattr(layers, "prepack_layers", lambda _module: None)
+    monkeypatch.setattr(choice, "can_prepack", lambda _layer: False)
 
 
 @pytest.mark.usefixtures("without_prepacking")

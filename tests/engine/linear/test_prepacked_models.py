@@ -69,13 +69,13 @@ def num_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @torch.inference_mode()
 def test_a_model_answers_as_before(architecture: str, is_tied: bool) -> None:
     """That of OLMo has no parameters but those of its linear layers, so none that is not prepacked
-    where they are tied; the embedding of Gemma 3 is one of its own kind."""
+    where they are tied; the embedding of Gemma 3 multiplies its rows."""
     model = make_model(architecture, is_tied=is_tied)
     before = copy.deepcopy(model)
     check_packed_forward(make_runner(model))
     assert any(isinstance(each, PrepackedLinear) for each in model.modules())
     is_shared = isinstance(model.get_input_embeddings(), PrepackedEmbedding)
-    assert is_shared == (is_tied and architecture != "gemma3")
+    assert is_shared == is_tied
     token_ids = torch.arange(60)[None]
     before.set_attn_implementation("eager")
     model.set_attn_implementation("eager")

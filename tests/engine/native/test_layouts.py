@@ -14,7 +14,6 @@ import pytest
 from hdserve.engine.kernels.amx_attention import attend_with_amx
 from hdserve.engine.kernels.attention import attend
 from hdserve.engine.kernels.bf16_dot_attention import attend_by_bf16_dot
-from hdserve.engine.kernels.bf16_dot_linear import multiply_by_bf16_dot_at
 from hdserve.engine.kernels.linear import multiply_at
 from hdserve.engine.kernels.prepacked_linear import multiply_prepacked_at
 from hdserve.engine.native import operators
@@ -56,7 +55,6 @@ def test_structures(struct: str, layout: type[ctypes.Structure]) -> None:
     ("alias", "kernel", "signature"),
     [
         ("Multiply", multiply_at, operators._MULTIPLY),
-        ("MultiplyByBf16Dot", multiply_by_bf16_dot_at, operators._MULTIPLY),
         ("MultiplyPrepacked", multiply_prepacked_at, operators._MULTIPLY_PREPACKED),
         ("Attend", attend, operators._ATTEND),
         ("AttendBfloat16", attend_by_bf16_dot, operators._ATTEND_BFLOAT16),
