@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import time
 from collections.abc import Iterator
 
@@ -25,7 +26,7 @@ def announce(base_url: str) -> None:
     """Wait until the models answer, bypassing any proxy, and say so."""
     for pause_s in pauses_s():
         with (
-            contextlib.suppress(OSError, ValueError),
+            contextlib.suppress(OSError, ValueError, http.client.HTTPException),
             open_directly(f"{base_url}/ready", _TIMEOUT_S),
         ):
             break

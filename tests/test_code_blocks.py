@@ -207,7 +207,7 @@ def check_deployments(part: dict[str, Any], directory: Path) -> None:
     assert unknown_keys(ServeDeploySchema, config) == []
     path = directory / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
-    assert read_deployed_config(path).config == parse_config(
+    assert read_deployed_config(path).built == parse_config(
         config["applications"][0]["args"]["config"]
     )
 

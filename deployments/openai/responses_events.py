@@ -53,11 +53,15 @@ class ResponseEvents:
     ) -> None:
         self._head = _head(body, request_id)
         self._own_names = body.own_names
-        is_one_call = body.parallel_tool_calls is False
-        self._reader = AnswerReader(tool_parser, is_one_call=is_one_call, is_joined=False)
+        self._tokens = TextTokens()
+        self._reader = AnswerReader(
+            tool_parser,
+            is_one_call=body.parallel_tool_calls is False,
+            is_joined=False,
+            on_dropped=self._tokens.pass_over,
+        )
         self._items: list[dict[str, Any]] = []
         self._open: Item | None = None
-        self._tokens = TextTokens()
         self._finish_reason: str | None = None
         self._num_events = 0
         self._num_logprobs = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from deployments.parsers.call_reader import Arguments, CallBegin
@@ -35,15 +35,22 @@ class AnswerReader:
         is_one_call: whether calls after the first are dropped.
         is_joined: whether all texts become one, and all thoughts; otherwise a line break that would
             separate a text from that before something else is left out, and so with thoughts.
+        on_dropped: is told the arguments of calls that are dropped.
     """
 
     def __init__(
-        self, tool_parser: MakeParser | None, *, is_one_call: bool, is_joined: bool
+        self,
+        tool_parser: MakeParser | None,
+        *,
+        is_one_call: bool,
+        is_joined: bool,
+        on_dropped: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._parser = tool_parser() if tool_parser else None
         self._max_calls = 1 if is_one_call else sys.maxsize
         self._num_calls = 0
         self._is_joined = is_joined
+        self._on_dropped = on_dropped
         self._begun: set[type[Piece]] = set()
         self._last: type[Piece] | None = None
 
@@ -74,6 +81,8 @@ class AnswerReader:
             elif isinstance(part, Arguments):
                 if self._is_wanted:
                     yield part
+                else:
+                    self._on_dropped(part.text)
             elif part:
                 yield part
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import CONFIG_DEFAULT
 from hdserve.config import load_config
-from hdserve.config.deployed import DeployedConfig, read_deployed_config
+from hdserve.config.deployed import as_it_is, read_deployed_config
 from hdserve.doctor.finding import Verdict
 
 _DEFAULT_PORT = 8000
@@ -46,12 +46,12 @@ def doctor(
     Exits with 1 when something keeps hdserve from serving.
     """
     output = JsonOutput(json_path)
-    deployed = DeployedConfig(load_config()) if config is None else read_deployed_config(config)
+    deployed = as_it_is(load_config()) if config is None else read_deployed_config(config)
     from hdserve.doctor.diagnosis import diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
     listening_at = port or deployed.port or _DEFAULT_PORT
-    for finding in diagnose(deployed.config, listening_at, os.environ.get("RAY_ADDRESS", "")):
+    for finding in diagnose(deployed, listening_at, os.environ.get("RAY_ADDRESS", "")):
         findings.append(finding)
         if not output.has_text:
             continue

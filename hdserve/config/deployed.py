@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hdserve.config.application import ServeConfig
+from hdserve.config.application import GatewayConfig, ServeConfig
 from hdserve.config.loading import checked, load_config
-from hdserve.config.mistakes import LineOf, Location, nowhere
+from hdserve.config.mistakes import WHOLE, LineOf, Location, nowhere
 from hdserve.config.model import AutoscalingConfig, ModelConfig
 from hdserve.config.strict_model import StrictModel
 from hdserve.config.strict_yaml import line_of as yaml_line_of
@@ -56,14 +56,21 @@ class DeployedConfig:
 
     Attributes:
         config: with the numbers of ``deployments``, next to ``args``, in place of its own.
+        built: what the application is built of, which knows nothing of those numbers.
         port: where Ray Serve is told to listen; ``None`` in a plain configuration, which does not
             say.
         line_of: finds the line of a location of the configuration in the file.
     """
 
     config: ServeConfig
+    built: ServeConfig
     port: int | None = None
     line_of: LineOf = nowhere
+
+
+def as_it_is(config: ServeConfig, line_of: LineOf = nowhere) -> DeployedConfig:
+    """Return a configuration that nothing is next to."""
+    return DeployedConfig(config, config, line_of=line_of)
 
 
 def deployment_name(model: str) -> str:
@@ -96,7 +103,7 @@ def _in_documents(documents: list[Any], line_of: LineOf) -> DeployedConfig:
             raise ConfigError("one document is expected; a line of `---` begins another one")
         if "applications" in found[0]:
             return _in_serve_config(found[0], line_of)
-        return DeployedConfig(load_config(found[0], line_of), line_of=line_of)
+        return as_it_is(load_config(found[0], line_of), line_of)
     services = [item for item in found if item.get("kind") == "RayService"]
     if len(services) != 1:
         kinds = ", ".join(sorted({str(item.get("kind")) for item in found}))
@@ -129,15 +136,15 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
     def line_of_config(location: Location) -> int | None:
         return line_of(("applications", ours[0], "args", "config", *location))
 
-    config = _of_arguments(arguments, f"{place}.args", line_of_config)
+    built = _of_arguments(arguments, f"{place}.args", line_of_config)
     beside = application.get("deployments") or []
-    config = _with_deployments(beside, config, f"{place}.deployments")
+    config = _with_deployments(beside, built, f"{place}.deployments")
     options = data.get("http_options") or {}
     port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
     if type(port) is not int or not 1 <= port <= 65535:
         raise ConfigError(f"{within}http_options.port: {port!r} is not a port")
     is_inside = isinstance(arguments.get("config"), dict)
-    return DeployedConfig(config, port, line_of_config if is_inside else nowhere)
+    return DeployedConfig(config, built, port, line_of_config if is_inside else nowhere)
 
 
 def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
@@ -165,13 +172,28 @@ def _with_deployments(deployments: Any, config: ServeConfig, place: str) -> Serv
         options = item if isinstance(item, dict) else {"name": item}
         name, where = options.get("name"), f"{place}.{index}"
         if name == GATEWAY_DEPLOYMENT:
-            gateway = _replaced(gateway, options, ("num_replicas", "max_ongoing_requests"), where)
+            gateway = _gateway_with(gateway, options, where)
         elif name in models:
             models[name] = _model_with(models[name], options, where)
         else:
             known = ", ".join([GATEWAY_DEPLOYMENT, *models])
             raise ConfigError(f"{where}.name: there is no deployment {name!r}; there are {known}")
     return config.model_copy(update={"gateway": gateway, "models": tuple(models.values())})
+
+
+def _gateway_with(gateway: GatewayConfig, options: Mapping[str, Any], place: str) -> GatewayConfig:
+    """Return ``gateway`` with the numbers that Ray Serve takes from ``options``; of gateways that
+    it scales, the least.
+
+    Raises:
+        ConfigError: see :func:`_with_deployments`.
+    """
+    scaling = options.get("autoscaling_config")
+    if scaling is not None or options.get("num_replicas") == _AUTO:
+        own = AutoscalingConfig(max_replicas=_MAX_AUTO_REPLICAS)
+        bounds = _replaced(own, scaling or {}, ("min_replicas",), f"{place}.autoscaling_config")
+        options = {**options, "num_replicas": max(1, bounds.min_replicas)}
+    return _replaced(gateway, options, ("num_replicas", "max_ongoing_requests"), place)
 
 
 def _model_with(model: ModelConfig, options: Mapping[str, Any], place: str) -> ModelConfig:
@@ -201,7 +223,7 @@ def _model_with(model: ModelConfig, options: Mapping[str, Any], place: str) -> M
         return model.model_copy(update={"num_replicas": None, "autoscaling": bounds})
     if number is None and scaling is not None:
         return model
-    alone = model.model_copy(update={"num_replicas": None, "autoscaling": None})
+    alone = model.model_copy(update={"autoscaling": None})
     return _replaced(alone, options, ("num_replicas",), place)
 
 
@@ -217,4 +239,6 @@ def _replaced(section: Section, values: Any, names: Collection[str], place: str)
     try:
         return checked(type(section), {**section.model_dump(exclude_unset=True), **chosen})
     except ConfigError as error:
-        raise ConfigError(f"{place}.{error.message}") from error
+        message = error.message.removeprefix(f"{WHOLE}: ")
+        separator = ": " if message != error.message else "."
+        raise ConfigError(f"{place}{separator}{message}") from error

@@ -57,6 +57,10 @@ ELSEWHERE: Mapping[str, str] = {
 """Keys of a model, by vLLM's name of what is nearest to them."""
 
 
+WHOLE = "configuration"
+"""The place of a mistake that is in no single value."""
+
+
 class Mistakes(ValueError):
     """Mistakes in the combination of values that are valid individually.
 
@@ -75,7 +79,7 @@ def nowhere(_location: Location) -> None:
 
 def place_of(location: Location, line_of: LineOf) -> str:
     """Return the beginning of a mistake's line: its place."""
-    where = ".".join(str(part) for part in location) or "configuration"
+    where = ".".join(str(part) for part in location) or WHOLE
     line = line_of(location)
     return where if line is None else f"line {line}, {where}"
 

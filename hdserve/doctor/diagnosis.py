@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hdserve.config import ServeConfig
+from hdserve.config.deployed import DeployedConfig
 from hdserve.doctor.cluster import Cluster, is_own, read_cluster
 from hdserve.doctor.configuration import (
     check_access,
@@ -29,22 +30,23 @@ from hdserve.doctor.machine import (
 from hdserve.doctor.model import check_compiler, check_device, check_model, check_weights
 
 
-def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Finding]:
+def diagnose(deployed: DeployedConfig, port: int, ray_address: str) -> Iterator[Finding]:
     """Check everything that ``serve run deployments:app`` needs, in the order in which it needs
     it.
 
     Args:
         ray_address: of the cluster to run on; empty to start one.
     """
+    config = deployed.config
     yield from check_python()
     yield from check_packages()
     yield from check_ray()
     yield from check_cluster(ray_address)
     cluster = read_cluster(ray_address)
-    placed = _placed(config, cluster)
+    placed = as_placed(deployed, cluster)
     is_serving = hdserve_answers(port) or (cluster is not None and cluster.deployed is not None)
     yield from check_placement(placed, cluster, ray_address)
-    yield from check_gpus(config, cluster)
+    yield from check_gpus(deployed.built, cluster)
     if is_own(ray_address) and not is_serving:
         yield from check_memory(placed)
     yield from check_paths(config, ray_address)
@@ -61,8 +63,12 @@ def diagnose(config: ServeConfig, port: int, ray_address: str) -> Iterator[Findi
         yield from check_model(model)
 
 
-def _placed(config: ServeConfig, cluster: Cluster | None) -> ServeConfig:
-    """Return ``config`` with the device of each model as its replicas have it."""
-    decided = with_gpus(config, cluster.nodes if cluster else ())
-    models = tuple(map(on_its_device, decided.models))
-    return decided.model_copy(update={"models": models})
+def as_placed(deployed: DeployedConfig, cluster: Cluster | None) -> ServeConfig:
+    """Return the configuration with the device of each model as its replicas have it, which is
+    decided where the application is built."""
+    built = with_gpus(deployed.built, cluster.nodes if cluster else ())
+    models = [
+        on_its_device(model.model_copy(update={"num_gpus": decided.num_gpus}))
+        for model, decided in zip(deployed.config.models, built.models, strict=True)
+    ]
+    return deployed.config.model_copy(update={"models": tuple(models)})

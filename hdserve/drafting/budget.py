@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hdserve.core import Source
 from hdserve.drafting.batch_cost import BatchCost
-from hdserve.drafting.cutting import cut_trees
+from hdserve.drafting.cut import cut_trees
 from hdserve.drafting.experience import Experience
 from hdserve.drafting.source_worth import SourceWorth
 from hdserve.tree import Acceptance, DraftTree

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from hdserve.databases.compiled import fast_inlined, jit
 from hdserve.drafting.handles import float64_1d, float64_2d, int64_2d, uint8_1d
-from hdserve.drafting.source_worth import SourceWorth
-from hdserve.drafting.step_cost import StepCost
 from hdserve.drafting.worth_sums import fade_sources
-from hdserve.tree import DraftTree
 
 SIZE, START, TAKEN, KEPT = range(4)
 """The fields of a tree: its number of drafted nodes, the index of the first of them among the nodes
@@ -85,7 +79,7 @@ def _cut_off(sources: Bytes, trees: Ints) -> int:
 
 
 @jit
-def _find_cut(
+def find_cut(
     scores_at: int,
     sources_at: int,
     num_nodes: int,
@@ -117,10 +111,10 @@ def _find_cut(
             that have nodes, but none that is kept, fade.
         table_at: address of ``float64[2, num_rows]``, see :func:`forward_s`.
         num_other_rows, num_more_columns: as for :func:`forward_s`.
-        looking_s, price_s: as for :func:`cut_trees`.
+        looking_s, price_s: as for :func:`~hdserve.drafting.cut.cut_trees`.
 
     Returns:
-        What :func:`cut_trees` does, but for the number of nodes before.
+        What :func:`~hdserve.drafting.cut.cut_trees` does, but for the number of nodes before.
     """
     scores = float64_1d(scores_at, (num_nodes,))
     sources = uint8_1d(sources_at, (num_nodes,))
@@ -142,57 +136,3 @@ def _find_cut(
                 trees[KEPT, tree] = trees[TAKEN, tree]
     fade_sources(_cut_off(sources, trees), corrections_at, sums_at, num_sources)
     return num_kept, tokens, kept_s, plain_s
-
-
-def cut_trees(
-    trees: Sequence[DraftTree],
-    worth: SourceWorth,
-    cost: StepCost,
-    num_other_rows: int,
-    num_columns: int,
-    looking_s: float,
-    price_s: float,
-) -> tuple[int, int, float, float, float]:
-    """Truncate trees in place to the best total number of nodes.
-
-    Args:
-        worth: corrects the scores; sources that have nodes, but none that is kept, fade.
-        cost: of a forward of these sequences.
-        num_other_rows: rows of prompts in the same forward.
-        num_columns: cached tokens of all sequences.
-        looking_s: what the step takes besides its forward.
-        price_s: what each draft takes in addition to its row.
-
-    Returns:
-        The number of nodes, roots not counted, before and after; the number of tokens to be
-        expected of the step; the seconds of its forward, and of one without drafts.
-    """
-    scores, sources = array("d"), array("B")
-    for tree in trees:
-        scores.fromlist(tree.scores)
-        sources.frombytes(bytes(tree.sources))
-    sizes = [len(tree.token_ids) - 1 for tree in trees]
-    number, num_nodes = len(sizes), len(scores)
-    fields = array("q", NUM_TREE_FIELDS * sizes)
-    cost.reach(num_nodes + num_other_rows)
-    num_kept, tokens, seconds, plain_s = _find_cut(
-        scores.buffer_info()[0],
-        sources.buffer_info()[0],
-        num_nodes,
-        fields.buffer_info()[0],
-        number,
-        worth.corrections_at,
-        worth.sums_at,
-        len(worth.corrections),
-        cost.address,
-        cost.num_rows,
-        num_other_rows,
-        cost.num_more_columns(num_columns),
-        looking_s,
-        price_s,
-    )
-    num_proposed = num_nodes - number
-    if num_kept < num_proposed:
-        for tree, size in zip(trees, fields[KEPT * number :], strict=True):
-            tree.truncate(size)
-    return num_proposed, num_kept, tokens, seconds, plain_s

@@ -306,7 +306,7 @@ def test_the_tables_of_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
 
     head, _, *lines = printed((1, runs), (2, together))
     assert "| to autoregressive (range) |" in head
-    assert [line.rsplit(" | ", 4)[0] for line in lines[:4]] == [
+    assert [line.rsplit(" | ", 3)[0] for line in lines[:4]] == [
         "| 1 | all | autoregressive | 4 | 1.00 (1.00..1.00) | 72.00",
         "| 1 | all | hierarchy | 5 | 1.20 (0.86..2.33) | 72.00",
         "| 2 | all | autoregressive | 6 | 1.00 (1.00..1.00) | 36.00",

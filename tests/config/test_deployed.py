@@ -134,7 +134,7 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
         (beside({"num_replicas": 0}), "applications.0.deployments.0.num_replicas: "),
         (
             beside({"autoscaling_config": {"min_replicas": 2}}),
-            "applications.0.deployments.0.autoscaling_config.",
+            "applications.0.deployments.0.autoscaling_config: max_replicas is below",
         ),
         (
             beside({"autoscaling_config": [1]}),
@@ -171,13 +171,39 @@ def test_a_model_that_scales_itself_is_told_otherwise(
 
 @pytest.mark.parametrize(
     ("options", "most"),
-    [({"num_replicas": 3}, 3), ({"num_replicas": "auto"}, 100), ({"autoscaling_config": {}}, 1)],
+    [
+        ({"num_replicas": 3}, 3),
+        ({"num_replicas": "auto"}, 100),
+        ({"autoscaling_config": {}}, 1),
+        ({"autoscaling_config": None}, 2),
+    ],
 )
 def test_a_model_that_does_not_scale_is_told_otherwise(
     tmp_path: Path, options: dict[str, Any], most: int
 ) -> None:
     (model,) = read_deployed_config(write(tmp_path, beside(options, num_replicas=2))).config.models
     assert model.max_num_replicas == most
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"num_replicas": 3}, 3),
+        ({"num_replicas": "auto"}, 1),
+        ({"num_replicas": "auto", "autoscaling_config": {"min_replicas": 2}}, 2),
+        ({"num_replicas": None, "autoscaling_config": {"min_replicas": 0, "max_replicas": 4}}, 1),
+        ({"max_ongoing_requests": 300}, 2),
+    ],
+)
+def test_of_gateways_that_scale_the_least_count(
+    tmp_path: Path, options: dict[str, Any], least: int
+) -> None:
+    document = beside({})
+    document["applications"][0]["args"]["config"]["gateway"] = {"num_replicas": 2}
+    document["applications"][0]["deployments"] = [{"name": "gateway", **options}]
+    found = read_deployed_config(write(tmp_path, document))
+    assert found.config.gateway.num_replicas == least
+    assert found.built.gateway.num_replicas == 2
 
 
 def test_a_model_sleeps_where_gateways_know_it(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 from deployments.http.documented_api import DocumentedApi
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig, ServeConfig, default_config, parse_config
+from hdserve.config.deployed import DeployedConfig, as_it_is
 from hdserve.doctor import machine
 from hdserve.doctor.cluster import Cluster, read_cluster
 from hdserve.doctor.configuration import (
@@ -44,7 +45,7 @@ from hdserve.doctor.configuration import (
     check_settings,
     check_telemetry,
 )
-from hdserve.doctor.diagnosis import diagnose
+from hdserve.doctor.diagnosis import as_placed, diagnose
 from hdserve.doctor.finding import Finding, Verdict
 from hdserve.doctor.machine import check_cluster, check_packages, check_port, check_ray
 from hdserve.doctor.model import check_compiler, check_device, check_model, check_weights
@@ -577,13 +578,25 @@ def test_memory_that_the_application_has_taken(monkeypatch: pytest.MonkeyPatch) 
     config = parse_config({"models": [{**MODELS[0], "engine": {"device": "cpu"}}]})
 
     def failures(port: int) -> set[str]:
-        found = diagnose(config, port, "")
+        found = diagnose(as_it_is(config), port, "")
         return {each.subject for each in found if each.verdict is Verdict.FAILURE}
 
     assert failures(free_port()) == {"memory", "m: memory"}
     answer = b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(API, separators=(",", ":")).encode()
     with contextlib.closing(Answering(answer)) as server:
         assert failures(server.port) == set()
+
+
+@pytest.mark.parametrize(("built", "beside", "num_gpus"), [(1, 6, 1), (6, 1, 0)])
+def test_gpus_are_those_of_the_arguments(built: int, beside: int, num_gpus: float) -> None:
+    """What is next to them changes how many replicas there are, not what each reserves."""
+    config, other = (
+        parse_config({"models": [{**MODELS[0], "num_replicas": number}]})
+        for number in (beside, built)
+    )
+    nodes = [{"CPU": 8.0, "GPU": 4.0}]
+    (model,) = as_placed(DeployedConfig(config, other), Cluster(nodes, nodes)).models
+    assert (model.num_gpus, model.max_num_replicas) == (num_gpus, beside)
 
 
 @pytest.mark.parametrize(

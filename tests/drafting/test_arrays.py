@@ -33,6 +33,11 @@ def test_the_example() -> None:
         follow(drafter, seq, DraftTree(seq.token_ids[-1], 0), [token])
     propose(drafter, seq, capacity=1)
     scratch = drafter._scratch
+    for hit, (number, level, total, *_) in enumerate(example("hits")):
+        found = scratch.hits[hit]
+        assert int(number) == found[arrays.HIT_INPUT]
+        assert found[arrays.HIT_LEVEL] == getattr(arrays, level)
+        assert found[arrays.HIT_TOTAL] == int(total)
     for row, (number, word, level, *inputs, evidence) in enumerate(example("candidates")):
         found = scratch.candidates[row]
         assert int(number) == row

@@ -10,8 +10,9 @@ CPU with AMX, bfloat16, not exact      any                                 ``OWN
 CPU with AVX-512 BF16, bfloat16        64 outputs or more, inputs a        ``PREPACKED``
                                        multiple of 32, weights of its own
                                        or of an embedding that only reads
-CPU with AVX2 alone, both dtypes       the same, in float32 inputs a       ``PREPACKED``
-                                       multiple of 8
+CPU with AVX2 alone, both dtypes       32 outputs or more, inputs a        ``PREPACKED``
+                                       multiple of 16, in float32 of 8,
+                                       weights as above
 other CPUs, and the other layers of    outputs a multiple of 4, inputs     ``SKINNY``
 those above, both dtypes               of the lanes of a vector: 16 or 8
 all else (float64, odd sizes,          any                                 ``OWN``

@@ -52,9 +52,10 @@ def answered(
     tokens: list[TokenInfo],
     num_each: int,
     parsers: tuple[type[ReasoningParser], type[ToolParser]] = (ThinkParser, HermesToolParser),
+    **more: Any,
 ) -> list[Event]:
     """The events of an answer of ``num_each`` tokens in each step."""
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, **more}
     body = ResponsesBody.parse({"model": "m", "input": "hi", **asked})
     made = ResponseEvents(body, "r", parsers[1])
     found: list[Event] = []
@@ -128,6 +129,20 @@ def test_what_is_said_has_its_tokens_and_no_others(size: int, num_each: int) -> 
     assert min(second) == 1 - len(tokens)
     whole = Response.model_validate(events[-1]["response"])
     assert whole.output_text == "Wait: Äh: Done."
+
+
+@pytest.mark.parametrize("num_each", [1, 3, 1000])
+def test_text_behind_a_call_that_is_dropped_has_its_own_tokens(num_each: int) -> None:
+    """Though the call, of which nothing is seen, begins with the same words."""
+    arguments = json.dumps({"name": "f", "arguments": {"a": "Do it. Done. " * 20}})
+    dropped = f"<tool_call>\n{arguments}\n</tool_call>"
+    tokens = tokens_of(f"Wait: {CALL}{dropped}Do it. Done.", 2)
+    tokens = [token._replace(logprob=-float(place)) for place, token in enumerate(tokens)]
+    events = written(answered(tokens, num_each, parallel_tool_calls=False))
+    first, second = told(events)
+    assert (joined(tokens, first), joined(tokens, second)[-12:]) == ("Wait: ", "Do it. Done.")
+    assert len(second) <= 7
+    assert min(second) == 1 - len(tokens)
 
 
 HARMONY: tuple[type[ReasoningParser], type[ToolParser]] = (HarmonyParser, HarmonyToolParser)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hdserve.engine.kernels.prepacked_tiles import OUTPUTS_PER_BLOCK
 from hdserve.engine.kernels.registers import HAS_AMX
 from hdserve.engine.linear.choice import Kernel, kernel_for, kernels_of
 from hdserve.engine.linear.prepacked import prepacked_kernel
@@ -22,8 +23,8 @@ def test_sizes_decide(dtype: torch.dtype) -> None:
         (64, 64, best),
         (64, 100, best),
         (64, 101, odd),
-        (64, 60, Kernel.SKINNY),
-        (64, 61, Kernel.OWN),
+        (64, OUTPUTS_PER_BLOCK - 4, Kernel.SKINNY),
+        (64, OUTPUTS_PER_BLOCK - 3, Kernel.OWN),
         (63, 64, Kernel.OWN),
     ):
         layer = make_layer(num_inputs, num_outputs, dtype)
