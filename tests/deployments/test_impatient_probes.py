@@ -8,20 +8,13 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from ray import serve
 
-from deployments.gateway import gateway_deployment
 from deployments.generation import ModelInfo
 from deployments.replica.heartbeat import AnswersCalls
-from deployments.runtime import actor_options
-from hdserve.access import Access
-from hdserve.config import ModelConfig, ServeConfig
-from tests.clusters import connected_cluster
-from tests.ports import free_port
+from tests.deployments.gateways import INFO, running_gateway
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 PATIENCE_S = 60.0
 
 
@@ -30,21 +23,14 @@ class Slow(AnswersCalls):
 
     async def describe(self) -> ModelInfo:
         await asyncio.sleep(0.5)
-        return ModelInfo("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
+        return INFO
 
 
 @pytest.fixture
 def base_url() -> Iterator[str]:
     """Where a gateway of a slow model answers."""
-    port = free_port()
-    model = serve.deployment(ray_actor_options=actor_options(0.1, 1000))(Slow)
-    with connected_cluster(2):
-        try:
-            serve.start(http_options={"port": port})
-            serve.run(gateway_deployment(CONFIG, {"m": model.bind()}, Access()))
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
+    with running_gateway(Slow) as url:
+        yield url
 
 
 def test_a_probe_that_gives_up(base_url: str) -> None:

@@ -15,8 +15,8 @@ from deployments.model_infos import ModelInfos
 from deployments.replica.heartbeat import AnswersCalls
 from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped
+from tests.deployments.gateways import INFO
 
-INFO = ModelInfo("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 
 

@@ -14,9 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ray import serve
 
-from deployments.gateway import gateway_deployment
 from deployments.generation import (
     HEARTBEAT,
     Delta,
@@ -26,13 +24,10 @@ from deployments.generation import (
     Summary,
 )
 from deployments.replica.heartbeat import AnswersCalls
-from deployments.runtime import actor_options
-from hdserve.access import Access
-from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
+from hdserve.config import GatewayConfig
 from hdserve.core import DraftCounts
-from tests.clusters import connected_cluster
+from tests.deployments.gateways import INFO, running_gateway
 from tests.marked_processes import standing_still
-from tests.ports import free_port
 from tests.waiting import WAIT_S, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -40,7 +35,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 MAX_SILENCE_S = 2.0
 SIGN_S = 0.5
 LIMITS = GatewayConfig(max_replica_silence_s=MAX_SILENCE_S, stream_keep_alive_s=SIGN_S)
-CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),), gateway=LIMITS)
 ROUTER = {
     "request_router_class": "deployments.routers.SessionRouter",
     "request_router_kwargs": {"max_lead": 8, "max_silence_s": MAX_SILENCE_S},
@@ -67,22 +61,15 @@ class Telling(AnswersCalls):
         return [os.getpid()]
 
     async def describe(self) -> ModelInfo:
-        return ModelInfo("m", 1024, "float32", "cpu", False, True, 1, 1, 1, 0, 0, 0, (), "f")
+        return INFO
 
 
 @pytest.fixture(scope="module")
 def base_url() -> Iterator[str]:
     """Where a gateway of a model with two replicas answers."""
-    port = free_port()
     options = {"num_replicas": 2, "max_ongoing_requests": 100, "request_router_config": ROUTER}
-    model = serve.deployment(ray_actor_options=actor_options(0.1, 1000), **options)(Telling)
-    with connected_cluster(2):
-        try:
-            serve.start(http_options={"port": port})
-            serve.run(gateway_deployment(CONFIG, {"m": model.bind()}, Access()))
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
+    with running_gateway(Telling, limits=LIMITS, **options) as url:
+        yield url
 
 
 def silences(base_url: str) -> float:
