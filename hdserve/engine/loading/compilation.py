@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost, num_rows_to_measure
 from hdserve.engine.loading.model_check import relative_errors, tolerance, trial_text
+from hdserve.engine.native.compiler import vector_instructions
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
@@ -70,7 +72,7 @@ def compile_model(
     Raises:
         UnsupportedModel: it cannot be compiled, or gives different results compiled.
     """
-    is_packed = can_pack(model.module)
+    is_packed = can_pack(model.module) and "amx" in _vector_instructions(model)
     if is_repeating is None:
         is_repeating = not is_packed and should_repeat(model.module)
     if is_repeating:
@@ -84,6 +86,21 @@ def compile_model(
             )
     unroll_layers(model.module)
     return _compile(model, is_packed=is_packed, uses_native=uses_native)
+
+
+def _vector_instructions(model: LoadedModel) -> str:
+    """Those of the compiled code of a model on a CPU."""
+    if model.device.type != "cpu":
+        return ""
+    found = vector_instructions()
+    if not found:
+        logger.warning(
+            "PyTorch's compiler finds no vector instructions that it can use, so compiled code is "
+            "slow: the C++ compiler is too old for this processor, or %s cannot start or load "
+            "what PyTorch tries them with",
+            sys.executable,
+        )
+    return found
 
 
 def _compile(model: LoadedModel, **options: bool) -> CompiledForward:

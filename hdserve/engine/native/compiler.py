@@ -36,6 +36,18 @@ def find_compiler() -> str | None:
     return None
 
 
+def vector_instructions() -> str:
+    """The vector instructions in the code of PyTorch's compiler; empty if there are none.
+
+    They are those of the processor that the C++ compiler knows, too, if a process that PyTorch
+    starts can load code with them.
+    """
+    from torch._inductor.cpu_vec_isa import pick_vec_isa  # tries them, which takes seconds
+
+    found = pick_vec_isa()
+    return str(found) if found.bit_width() else ""
+
+
 def compile_library(source: Path) -> Path:
     """Compile ``source``, which may use PyTorch's C++ interface, to a shared library.
 

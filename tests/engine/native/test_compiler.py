@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,25 @@ def test_what_the_compiler_says_is_told_in_short(source: Path, folder: Path) -> 
         compile_library(source)
     assert len(str(caught.value)) < 500
     assert not [*folder.glob("*.so")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_vector_instructions_are_those_that_a_process_can_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_hidden: bool
+) -> None:
+    """The process that PyTorch starts finds modules where this one does: also one that hides
+    Python's own."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    if is_hidden:
+        (tmp_path / "ctypes.py").write_text("raise ImportError")
+    program = (
+        "import sys, hdserve.engine.native.compiler as compiler; "
+        f"sys.path.insert(0, {str(tmp_path)!r}); print(compiler.vector_instructions())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert bool(done.stdout.strip()) is not is_hidden
 
 
 def test_without_one_python_does_it(
