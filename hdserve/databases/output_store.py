@@ -192,7 +192,7 @@ class OutputStore:
         return directory_name(namespace) in self._files.incomplete
 
     def has_flushed(self, namespace: str) -> bool:
-        """Whether this process has flushed ``namespace`` since this was opened."""
+        """Whether this process has flushed ``namespace``, and the disk does not know it yet."""
         return namespace in self._flushed_here
 
     def knows_newer_flush(self, namespace: str, than: OutputStore) -> bool:
@@ -437,6 +437,9 @@ class OutputStore:
             raise
         with lock:
             work.finish()
+            if work.is_flushed and not files.is_flush_due:
+                self._flushed_here.discard(namespace)
+                self._files.flushed_versions[namespace] = work.state.flushed_version
 
     def _close_logs(self, files: NamespaceFiles) -> None:
         """Close what is open of a namespace; a log that may have lost something is written again,

@@ -231,6 +231,21 @@ def test_one_that_cannot_write_everything_is_not_closed(config):
     assert ModelDatabaseActor(KEY, ModelDatabaseConfig()).close() is None
 
 
+def test_one_that_was_closed_and_goes_on_flushes_nothing_again(config):
+    """What came behind the flush is there, in memory and on the disk."""
+    actor = ModelDatabaseActor(KEY, config)
+    reader = Reader(actor, "r", "n")
+    actor.publish(message(0, 3))
+    actor.flush("n")
+    actor.publish(message(1, 3))
+    assert actor.close() is None
+    actor.publish(message(2, 3))
+    assert actor.close() is None
+    assert actor.close() is None
+    assert reader.read() == [1, 2]
+    assert Reader(ModelDatabaseActor(KEY, config), "r", "n").read() == [1, 2]
+
+
 def disk_that_stands_still(monkeypatch) -> tuple[threading.Event, threading.Event]:
     """Events: somebody waits for the disk; it goes on."""
     is_waiting, goes_on = threading.Event(), threading.Event()
