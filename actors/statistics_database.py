@@ -254,9 +254,11 @@ def call(actor: Any, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S)
         DatabaseGone: it took too long.
         RayError: the actor could not be reached.
     """
+    answer = getattr(actor, method).remote(*args)
     try:
-        return ray.get(getattr(actor, method).remote(*args), timeout=timeout_s)
+        return ray.get(answer, timeout=timeout_s)
     except GetTimeoutError as error:
+        ray.cancel(answer)  # it may not have begun, and is asked again
         raise DatabaseGone(f"the statistics actor did not answer: {method}") from error
     except RayTaskError as error:
         if isinstance(error.cause, DatabaseError):

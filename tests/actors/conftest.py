@@ -1,13 +1,17 @@
 """What several tests of the actors run with."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+import ray
 
+from actors import detached
 from hdserve.config import ModelDatabaseConfig
 from tests.actors.corpora import make_corpus
+from tests.actors.listeners import Listener
 from tests.clusters import local_ray
 
 
@@ -16,6 +20,22 @@ def ray_cluster() -> Iterator[None]:
     """One real Ray cluster; it ends with the package, as other tests start their own."""
     with local_ray():
         yield
+
+
+@pytest.fixture
+def place(ray_cluster: None) -> Iterator[Callable[[], Any]]:
+    """Places listeners of which only one has room, the oldest."""
+    (node,) = (name for name in ray.cluster_resources() if name.startswith("node:1"))
+    placed: list[Any] = []
+
+    def place_listener() -> Any:
+        name = f"listener-{uuid4().hex}"
+        placed.append(detached.get_or_create(Listener, name, 0, {node: 1}))
+        return placed[-1]
+
+    yield place_listener
+    for actor in placed:
+        ray.kill(actor)
 
 
 @pytest.fixture

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import ray
 
-from actors import detached
 from actors import link as links
 from actors.link import ActorLink, ActorUnreachable
 from hdserve.errors import DatabaseError, SnapshotError
@@ -30,35 +28,6 @@ def read(answer: bytes) -> str:
     if answer == b"?":
         raise SnapshotError("of another version")
     return answer.decode()
-
-
-class Listener:
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self._told: list[bytes] = []
-
-    def tell(self, message: bytes) -> None:
-        self._told.append(message)
-
-    def told(self) -> list[bytes]:
-        return self._told
-
-
-@pytest.fixture
-def place(ray_cluster: None) -> Iterator[Callable[[], Any]]:
-    """Places listeners of which only one has room, the oldest."""
-    (node,) = (name for name in ray.cluster_resources() if name.startswith("node:1"))
-    placed: list[Any] = []
-
-    def place_listener() -> Any:
-        name = f"listener-{uuid4().hex}"
-        placed.append(detached.get_or_create(Listener, name, 0, {node: 1}))
-        return placed[-1]
-
-    yield place_listener
-    for actor in placed:
-        ray.kill(actor)
 
 
 @pytest.mark.ray

@@ -1,7 +1,9 @@
 """Corpora are offered by their content, and handed out file by file; the last choice counts."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -12,8 +14,9 @@ from actors.local_corpora import ensure_local
 from actors.statistics_database import Choice, StatisticsClient, StatisticsDatabaseActor
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import MAX_CORPORA, MAX_LICENCES
-from hdserve.errors import DatabaseError
+from hdserve.errors import DatabaseError, DatabaseGone
 from tests.actors.corpora import NUM_BYTES, contents, make_corpus
+from tests.waiting import WAIT_S
 
 
 def chosen(actor: StatisticsDatabaseActor, directory: str) -> Choice:
@@ -222,3 +225,16 @@ def test_a_directory_is_offered_as_it_was_registered_last(corpus, fingerprint):
     assert actor.checksums(after.corpus_id).keys() == after.sizes.keys()
     with pytest.raises(DatabaseError, match="no corpus"):
         actor.checksums(before.corpus_id)
+
+
+@pytest.mark.ray
+def test_a_call_that_took_too_long_is_withdrawn(place: Callable[[], Any]) -> None:
+    """While no node has room for the actor, questions do not pile up that are asked again."""
+    holder, waiting = place(), place()
+    ray.get(holder.told.remote())
+    for _ in range(3):
+        with pytest.raises(DatabaseGone, match="did not answer: tell"):
+            statistics_database.call(waiting, "tell", b"early", timeout_s=0.1)
+    after = waiting.told.remote()
+    ray.kill(holder)
+    assert ray.get(after, timeout=WAIT_S) == []
