@@ -150,7 +150,7 @@ class SequenceDecoder:
         if not may_be_chosen:
             shaped = self._shaped(logits, may_end=self.grammar is not None)
             token_id, may_be_chosen = choose_checked(logits, shaped, params, key)
-            if not may_be_chosen and not self._has_failed_grammar:
+            if token_id == NO_TOKEN or not (may_be_chosen or self._has_failed_grammar):
                 raise NoToken
         if self.logits_processor is not None:
             self.logits_processor.push(token_id)

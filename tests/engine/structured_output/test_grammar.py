@@ -516,6 +516,26 @@ def test_a_grammar_that_fails_ends_its_sequence_alone() -> None:
     assert other.finish_reason is not FinishReason.ERROR
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_grammar_that_fails_where_the_model_makes_no_numbers_ends_its_sequence_alone(
+    logprobs: int | None,
+) -> None:
+    """Both behind the first token."""
+    grammars = Grammars(TOKENIZER, 260, {256}, step_fuel=1)
+    model, first = make_byte_model(), ord("a")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[first] = float("nan")
+    text = grammar.regex("(a|b)*a(a|b){40}")
+    params = {"grammar": text, "logit_bias": {first: 100.0}, "logprobs": logprobs}
+    failing = make_sequence("failing", [5, 6, 7], **params)
+    others = {"temperature": 0.0, "logit_bias": {first: -100.0}, "ignore_eos": True}
+    other = make_sequence("other", [5, 6, 8], **others, max_tokens=4)
+    run(make_engine(model=model, tokenizer=TOKENIZER, grammars=grammars), [failing, other])
+    assert failing.finish_reason is FinishReason.ERROR
+    assert failing.num_output_tokens == 1
+    assert other.num_output_tokens == 4
+
+
 def test_texts_go_on_where_the_lexer_is_full() -> None:
     """Each needs a few hundred states, all of them together more than there may be: those that run
     then go on in a grammar that is compiled anew, with the same masks, and share that one."""
