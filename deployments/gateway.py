@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.logs import log_with_serve
 from deployments.deadline import Deadline
-from deployments.generation import GenerationRequest, ModelInfo, Records
+from deployments.generation import GenerationRequest, ModelInfo, Records, Summary
 from deployments.http.body_room import BodyRoom
 from deployments.http.errors import RETRY_AFTER_S
 from deployments.http.metrics import HttpMetrics
@@ -187,13 +187,13 @@ class Gateway:
         name = config.name
         self._refusals.check(name, num_sequences)
         pauses_s = iter(_RETRY_PAUSES_S)
-        was_refused = has_begun = False
+        was_refused = has_begun = is_complete = False
         with self._answering():
             while True:
                 async with aclosing(self._servers.generate(name, request, deadline)) as found:
                     try:
                         async for records in found:
-                            has_begun = True
+                            has_begun, is_complete = True, isinstance(records[-1], Summary)
                             yield records
                         return
                     except Overloaded as error:
@@ -206,7 +206,7 @@ class Gateway:
                         if pause_s < 0 or has_begun:
                             raise
                     except (RequestTimeout, GeneratorExit):
-                        if deadline.is_over:
+                        if deadline.is_over and not is_complete:
                             self.http_metrics.timed_out(name)
                         raise
                 request = replace(request, session_id="")

@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.cancelling import cancel_stream
 from deployments.deadline import Deadline
-from deployments.generation import GenerationRequest, Records
+from deployments.generation import GenerationRequest, Records, Summary
 from deployments.request_faults import without_fault
 from deployments.silence import SilenceWatch
 from hdserve.errors import BodyTooLarge, EngineStopped, HdserveError, Overloaded, RequestError
@@ -105,8 +105,12 @@ class ModelServers:
     async def _messages(
         self, model: str, begin: Callable[[Any], Any], deadline: Deadline
     ) -> AsyncGenerator[tuple[Any, ...]]:
-        """Yield the messages of a stream that ``begin`` begins, but for heartbeats."""
+        """Yield the messages of a stream that ``begin`` begins, but for heartbeats.
+
+        Closing it ends the call, which after the summary ends on its own.
+        """
         stream = watch = None
+        is_complete = False
         try:
             stream = begin(self._streaming[model])
             watch = SilenceWatch(stream, self._max_silence_s)
@@ -114,6 +118,7 @@ class ModelServers:
                 async for message in stream:
                     watch.is_waiting = False
                     if found := without_fault(message):
+                        is_complete = isinstance(found[-1], Summary)
                         yield found
                     watch.wait()
         except RequestError:
@@ -124,7 +129,7 @@ class ModelServers:
         except Exception as error:
             raise self._reason(model, deadline, watch) or translated(error) from error
         except BaseException:  # closed or cancelled
-            if stream is not None:
+            if not (stream is None or is_complete):
                 cancel_stream(stream)
             raise
 

@@ -28,6 +28,8 @@ from tests.serving import ServedApplication
 
 MODEL = "hdserve-mini"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+OTHER_TRACE_ID = "d" * 32
+NUM_SHORT = 20
 PARENT_ID = "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 SECRET = "zebra"
@@ -236,9 +238,16 @@ def test_one_trace_from_the_client_to_the_steps(tmp_path: Path) -> None:
             answer = httpx.post(url, json=body, headers=traced, timeout=60).json()
             counts = answer["metrics"]["speculative_decoding"]
             spans = sink.wait(4 + counts["num_steps"], TRACE_ID)
+            short = {**body, "max_tokens": 1}
+            for number in range(NUM_SHORT):
+                of_other = {"traceparent": TRACEPARENT.replace(TRACE_ID, OTHER_TRACE_ID)}
+                streamed = {**short, "stream": number % 2 == 0}
+                httpx.post(url, json=streamed, headers=of_other, timeout=60).raise_for_status()
+            others = sink.wait(4 * NUM_SHORT, OTHER_TRACE_ID)
         finally:
             served.stop()
-        assert {span.trace_id for span in sink.spans} == {TRACE_ID}
+        assert {span.trace_id for span in sink.spans} == {TRACE_ID, OTHER_TRACE_ID}
+        assert not [span.name for span in (*spans, *others) if span.has_failed]
         by_name = {span.name: span for span in spans}
         http, chat = by_name["POST /v1/chat/completions"], by_name[f"chat {MODEL}"]
         assert (http.service, http.parent_id) == ("hdserve-gateway", PARENT_ID)
