@@ -86,7 +86,7 @@ class Replay:
             on_row: called after each request.
         """
         for row in rows:
-            seq = _sequence(row)
+            seq = _sequence(row, row.name)
             seq.token_ids += row.response
             self._database.record(seq)
             if on_row is not None:
@@ -114,7 +114,9 @@ class Replay:
         while waiting or running:
             if waiting and len(running) < self._concurrency:
                 number, row = waiting.popleft()
-                running.append(self._start(row, f"request {number}", journal))
+                taken = {request.seq.request_id for request in running}
+                request_id = row.name if row.name not in {"", *taken} else f"{row.name}#{number}"
+                running.append(self._start(row, request_id, f"request {number}", journal))
                 continue
             request = running.popleft()
             if request.seq.num_output_tokens < len(request.row.response):
@@ -125,10 +127,10 @@ class Replay:
             if on_row:
                 on_row()
 
-    def _start(self, row: ReplayRow, unit: str, journal: Journal) -> _Running:
+    def _start(self, row: ReplayRow, request_id: str, unit: str, journal: Journal) -> _Running:
         if self._mode is ReplayMode.COLD:
             self._database.clear()
-        seq = _sequence(row)
+        seq = _sequence(row, request_id)
         begin = time.perf_counter()
         self._drafters.start(seq)
         request = _Running(seq, row, unit, time.perf_counter() - begin)
@@ -217,7 +219,7 @@ def verify_recorded(tree: DraftTree, remaining: Sequence[int]) -> Acceptance:
     return Acceptance(tuple(path), tuple(chosen))
 
 
-def _sequence(row: ReplayRow) -> RequestSequence:
-    seq = RequestSequence(row.name, list(row.prompt), SamplingParams(temperature=0.0))
+def _sequence(row: ReplayRow, request_id: str) -> RequestSequence:
+    seq = RequestSequence(request_id, list(row.prompt), SamplingParams(temperature=0.0))
     seq.max_total_tokens = len(row.prompt) + len(row.response)
     return seq

@@ -17,6 +17,7 @@ from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import INFO_NAME
 from hdserve.databases.table_merge import find_count_shifts
+from hdserve.drafting.registry import known_drafters
 from hdserve.errors import ConfigError, DatabaseError
 from hdserve.journal import file_digest
 
@@ -64,10 +65,15 @@ def drafting_in(path: Path, data: Any) -> DraftingConfig:
 
 def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
     """Return ``config`` with a lower limit for the scores of every drafter that takes one."""
-    drafters = tuple(
-        DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
-        for drafter in config.drafters
-    )
+    known = known_drafters()
+
+    def limited(drafter: DrafterConfig) -> DrafterConfig:
+        found = known.get(drafter.name)
+        if found is None or "min_score" not in found.options_model.model_fields:
+            return drafter
+        return DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
+
+    drafters = tuple(map(limited, config.drafters))
     return config.model_copy(update={"drafters": drafters})
 
 

@@ -18,7 +18,7 @@ from hdserve.bench.replay_files import ReplayRow, read_replay
 from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import load_drafting, open_statistics
 from hdserve.cli.commands import app
-from hdserve.core import Source
+from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
 from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
@@ -77,6 +77,26 @@ def test_a_drafter_that_fails_is_named(call: str, has_others: bool) -> None:
     reason = rf"^drafter junk failed in {call} of request r0: KeyError: 7 \(test_replay.py:\d+\)$"
     with pytest.raises(HdserveError, match=reason):
         replay.run(_rows(ANSWER))
+
+
+@pytest.mark.parametrize("name", ["", "r"])
+def test_requests_of_one_name_that_run_together_are_told_apart(name: str) -> None:
+    """As drafters may keep what they know of a request by its id."""
+    running: set[str] = set()
+
+    class Keeping(JunkDrafter):
+        def start(self, seq: Sequence) -> None:
+            assert seq.request_id not in running
+            running.add(seq.request_id)
+
+        def finish(self, seq: Sequence) -> None:
+            running.remove(seq.request_id)
+
+    rows = [ReplayRow(name, "t", (1, 3, 4), ANSWER[:length]) for length in (9, 5, 2, 7, 9)]
+    replay = Replay([Keeping(100)], ModelDatabase(1 << 20), ReplayMode.ONLINE, 8, 24, 3)
+    replay.run(rows)
+    assert not running
+    assert replay.result.num_requests == len(rows)
 
 
 def _fail(*_: Any) -> None:
@@ -232,6 +252,13 @@ def test_command_writes_its_figures(tmp_path: Path) -> None:
     assert figures["draft_latency_us"]["p50"] > 0
     assert figures["observe_latency_us"]["p99"] > 0
     assert figures["database_bytes"] > 0
+
+
+def test_a_limit_of_scores_is_for_drafters_that_take_one(tmp_path: Path) -> None:
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    arguments = ["--eval", str(evaluate), "--drafter", "prompt-lookup", "--floor", "0.01"]
+    result = CliRunner().invoke(app, ["bench", "replay", *arguments])
+    assert result.exit_code == 0, result.output
 
 
 def test_rows_without_a_task_are_one_beside_others(tmp_path: Path) -> None:
