@@ -41,7 +41,7 @@ help:
 setup: $(STAMP)
 
 # To pip, 2.13.0+cpu satisfies torch==2.13.0 in place of 2.13.0+cu130, so another build is forced;
-# what it depends on follows without force.
+# what it depends on follows without force, and from wherever there is the version wanted.
 $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c "import torch" 2>/dev/null || \
@@ -51,7 +51,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 	       "several GB; 'make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu' takes 200 MB"
 	@echo "setup 1/3: $(TORCH), 200 MB without CUDA; a minute or more"
 	@$(if $(NEW_INDEX),$(PIP) --force-reinstall --no-deps $(TORCH) $(FROM_INDEX))
-	@$(PIP) $(TORCH) $(FROM_INDEX)
+	@$(PIP) $(TORCH) $(subst --index-url,--extra-index-url,$(FROM_INDEX))
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'
 	@$(if $(NEW_INDEX),echo '$(NEW_INDEX)' >$(CHOSEN_INDEX))

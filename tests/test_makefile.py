@@ -46,7 +46,7 @@ def test_another_build_of_torch_replaces_the_one_that_is_installed(checkout: Pat
     for index in (CUDA, CPU):
         forced, *others = set_up(checkout, index)
         assert forced == f"--force-reinstall --no-deps {TORCH} --index-url {index}"
-        assert others == [f"{TORCH} --index-url {index}"]
+        assert others == [f"{TORCH} --extra-index-url {index}"]
 
 
 def test_nothing_is_installed_again(checkout: Path) -> None:
@@ -59,4 +59,4 @@ def test_new_versions_come_from_the_index_that_was_chosen(checkout: Path) -> Non
     set_up(checkout, CUDA)
     stamp = checkout / ".venv" / ".installed-stamp"
     os.utime(stamp, (0, 0))
-    assert set_up(checkout) == [f"{TORCH} --index-url {CUDA}"]
+    assert set_up(checkout) == [f"{TORCH} --extra-index-url {CUDA}"]

@@ -39,12 +39,16 @@ def free_bytes_of_share(free: int, total: int, num_own: int, share: float) -> fl
 
 def free_bytes_of_machine(memory_info: Path = MEMORY_INFO) -> float:
     """What Linux can give without swapping: the page cache, which fills a machine that has run long
-    or has just read a model, counts as free.  On other systems only unused pages."""
+    or has just read a model, counts as free.  On other systems only unused pages, or half of all
+    where those are not told, as on macOS."""
     for line in read(memory_info).splitlines():
         name, _, number = line.partition(":")
         if name == "MemAvailable":
             return float(number.removesuffix("kB")) * 1024
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    page_bytes = float(os.sysconf("SC_PAGE_SIZE"))
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return page_bytes * os.sysconf("SC_AVPHYS_PAGES")
+    return page_bytes * os.sysconf("SC_PHYS_PAGES") / 2
 
 
 def free_bytes_of_group(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> float:

@@ -84,6 +84,15 @@ def test_what_the_system_keeps_of_files_is_free(tmp_path: Path) -> None:
     assert 0 < free_bytes_of_machine(tmp_path / "missing") < math.inf
 
 
+def test_where_the_system_tells_only_of_all_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")
+    all_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert free_bytes_of_machine(tmp_path / "missing") == all_bytes / 2
+
+
 def test_this_machine_has_memory() -> None:
     """Some, and less than infinitely much."""
     assert 0 < free_bytes(torch.device("cpu")) < math.inf
