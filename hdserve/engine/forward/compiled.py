@@ -25,7 +25,7 @@ from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.linear.layers import set_native
 from hdserve.engine.linear.multiply_together import MultiplyTogether
 from hdserve.engine.linear.shared import is_plain, linear_layers_of
-from hdserve.engine.native.compiler import find_compiler
+from hdserve.engine.native.compiler import find_compiler, vector_instructions
 from hdserve.engine.native.declarations import declarations
 from hdserve.engine.native.operators import load_operators
 
@@ -106,13 +106,18 @@ def can_compile() -> bool:
 
 
 def can_pack(module: torch.nn.Module) -> bool:
-    """Whether the model's weights can be multiplied by the processor's tiles (AMX)."""
+    """Whether the model's weights can be multiplied by the processor's tiles (AMX), and PyTorch's
+    compiler uses them."""
     layers = [*linear_layers_of(module)]
     can_be = all(
         is_plain(layer) and has_amx_bf16(layer.weight.device, layer.weight.dtype)
         for layer in layers
     )
-    return can_be and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES
+    return (
+        can_be
+        and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES
+        and "amx" in vector_instructions()
+    )
 
 
 class CompiledForward:

@@ -72,7 +72,14 @@ def compile_model(
     Raises:
         UnsupportedModel: it cannot be compiled, or gives different results compiled.
     """
-    is_packed = can_pack(model.module) and "amx" in _vector_instructions(model)
+    if model.device.type == "cpu" and not vector_instructions():
+        logger.warning(
+            "PyTorch's compiler finds no vector instructions that it can use, so compiled code is "
+            "slow: the processor has none that it knows, or %s cannot start or load what it tries "
+            "them with",
+            sys.executable,
+        )
+    is_packed = can_pack(model.module)
     if is_repeating is None:
         is_repeating = not is_packed and should_repeat(model.module)
     if is_repeating:
@@ -86,21 +93,6 @@ def compile_model(
             )
     unroll_layers(model.module)
     return _compile(model, is_packed=is_packed, uses_native=uses_native)
-
-
-def _vector_instructions(model: LoadedModel) -> str:
-    """Those of the compiled code of a model on a CPU."""
-    if model.device.type != "cpu":
-        return ""
-    found = vector_instructions()
-    if not found:
-        logger.warning(
-            "PyTorch's compiler finds no vector instructions that it can use, so compiled code is "
-            "slow: the C++ compiler is too old for this processor, or %s cannot start or load "
-            "what PyTorch tries them with",
-            sys.executable,
-        )
-    return found
 
 
 def _compile(model: LoadedModel, **options: bool) -> CompiledForward:

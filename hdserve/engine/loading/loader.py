@@ -21,8 +21,9 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
 from hdserve.engine.attention.cpu_tree import max_attended_rows
 from hdserve.engine.attention.packed import ATTENTION_NAME, number_layers
+from hdserve.engine.forward.compiled import can_pack
 from hdserve.engine.forward.loaded_model import LoadedModel
-from hdserve.engine.hardware.devices import has_amx_bf16, pick_device, pick_dtype
+from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.engine.linear.layers import prepare_linear_layers
 from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
@@ -169,7 +170,7 @@ def prepare_model(
     first = next(module.parameters())
     dtype, device = first.dtype, first.device
     vocab_size = int(cast("Any", module).get_output_embeddings().weight.shape[0])
-    is_packed = config.compile is True and has_amx_bf16(device, dtype)
+    is_packed = config.compile is True and can_pack(module)
     prepare_linear_layers(module, config.exact is True and not is_packed)
     generation = generation or getattr(module, "generation_config", None)
     cast("Any", module).set_attn_implementation(ATTENTION_NAME)

@@ -37,14 +37,18 @@ def find_compiler() -> str | None:
 
 
 def vector_instructions() -> str:
-    """The vector instructions in the code of PyTorch's compiler; empty if there are none.
+    """The vector instructions, and tiles, in the code of PyTorch's compiler; empty if there are
+    none.
 
     They are those of the processor that the C++ compiler knows, too, if a process that PyTorch
-    starts can load code with them.
+    starts can load code with them.  It tries that once, which takes seconds.
     """
-    from torch._inductor.cpu_vec_isa import pick_vec_isa  # tries them, which takes seconds
+    try:
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    found = pick_vec_isa()
+        found = pick_vec_isa()
+    except Exception:  # there is no compiler, or nothing can be stored: compiling says so
+        return ""
     return str(found) if found.bit_width() else ""
 
 

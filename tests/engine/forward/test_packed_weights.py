@@ -12,8 +12,10 @@ from hdserve.config import EngineConfig
 from hdserve.core import Sequence
 from hdserve.drafting.base import Drafter
 from hdserve.engine.batch.shapes import Shapes
+from hdserve.engine.forward import compiled
 from hdserve.engine.forward.compiled import can_compile, can_pack
 from hdserve.engine.hardware.devices import has_amx_bf16
+from hdserve.engine.linear.shared import linear_layers_of
 from hdserve.engine.loading.compilation import CompilationResult, compile_in_background
 from hdserve.engine.loading.loader import prepare_model
 from tests.drafters import OracleDrafter
@@ -105,6 +107,20 @@ def test_only_what_amx_multiplies_is_packed() -> None:
     assert can_pack(make_model(dtype=torch.bfloat16)) == has_amx
     assert not can_pack(make_model(dtype=torch.float32))
     assert not can_pack(torch.nn.Sequential(torch.nn.ReLU()))
+
+
+def test_nothing_is_packed_where_the_compiler_uses_no_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the layers of exact models are our kernels then."""
+    monkeypatch.setattr(compiled, "vector_instructions", lambda: "avx512")
+    assert not can_pack(make_model(dtype=torch.bfloat16))
+    kinds = []
+    for compiles in (True, False):
+        config = EngineConfig(exact=True, compile=compiles)
+        module = prepare_model(make_model(dtype=torch.bfloat16), config).module
+        kinds.append([type(layer) for layer in linear_layers_of(module)])
+    assert kinds[0] == kinds[1]
 
 
 @needs_amx

@@ -31,6 +31,7 @@ from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.loading import compilation as compiling
 from hdserve.engine.loading.compilation import (
     CompilationResult,
     compile_in_background,
@@ -150,6 +151,16 @@ def test_no_number_of_rows_compiles_again(
             runner.forward([Chunk(segment, 0, make_prompt(length), DraftTree(3, 0))])
         for num_nodes in (0, 5, 30):
             runner.forward(list(make_work(runner, num_nodes, 3)))
+
+
+@pytest.mark.parametrize("instructions", ["", "avx2"])
+def test_code_without_vector_instructions_is_told(
+    instructions: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiling, "vector_instructions", lambda: instructions)
+    monkeypatch.setattr(compiling, "_compile", lambda *_, **__: None)
+    compiling.compile_model(prepare_model(make_model(num_hidden_layers=1), EngineConfig()))
+    assert ("finds no vector instructions" in caplog.text) is not bool(instructions)
 
 
 @needs_compiler
