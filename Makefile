@@ -50,7 +50,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 	  echo "PyTorch: no CPU build is offered, so its CUDA build is installed, a download of" \
 	       "several GB; 'make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu' takes 200 MB"
 	@echo "setup 1/3: $(TORCH), 200 MB without CUDA; a minute or more"
-	@$(if $(NEW_INDEX),$(PIP) --force-reinstall --no-deps $(TORCH) $(FROM_INDEX))
+	@$(if $(FROM_INDEX),$(PIP) $(if $(NEW_INDEX),--force-reinstall) --no-deps $(TORCH) $(FROM_INDEX))
 	@$(PIP) $(TORCH) $(subst --index-url,--extra-index-url,$(FROM_INDEX))
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'

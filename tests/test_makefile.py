@@ -59,4 +59,7 @@ def test_new_versions_come_from_the_index_that_was_chosen(checkout: Path) -> Non
     set_up(checkout, CUDA)
     stamp = checkout / ".venv" / ".installed-stamp"
     os.utime(stamp, (0, 0))
-    assert set_up(checkout) == [f"{TORCH} --extra-index-url {CUDA}"]
+    assert set_up(checkout) == [
+        f"--no-deps {TORCH} --index-url {CUDA}",
+        f"{TORCH} --extra-index-url {CUDA}",
+    ]
