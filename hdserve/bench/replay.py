@@ -114,9 +114,7 @@ class Replay:
         while waiting or running:
             if waiting and len(running) < self._concurrency:
                 number, row = waiting.popleft()
-                taken = {request.seq.request_id for request in running}
-                request_id = row.name if row.name not in {"", *taken} else f"{row.name}#{number}"
-                running.append(self._start(row, request_id, f"request {number}", journal))
+                running.append(self._start(row, number, journal))
                 continue
             request = running.popleft()
             if request.seq.num_output_tokens < len(request.row.response):
@@ -127,10 +125,11 @@ class Replay:
             if on_row:
                 on_row()
 
-    def _start(self, row: ReplayRow, request_id: str, unit: str, journal: Journal) -> _Running:
+    def _start(self, row: ReplayRow, number: int, journal: Journal) -> _Running:
+        unit = f"request {number}"
         if self._mode is ReplayMode.COLD:
             self._database.clear()
-        seq = _sequence(row, request_id)
+        seq = _sequence(row, f"{row.name}#{number}")
         begin = time.perf_counter()
         self._drafters.start(seq)
         request = _Running(seq, row, unit, time.perf_counter() - begin)

@@ -64,7 +64,11 @@ def drafting_in(path: Path, data: Any) -> DraftingConfig:
 
 
 def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
-    """Return ``config`` with a lower limit for the scores of every drafter that takes one."""
+    """Return ``config`` with a lower limit for the scores of every drafter that takes one.
+
+    Raises:
+        ConfigError: none does.
+    """
     known = known_drafters()
 
     def limited(drafter: DrafterConfig) -> DrafterConfig:
@@ -74,6 +78,9 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
         return DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
 
     drafters = tuple(map(limited, config.drafters))
+    if drafters == config.drafters:
+        names = ", ".join(each.name for each in drafters)
+        raise ConfigError(f"no drafter of these takes a least score: {names}")
     return config.model_copy(update={"drafters": drafters})
 
 

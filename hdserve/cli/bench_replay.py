@@ -81,7 +81,10 @@ class ReplayOptions:
         ),
     ] = None
     floor: Annotated[
-        float, typer.Option(help="Least score of a drafted token.", min=0.0, max=0.99)
+        float,
+        typer.Option(
+            help="Least score of a drafted token, of drafters that take one.", min=0.0, max=0.99
+        ),
     ] = 0.0
     share_prompts: Annotated[
         bool, typer.Option(help="Prompts enter the model database as well as responses.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -45,7 +46,7 @@ def _replay(drafter: object, rows: list[ReplayRow], mode: ReplayMode = ReplayMod
 
 def test_oracle_takes_one_step_for_five_tokens() -> None:
     """9 tokens follow the first: a step of 5 drafted and a bonus, then one of the last 3."""
-    futures = {"r0": [1, 3, 4, *ANSWER]}
+    futures = {"r0#0": [1, 3, 4, *ANSWER]}
     result = _replay(OracleDrafter(futures), _rows(ANSWER)).result
     assert (result.num_tokens, result.num_steps) == (9, 2)
     assert result.mean_acceptance_length == 4.5
@@ -55,7 +56,7 @@ def test_oracle_takes_one_step_for_five_tokens() -> None:
 @pytest.mark.parametrize("is_oracle_first", [True, False])
 def test_an_oracle_beside_another_drafter_counts(is_oracle_first: bool) -> None:
     """Behind one that fills the tree, too."""
-    drafters = [OracleDrafter({"r0": [1, 3, 4, *ANSWER]}), JunkDrafter(100)]
+    drafters = [OracleDrafter({"r0#0": [1, 3, 4, *ANSWER]}), JunkDrafter(100)]
     if not is_oracle_first:
         drafters.reverse()
     replay = Replay(drafters, ModelDatabase(1 << 20), ReplayMode.COLD, 8, 24)
@@ -74,7 +75,7 @@ def test_a_drafter_that_fails_is_named(call: str, has_others: bool) -> None:
 
     drafters = [Failing(100), *([JunkDrafter(100)] if has_others else [])]
     replay = Replay(drafters, ModelDatabase(1 << 20), ReplayMode.COLD, 8, 24)
-    reason = rf"^drafter junk failed in {call} of request r0: KeyError: 7 \(test_replay.py:\d+\)$"
+    reason = rf"^drafter junk failed in {call} of request r0#0: KeyError: 7 \(test_replay.py:\d+\)$"
     with pytest.raises(HdserveError, match=reason):
         replay.run(_rows(ANSWER))
 
@@ -255,10 +256,17 @@ def test_command_writes_its_figures(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_scores_is_for_drafters_that_take_one(tmp_path: Path) -> None:
+    """One of them must."""
     evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
-    arguments = ["--eval", str(evaluate), "--drafter", "prompt-lookup", "--floor", "0.01"]
-    result = CliRunner().invoke(app, ["bench", "replay", *arguments])
-    assert result.exit_code == 0, result.output
+    path = tmp_path / "drafting.yaml"
+
+    def replay(*names: str) -> Result:
+        path.write_text(json.dumps({"drafters": [{"name": name} for name in names]}))
+        arguments = ["--eval", str(evaluate), "--config", str(path), "--floor", "0.01"]
+        return CliRunner().invoke(app, ["bench", "replay", *arguments])
+
+    assert replay("hierarchy", "prompt-lookup").exit_code == 0
+    assert "takes a least score: prompt-lookup" in str(replay("prompt-lookup").exception)
 
 
 def test_rows_without_a_task_are_one_beside_others(tmp_path: Path) -> None:
