@@ -142,6 +142,29 @@ def test_a_silent_replica_is_not_waited_for(num_deltas: int) -> None:
     assert counts["hdserve_request_timeouts"] == 0
 
 
+@pytest.mark.parametrize(
+    ("replica", "num_timeouts"),
+    [
+        (serve.deployment(Failing).bind(EngineGone("gone"), 0, 0), 0),
+        (serve.deployment(Silent).bind(1), 1),
+    ],
+)
+def test_an_answer_that_was_given_in_full_is_no_timeout(replica: Any, num_timeouts: int) -> None:
+    """Though its reader comes back for more after its time."""
+    handle: Any = serve.run(replica, name="timed", _local_testing_mode=True)
+    gateway = Gateway(CONFIG, {"m": handle})
+
+    async def read() -> None:
+        found = gateway.generate("m", GenerationRequest("id"), Deadline(0.5))
+        assert await anext(found)
+        await asyncio.sleep(0.6)
+        await found.aclose()
+
+    asyncio.run(read())
+    counts = {sample.name: sample.value for sample in gateway.http_metrics.samples()}
+    assert counts["hdserve_request_timeouts"] == num_timeouts
+
+
 def test_the_list_of_models_knows_what_a_replica_said_last() -> None:
     """Also when it said so to another who asked."""
     application = serve.deployment(Shrinking).bind()

@@ -243,7 +243,7 @@ def test_one_trace_from_the_client_to_the_steps(tmp_path: Path) -> None:
                 of_other = {"traceparent": TRACEPARENT.replace(TRACE_ID, OTHER_TRACE_ID)}
                 streamed = {**short, "stream": number % 2 == 0}
                 httpx.post(url, json=streamed, headers=of_other, timeout=60).raise_for_status()
-            others = sink.wait(4 * NUM_SHORT, OTHER_TRACE_ID)
+            others = sink.wait(5 * NUM_SHORT, OTHER_TRACE_ID)
         finally:
             served.stop()
         assert {span.trace_id for span in sink.spans} == {TRACE_ID, OTHER_TRACE_ID}
