@@ -191,11 +191,16 @@ def unforced(grammar: str) -> str:
     return json.dumps({"grammars": [start, {**first, "name": "unforced"}, *others]})
 
 
-def spells(grammar: str, text: str) -> bool:
-    """Tell whether ``text`` may occur in a literal, a pattern or a schema of ``grammar``."""
+def spells_any(grammar: str, texts: Iterable[str]) -> bool:
+    """Tell whether one of ``texts`` may occur in a literal, a pattern or a schema of ``grammar``,
+    which may be long."""
     bare = grammar.replace("\\", "")
-    spellings = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
-    return any(spelling.replace("\\", "") in bare for spelling in spellings)
+    spellings = {
+        json.dumps(text, ensure_ascii=is_ascii)[1:-1].replace("\\", "")
+        for text in texts
+        for is_ascii in (True, False)
+    }
+    return any(spelling in bare for spelling in spellings)
 
 
 def quoted(text: str) -> str:

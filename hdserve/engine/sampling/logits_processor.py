@@ -48,7 +48,7 @@ class LogitsProcessor:
     ) -> None:
         self._params, self._allowed = params, allowed
         self._chosen: list[int] = []
-        self._seen = sorted(set(token_ids))
+        self._seen = sorted(set(token_ids)) if params.repetition_penalty != 1.0 else []
         self._ending = sorted(ending_token_ids)
         self._vocab_size, self._device = vocab_size, device
 

@@ -25,7 +25,7 @@ from hdserve.engine.structured_output.trial import (
 )
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import GrammarsOverloaded, InvalidRequest, Unsupported
-from hdserve.grammar import spells, unforced, with_marks
+from hdserve.grammar import spells_any, unforced, with_marks
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Grammars:
         if num_bytes > MAX_KEPT_BYTES:
             return _too_complex(f"it takes over {MAX_KEPT_BYTES >> 20} MB")
         form = with_marks(grammar, self._special_token_id, self._tokenizer.eos_tokens)
-        if any(spells(form, text) for text in self._special_tokens):
+        if spells_any(form, self._special_tokens):
             form = unforced(form)
         return self._with_guide(self._compile_form(form, num_bytes))
 

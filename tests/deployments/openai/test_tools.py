@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
 from deployments.generation import Delta, GenerationRequest, Summary
+from deployments.off_loop import MAX_INLINE_SIZE
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_builder import CompletionBuilder
 from deployments.openai.protocol import ChatBody
@@ -557,3 +558,13 @@ def test_tools_of_too_many_values_together_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="more than 100000 values") as caught:
         request(tools=[tool("f"), tool("g")], tool_choice="required")
     assert caught.value.param == "tools"
+
+
+def test_a_long_call_is_much_to_read() -> None:
+    """So that it is read beside the event loop."""
+    builder = CompletionBuilder(ChatFormat(HermesToolParser), "m", "r", 1)
+    for part in ('<tool_call>{"name": "f", "arguments": {"a": "', 200_000 * "x", '"}}</tool_call>'):
+        builder.collect(Delta(0, 0, part, (1,), (0,), None, None))
+    assert builder.size > MAX_INLINE_SIZE
+    (call,) = builder.whole(SUMMARY)["choices"][0]["message"]["tool_calls"]
+    assert len(call["function"]["arguments"]) > 200_000
