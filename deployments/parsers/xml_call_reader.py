@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,9 @@ from hdserve.schema.references import referred
 
 Types = frozenset[str] | None
 """The JSON types that a value may have; ``None`` for any."""
+
+_MAX_PARTS = 1000
+"""Parts of an argument's schema that are read for its types."""
 
 _WORDS = {"True": True, "False": False, "None": None}
 """Python values that templates write where JSON has others."""
@@ -142,7 +146,8 @@ class ArgumentTypes:
 
 
 def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
-    """Return the JSON types that ``schema`` allows; ``None`` for any; text if nothing is described.
+    """Return the JSON types that ``schema`` allows; ``None`` for any, and where it has too many
+    parts to be read beside other answers; text if nothing is described.
 
     Args:
         root: the schema that references in ``schema`` are relative to.
@@ -150,18 +155,34 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
     if schema is None:
         return frozenset({"string"})
     try:
-        return _types_of(schema, root or {}, {})
+        return _types_of(schema, _Search(root or {}))
     except (RecursionError, ValueError):
         return None
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], found: dict[str, Types]) -> Types:
+@dataclass(slots=True)
+class _Search:
+    """How far types were sought below ``root``; those of references are known."""
+
+    root: Mapping[str, Any]
+    found: dict[str, Types] = field(default_factory=dict)
+    num_parts: int = 0
+
+
+def _types_of(schema: Any, search: _Search) -> Types:
+    """
+    Raises:
+        ValueError: there are too many parts.
+    """
     if not isinstance(schema, Mapping):
         return None
-    allowed = [_declared(schema), _of_values(schema), _of_reference(schema, root, found)]
+    search.num_parts += 1
+    if search.num_parts > _MAX_PARTS:
+        raise ValueError("too many parts")
+    allowed = [_declared(schema), _of_values(schema), _of_reference(schema, search)]
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), (list, tuple)):
-            types = [_types_of(item, root, found) for item in schema[key]]
+            types = [_types_of(item, search) for item in schema[key]]
             if key == "allOf":
                 allowed += types
             elif None not in types:
@@ -187,18 +208,16 @@ def _of_values(schema: Mapping[str, Any]) -> Types:
     return frozenset({"string"}) if is_text and all(isinstance(v, str) for v in values) else None
 
 
-def _of_reference(
-    schema: Mapping[str, Any], root: Mapping[str, Any], found: dict[str, Types]
-) -> Types:
+def _of_reference(schema: Mapping[str, Any], search: _Search) -> Types:
     """Return the types allowed by the target of ``$ref``.  Each reference is followed once;
     repeated within its target it allows nothing more."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or f"{reference}/"[:2] != "#/":
         return None
-    if reference not in found:
-        found[reference] = frozenset()
-        found[reference] = _types_of(referred(schema, root), root, found)
-    return found[reference]
+    if reference not in search.found:
+        search.found[reference] = frozenset()
+        search.found[reference] = _types_of(referred(schema, search.root), search)
+    return search.found[reference]
 
 
 def value_of(text: str, types: Types) -> Any:

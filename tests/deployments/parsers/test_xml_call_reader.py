@@ -285,6 +285,9 @@ def test_types_of_schemas() -> None:
     assert types_of({"oneOf": [{"type": "string"}, {}]}) is None
     assert types_of({"const": "a"}) == {"string"}
     assert types_of(True) is None
+    many = [{"type": "string"}] * 500
+    assert types_of({"anyOf": many}) == {"string"}
+    assert types_of({"anyOf": 3 * many}) is None
     assert value_of("[" * 100_000, None) == "[" * 100_000
 
 
