@@ -271,7 +271,8 @@ class GenerateContender(Contender):
 
     @contextmanager
     def _stock(self, found: Measurement) -> Iterator[None]:
-        """Let transformers run the module unchanged; its forwards are counted."""
+        """Let transformers run the module unchanged, with the attention that a load by
+        transformers chooses; its forwards are counted."""
         module: Any = self._host.model.module
 
         def count(_module: torch.nn.Module, _arguments: Any) -> None:
@@ -281,7 +282,7 @@ class GenerateContender(Contender):
         own_config = module.generation_config
         make_config: Any = GenerationConfig
         module.generation_config = make_config()  # the source of options a call does not set
-        module.set_attn_implementation("sdpa")
+        module.set_attn_implementation(module.get_correct_attn_implementation(None))
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from transformers import GenerationConfig
 from typer.testing import CliRunner
 
@@ -35,12 +36,15 @@ from hdserve.cli.bench_engine_job import _model
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.core import Source
+from hdserve.engine.attention.packed import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow, read_prompts
 from tests.interruption import interrupt_after, units
+from tests.models import make_model
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.")
 
@@ -470,6 +474,19 @@ def test_transformers_decode_as_hdserve_does() -> None:
     handle.remove()
     assert seen == [*prompt.token_ids, *answer[:-1]]
     assert module.generation_config is own
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
+def test_transformers_choose_their_own_attention(architecture: str) -> None:
+    """The sinks of one of them are nothing that PyTorch's own attention knows."""
+    config = ModelConfig.model_validate({"name": "m", "model": "hdserve-mini", "statistics": None})
+    module = make_model(architecture, torch.float32)
+    host = ModelHost(config, model=prepare_model(module, config.engine))
+    contender = GenerateContender("transformers", host, looks_up=False)
+    prompt = EncodedPrompt(PromptRow("a", "all", ""), (3, 4, 5), is_cut=False)
+    found = to_the_end(contender.run(Task("all", [prompt]), Decoding(1, 4)))
+    assert (found.num_tokens, found.num_steps) == (4, 4)
+    assert cast("Any", module.config)._attn_implementation == ATTENTION_NAME
 
 
 def test_slots_are_full_to_the_end() -> None:
