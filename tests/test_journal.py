@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -163,6 +164,14 @@ def test_digests_follow_contents(tmp_path: Path) -> None:
     assert file_digest(None) is None
     with pytest.raises(ConfigError, match="cannot read"):
         file_digest(tmp_path / "none")
+
+
+def test_what_can_be_read_once_has_no_digest(tmp_path: Path) -> None:
+    """A pipe, as in ``--fill <(zcat ...)``, would be empty for the job; nobody waits for it."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(ConfigError, match=r"cannot be read twice; write .* to a file"):
+            file_digest(path)
 
 
 @pytest.mark.parametrize("values", [[], [{"a": "é", "b": [1, 2]}], [{"a": 1}, "b", None, 1.5]])

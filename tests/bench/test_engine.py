@@ -222,6 +222,17 @@ def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path, host: Mod
     assert task.recorded == [(6, 7)]
 
 
+def test_what_fills_nothing_is_refused(tmp_path: Path) -> None:
+    """The start would not be warm."""
+    recorded, empty = tmp_path / "recorded.jsonl", tmp_path / "empty.jsonl"
+    recorded.write_text('{"prompt": [3, 4], "response": [5, 6]}\n')
+    empty.touch()
+    options = ("--replay", str(recorded), "--state", "warm", "--fill", str(empty))
+    model = ("--model", "hdserve-mini", "--no-compile", "--max-tokens", "2")
+    with pytest.raises(ConfigError, match=r"empty\.jsonl: there is no recorded request"):
+        bench("bench", "engine", *options, *model, "--compare", "hierarchy")
+
+
 def test_rows_without_a_task_are_one_beside_others(prompts: Path, host: ModelHost) -> None:
     """All together is another group, whose figures would take the place of theirs."""
     with prompts.open("a") as file:

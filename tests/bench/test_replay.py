@@ -421,3 +421,7 @@ def test_a_file_without_requests_is_an_error(tmp_path: Path) -> None:
     empty.touch()
     with pytest.raises(ConfigError, match="no recorded request"):
         CliRunner().invoke(app, ["bench", "replay", "--eval", str(empty)], catch_exceptions=False)
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    command = ["bench", "replay", "--eval", str(evaluate), "--mode", "warm", "--fill", str(empty)]
+    with pytest.raises(ConfigError, match=r"empty\.jsonl: there is no recorded request"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
