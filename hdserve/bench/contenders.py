@@ -135,12 +135,17 @@ class EngineContender(Contender):
 
         Args:
             progress: told after each step how many prompts are answered.
+
+        Raises:
+            HdserveError: a sequence fails.
         """
         task = Task("fill", prompts)
         begin = partial(self._begin, task, Decoding(len(prompts), max_tokens))
         sequences = [begin(number) for number in range(len(prompts))]
         while any(seq.finish_reason is None for seq in sequences):
-            self._engine.step()
+            for output in self._engine.step():
+                if output.error is not None:
+                    raise output.error
             progress(sum(seq.finish_reason is not None for seq in sequences))
         return [seq.output_token_ids for seq in sequences]
 

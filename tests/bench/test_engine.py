@@ -500,6 +500,16 @@ def test_transformers_choose_their_own_attention(architecture: str) -> None:
     assert cast("Any", module.config)._attn_implementation == ATTENTION_NAME
 
 
+def test_an_answer_that_fails_fills_nothing() -> None:
+    """What there is of it is no answer."""
+    host = make_host()
+    ids = tuple(host.tokenizer.encode(TEXTS[0]))
+    cast("Any", host.model.module).get_input_embeddings().weight.data[ids[-1]] = float("nan")
+    contender = EngineContender("c", host, is_drafting=True, state="warm")
+    with pytest.raises(HdserveError):
+        contender.answers([EncodedPrompt(PromptRow("a", "all", ""), ids, is_cut=False)], 4)
+
+
 def test_slots_are_full_to_the_end() -> None:
     """As sequences end others begin, until as many tokens came as the answers have."""
     host = make_host()
