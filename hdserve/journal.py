@@ -148,7 +148,7 @@ class Journal:
     def _append(self, line: str) -> None:
         if self._file is None:
             return
-        data = f"{line}\n".encode()
+        data = f"{line}\n".encode(errors="surrogatepass")  # of file names that are not UTF-8
         try:
             while data:
                 data = data[self._file.write(data) :]

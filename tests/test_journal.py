@@ -174,6 +174,15 @@ def test_what_can_be_read_once_has_no_digest(tmp_path: Path) -> None:
             file_digest(path)
 
 
+def test_file_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    """They are settings like others."""
+    settings = {"prompts": os.fsdecode(b"\xff.jsonl")}
+    Journal(tmp_path / "out", settings).once("a", lambda: 1)
+    assert Journal(tmp_path / "out", settings).once("a", never) == 1
+    with pytest.raises(ConfigError, match=r'is "other"'):
+        Journal(tmp_path / "out", {"prompts": "other"})
+
+
 @pytest.mark.parametrize("values", [[], [{"a": "é", "b": [1, 2]}], [{"a": 1}, "b", None, 1.5]])
 def test_a_list_has_the_digest_of_its_text(values: list[Any]) -> None:
     """Though it is never whole."""
