@@ -346,7 +346,8 @@ def test_times_count_from_the_arrival(server: StandIn) -> None:
             stop = asyncio.Event()
             return await run_load(client, rows, plan, stop=stop, progress=lambda _: None)
 
-    begun = sorted(record.started_s for record in asyncio.run(load()).records)
+    found = asyncio.run(load())
+    begun = sorted(record.started_s for record in found.records)
     assert np.diff(begun) == pytest.approx(np.diff(arrivals_s(plan)))
 
 
@@ -362,6 +363,7 @@ def test_conversations_are_chats(server: StandIn, tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go on."}]
     rows = [{"messages": chat}, {"prompt": "Hello."}]
     prompts = tmp_path / "prompts.jsonl"
+    assert as_result(found)["max_concurrent_requests"] == 1
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
     command += ["--concurrency", "1"]
