@@ -187,6 +187,12 @@ def test_files_are_read_with_a_limit(tmp_path: Path) -> None:
     assert rows[0].task == "all"
 
 
+def test_a_mark_of_the_byte_order_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "a", "prompt": [1], "response": [2]}\n', encoding="utf-8-sig")
+    assert [row.name for row in read_replay(path)] == ["a"]
+
+
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"prompt": [1]}', '{"prompt": [1], "response": [-2]}']
 )
