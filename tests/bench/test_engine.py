@@ -222,6 +222,22 @@ def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path, host: Mod
     assert task.recorded == [(6, 7)]
 
 
+def test_a_small_cache_leaves_less_room(tmp_path: Path) -> None:
+    """Where a prompt fits the model, but not its engines: it is cut, or left out, before one is
+    decoded."""
+    options: dict[str, Any] = {"engine": {"compile": False, "kv_cache_tokens": 128}}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", **options))
+    (prompt,) = encoded_prompts([PromptRow("a", "all", TEXTS[0] * 50)], host, 8)
+    path = tmp_path / "replay.jsonl"
+    rows = [{"prompt": [5] * length, "response": [6]} for length in (20, 200)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert replay_tasks(path, None, host, 8)[1] == 1
+    contender = EngineContender("c", host, is_drafting=True, state="cold")
+    assert prompt.is_cut
+    assert len(prompt.token_ids) + 8 <= host.max_total_tokens < host.model.max_model_len
+    assert len(contender.answers([prompt], 8)[0]) == 8
+
+
 def test_what_fills_nothing_is_refused(tmp_path: Path) -> None:
     """The start would not be warm."""
     recorded, empty = tmp_path / "recorded.jsonl", tmp_path / "empty.jsonl"
