@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
@@ -147,7 +148,7 @@ class Journal:
     def _append(self, line: str) -> None:
         if self._file is None:
             return
-        data = f"{line}\n".encode()
+        data = f"{line}\n".encode(errors="surrogatepass")  # of file names that are not UTF-8
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -189,11 +190,16 @@ def file_digest(path: Path | None) -> str | None:
     """Return a short digest of a file's content, for the settings.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or would be empty the next time, as a pipe is.
     """
     if path is None:
         return None
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(
+                f"{path}: is no file: pipes and devices cannot be read twice; write what they say "
+                "to a file"
+            )
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error

@@ -269,6 +269,15 @@ def test_the_same_command_answers_again_what_failed(tmp_path: Path) -> None:
     assert others == [answered]
 
 
+def test_a_file_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    """It has the answers, and its name is shown as well as it can be."""
+    rows, out = tmp_path / "rows.jsonl", tmp_path / os.fsdecode(b"out\xff.jsonl")
+    _write_questions(rows, 1)
+    told = generate("--prompts", str(rows), "--json", str(out))
+    assert "out\ufffd.jsonl: 1 rows, 1 of them answered now" in told
+    assert len(out.read_text().splitlines()) == 1
+
+
 def test_what_failed_in_a_pipe_is_not_tried_again(tmp_path: Path) -> None:
     """Nothing was kept there."""
     command = ["generate", *_poisoned(tmp_path), "--json", os.devnull]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -163,6 +164,23 @@ def test_digests_follow_contents(tmp_path: Path) -> None:
     assert file_digest(None) is None
     with pytest.raises(ConfigError, match="cannot read"):
         file_digest(tmp_path / "none")
+
+
+def test_what_can_be_read_once_has_no_digest(tmp_path: Path) -> None:
+    """A pipe, as in ``--fill <(zcat ...)``, would be empty for the job; nobody waits for it."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(ConfigError, match=r"cannot be read twice; write .* to a file"):
+            file_digest(path)
+
+
+def test_file_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    """They are settings like others."""
+    settings = {"prompts": os.fsdecode(b"\xff.jsonl")}
+    Journal(tmp_path / "out", settings).once("a", lambda: 1)
+    assert Journal(tmp_path / "out", settings).once("a", never) == 1
+    with pytest.raises(ConfigError, match=r'is "other"'):
+        Journal(tmp_path / "out", {"prompts": "other"})
 
 
 @pytest.mark.parametrize("values", [[], [{"a": "é", "b": [1, 2]}], [{"a": 1}, "b", None, 1.5]])

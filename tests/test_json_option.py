@@ -15,6 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hdserve.cli.commands import app
+from hdserve.cli.interruption import how_to_go_on
 from hdserve.cli.json_option import JsonCommand, JsonOutput, with_path
 from hdserve.cli.progress import progress
 from hdserve.errors import ConfigError, InvalidRequest
@@ -190,6 +191,16 @@ def test_beside_a_pipe_nothing_is_kept(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     output = JsonOutput(tmp_path / "pipe")
     assert (output.file, output.lasting_file) == (tmp_path / "pipe", None)
+
+
+@pytest.mark.parametrize(
+    "given", [("--json", "/dev/null"), ("--json=/dev/null",), ("--json",), ("--json", "-")], ids=str
+)
+def test_the_advice_has_one_file(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a job could be resumed from, instead of what its result was written to."""
+    monkeypatch.setattr("sys.argv", ["hdserve", "bench", "replay", *given, "--eval", "a"])
+    wanted = "hdserve bench replay --eval a --json FILE"
+    assert how_to_go_on(None).partition(": ")[2] == wanted
 
 
 def test_a_mistake_in_a_configuration_is_in_the_file(tmp_path: Path) -> None:

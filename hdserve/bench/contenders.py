@@ -135,12 +135,17 @@ class EngineContender(Contender):
 
         Args:
             progress: told after each step how many prompts are answered.
+
+        Raises:
+            HdserveError: a sequence fails.
         """
         task = Task("fill", prompts)
         begin = partial(self._begin, task, Decoding(len(prompts), max_tokens))
         sequences = [begin(number) for number in range(len(prompts))]
         while any(seq.finish_reason is None for seq in sequences):
-            self._engine.step()
+            for output in self._engine.step():
+                if output.error is not None:
+                    raise output.error
             progress(sum(seq.finish_reason is not None for seq in sequences))
         return [seq.output_token_ids for seq in sequences]
 
@@ -271,7 +276,8 @@ class GenerateContender(Contender):
 
     @contextmanager
     def _stock(self, found: Measurement) -> Iterator[None]:
-        """Let transformers run the module unchanged; its forwards are counted."""
+        """Let transformers run the module unchanged, with the attention that a load by
+        transformers chooses; its forwards are counted."""
         module: Any = self._host.model.module
 
         def count(_module: torch.nn.Module, _arguments: Any) -> None:
@@ -281,7 +287,7 @@ class GenerateContender(Contender):
         own_config = module.generation_config
         make_config: Any = GenerationConfig
         module.generation_config = make_config()  # the source of options a call does not set
-        module.set_attn_implementation("sdpa")
+        module.set_attn_implementation(module.get_correct_attn_implementation(None))
         try:
             yield
         finally:

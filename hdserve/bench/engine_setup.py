@@ -90,7 +90,7 @@ def replay_tasks(
         ConfigError: nothing is left.
         InvalidRequest: a token id is not in the vocabulary; names its request, from 1 on.
     """
-    vocab_size = host.model.vocab_size
+    vocab_size, longest = host.model.vocab_size, _longest_sequence(host)
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
     num_left_out = 0
@@ -98,7 +98,7 @@ def replay_tasks(
         with naming(f"{path}, request {number}"):
             check_token_ids("prompt", request.prompt, vocab_size)
             check_token_ids("response", request.response, vocab_size)
-        fits = len(request.prompt) + max_tokens <= host.model.max_model_len
+        fits = len(request.prompt) + max_tokens <= longest
         if not (fits and request.prompt and request.response):
             num_left_out += 1
             continue
@@ -108,7 +108,7 @@ def replay_tasks(
     if not prompts:
         raise ConfigError(
             f"{path}: none of its {num_left_out} requests can be decoded; prompt and --max-tokens "
-            f"{max_tokens} together may have at most {host.model.max_model_len} tokens, and "
+            f"{max_tokens} together may have at most {longest} tokens, and "
             "neither prompt nor response may be empty"
         )
     tasks = [Task(name, found, recorded[name]) for name, found in prompts.items()]
@@ -129,5 +129,15 @@ def encoded_prompts(
     Raises:
         ConfigError: that leaves none.
     """
-    longest = longest_prompt(host.model.max_model_len, max_tokens)
+    longest = longest_prompt(_longest_sequence(host), max_tokens)
     return encode_prompts(rows, host.tokenizer, longest)
+
+
+def _longest_sequence(host: ModelHost) -> int:
+    """Return the longest prompt and output together that every engine of ``host`` will take: a
+    cache whose size is configured is known before there is one."""
+    num_cached = host.config.engine.kv_cache_tokens
+    if num_cached is None:
+        return host.max_total_tokens
+    num_drafted = host.config.drafting.most_draft_tokens(host.model.device.type)
+    return min(host.max_total_tokens, num_cached - num_drafted)

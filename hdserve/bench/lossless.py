@@ -147,7 +147,11 @@ class LosslessCheck:
 
     def _decode(self, engine: Engine, setting: str, *, is_drafted: bool) -> list[core.Sequence]:
         """Return the sequences in the order of the prompts; plain output is not added to the
-        databases."""
+        databases.
+
+        Raises:
+            HdserveError: a sequence fails; one that fails plainly and drafted is not lossless.
+        """
         speculation = SpeculationParams(is_enabled=is_drafted, is_output_shared=is_drafted)
         sequences = [
             core.Sequence(
@@ -164,7 +168,11 @@ class LosslessCheck:
             while waiting and num_open < self._batch_size:
                 engine.add(waiting.pop())
                 num_open += 1
-            num_ended = sum(output.finish_reason is not None for output in engine.step())
+            num_ended = 0
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                num_ended += output.finish_reason is not None
             num_open -= num_ended
             self._progress(num_ended)
         return sequences

@@ -43,7 +43,7 @@ def read_replay(path: str | Path, limit: int | None = None) -> Iterator[ReplayRo
     path = Path(path)
     opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as file:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
             for number, line in islice(lines, limit):
                 yield _row(line, f"{path}, line {number}")

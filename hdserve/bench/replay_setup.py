@@ -84,8 +84,8 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
     return config.model_copy(update={"drafters": drafters})
 
 
-def read_tasks(path: Path, limit: int | None) -> list[ReplayRow]:
-    """Return the first ``limit`` rows of a file; those without a task get a name of their own.
+def read_rows(path: Path, limit: int | None = None) -> list[ReplayRow]:
+    """Return the first ``limit`` rows of a file.
 
     Raises:
         ConfigError: there is none.
@@ -94,6 +94,16 @@ def read_tasks(path: Path, limit: int | None) -> list[ReplayRow]:
     rows = list(read_replay(path, limit))
     if not rows:
         raise ConfigError(f"{path}: there is no recorded request in it")
+    return rows
+
+
+def read_tasks(path: Path, limit: int | None) -> list[ReplayRow]:
+    """Return the first ``limit`` rows of a file; those without a task get a name of their own.
+
+    Raises:
+        ConfigError, DatabaseError: see :func:`read_rows`.
+    """
+    rows = read_rows(path, limit)
     tasks = {row.task for row in rows}
     return [replace(row, task=name_among(row.task, tasks)) for row in rows]
 

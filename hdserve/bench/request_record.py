@@ -23,6 +23,8 @@ class RequestRecord:
 
     Attributes:
         name: of the prompt.
+        started_s: from when its times count: when it was sent, or was due.
+        sent_s: when it was sent.
         outcome: ``None`` while it runs.
         chunk_times_s: arrivals of the chunks with text.
         num_output_tokens: from the server; if it does not say, the number of chunks.
@@ -51,6 +53,10 @@ class RequestRecord:
     retry_after_s: float = 0.0
     is_connection_kept: bool = False
     is_sent_again: bool = False
+    sent_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sent_s = self.started_s
 
     @property
     def ttft_s(self) -> float:

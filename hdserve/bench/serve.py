@@ -136,7 +136,7 @@ def _peak_tokens_per_s(completed: Sequence[RequestRecord]) -> float:
 
 def _peak_concurrency(records: Sequence[RequestRecord]) -> int:
     """Return the largest number of requests that were open at the same time."""
-    changes = [(item.started_s, 1) for item in records] + [(item.ended_s, -1) for item in records]
+    changes = [(item.sent_s, 1) for item in records] + [(item.ended_s, -1) for item in records]
     num_open = peak = 0
     for _, change in sorted(changes):
         num_open += change

@@ -18,8 +18,7 @@ from hdserve.bench.engine_setup import (
 )
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.random_weights import random_host
-from hdserve.bench.replay_files import read_replay
-from hdserve.bench.replay_setup import only, source_digest
+from hdserve.bench.replay_setup import only, read_rows, source_digest
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.model_option import chosen_model, given, with_options
 from hdserve.cli.progress import progress
@@ -97,7 +96,7 @@ class EngineJob:
             if not isinstance(contender, EngineContender) or not contender.is_drafting:
                 continue
             if self._options.replay is not None:
-                contender.fill_with([row.response for row in read_replay(path)])
+                contender.fill_with([row.response for row in read_rows(path)])
                 continue
             max_tokens = self._options.max_tokens
             prompts = list(encoded_prompts(read_prompts(path), self._host, max_tokens))

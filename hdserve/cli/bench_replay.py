@@ -15,13 +15,14 @@ from hdserve.bench.environment import commit
 from hdserve.bench.named_drafters import NamedDrafters
 from hdserve.bench.prompt_sharing import PromptSharingDatabase
 from hdserve.bench.replay import Replay, ReplayMode
-from hdserve.bench.replay_files import ReplayRow, read_replay
+from hdserve.bench.replay_files import ReplayRow
 from hdserve.bench.replay_result import ReplayResult
 from hdserve.bench.replay_setup import (
     ending_token_ids,
     largest_id,
     load_drafting,
     open_statistics,
+    read_rows,
     read_tasks,
     source_digest,
     with_min_score,
@@ -188,7 +189,7 @@ def _fill_files(options: ReplayOptions) -> list[Path]:
 def _run(options: ReplayOptions, drafting: DraftingConfig, journal: Journal) -> ReplayResult:
     """Fill the model database and replay, with progress bars."""
     rows = read_tasks(options.evaluate, options.limit)
-    fills = [row for path in _fill_files(options) for row in read_replay(path)]
+    fills = [row for path in _fill_files(options) for row in read_rows(path)]
     make_database = PromptSharingDatabase if options.share_prompts else ModelDatabase
     database = make_database(options.database_mib << 20)
     corpus = open_statistics(options.statistics or [], options.statistics_mib << 20)

@@ -52,7 +52,10 @@ class LoadResults:
         return int(self._journal.notes.get(_unit(self.num_restored), 0))
 
     def write(self) -> None:
-        """Write all rows to the output."""
+        """Write all rows to the output; without any, a file with earlier results stays."""
+        file = self._output.lasting_file
+        if not self.rows and file is not None and file.exists():
+            return
         interruptions = self._journal.num_interruptions
         self._output.write({"results": self.rows, "interruptions": interruptions})
 

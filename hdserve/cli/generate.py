@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,7 +246,8 @@ def _write_answers(
     )
     write_whole(path, "".join(line(one) + "\n" for one in answers))
     num_now = len(rows) - journal.num_restored - len(failed)
-    typer.echo(f"{path}: {len(rows):,} rows, {num_now:,} of them answered now")
+    name = os.fsencode(path).decode("utf-8", "replace")
+    typer.echo(f"{name}: {len(rows):,} rows, {num_now:,} of them answered now")
     if not failed:
         journal.finish()
         return

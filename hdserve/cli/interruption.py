@@ -11,11 +11,10 @@ from pathlib import Path
 import typer
 
 from hdserve.cli import EXIT_INTERRUPTED
-from hdserve.cli.json_option import OPTION, STDOUT, with_path
+from hdserve.cli.json_option import OPTION, with_path
 
 GO_ON = "the same command goes on where it was"
 
-_TO_STDOUT = {OPTION, f"{OPTION}={STDOUT}", str(STDOUT)}
 _KEY = "--api-key"
 """The option whose value is not shown when a command is printed."""
 
@@ -25,7 +24,10 @@ def how_to_go_on(result_path: Path | None) -> str:
     start anew; with one it could be resumed."""
     if result_path is not None:
         return GO_ON
-    words = [word for word in with_path(sys.argv[1:]) if word not in _TO_STDOUT]
+    words = with_path(sys.argv[1:])
+    for index in reversed(range(len(words))):
+        if words[index] == OPTION or words[index].startswith(f"{OPTION}="):
+            del words[index : index + 1 + (words[index] == OPTION)]
     for index, word in enumerate(words):
         if word.startswith(_KEY):
             words[index : index + 1 + (word == _KEY)] = [f"{_KEY}=..."]

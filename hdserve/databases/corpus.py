@@ -62,6 +62,8 @@ def corpus_files(inputs: Sequence[str | Path]) -> list[Path]:
     for name in inputs:
         try:
             found = _files_of(name)
+            for path in found:
+                path.stat()  # a pattern also matches links to nothing
         except OSError as error:
             place = error.filename or name
             raise DatabaseError(f"{place}: cannot be read: {error.strerror}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from transformers import GenerationConfig
 from typer.testing import CliRunner
 
@@ -35,12 +36,15 @@ from hdserve.cli.bench_engine_job import _model
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.core import Source
+from hdserve.engine.attention.packed import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow, read_prompts
 from tests.interruption import interrupt_after, units
+from tests.models import make_model
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.")
 
@@ -216,6 +220,33 @@ def test_recorded_requests_that_are_empty_are_left_out(tmp_path: Path, host: Mod
     assert num_left_out == 2
     assert [tuple(prompt.token_ids) for prompt in task.prompts] == [(5,)]
     assert task.recorded == [(6, 7)]
+
+
+def test_a_small_cache_leaves_less_room(tmp_path: Path) -> None:
+    """Where a prompt fits the model, but not its engines: it is cut, or left out, before one is
+    decoded."""
+    options: dict[str, Any] = {"engine": {"compile": False, "kv_cache_tokens": 128}}
+    host = ModelHost(ModelConfig(name="m", model="hdserve-mini", **options))
+    (prompt,) = encoded_prompts([PromptRow("a", "all", TEXTS[0] * 50)], host, 8)
+    path = tmp_path / "replay.jsonl"
+    rows = [{"prompt": [5] * length, "response": [6]} for length in (20, 200)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert replay_tasks(path, None, host, 8)[1] == 1
+    contender = EngineContender("c", host, is_drafting=True, state="cold")
+    assert prompt.is_cut
+    assert len(prompt.token_ids) + 8 <= host.max_total_tokens < host.model.max_model_len
+    assert len(contender.answers([prompt], 8)[0]) == 8
+
+
+def test_what_fills_nothing_is_refused(tmp_path: Path) -> None:
+    """The start would not be warm."""
+    recorded, empty = tmp_path / "recorded.jsonl", tmp_path / "empty.jsonl"
+    recorded.write_text('{"prompt": [3, 4], "response": [5, 6]}\n')
+    empty.touch()
+    options = ("--replay", str(recorded), "--state", "warm", "--fill", str(empty))
+    model = ("--model", "hdserve-mini", "--no-compile", "--max-tokens", "2")
+    with pytest.raises(ConfigError, match=r"empty\.jsonl: there is no recorded request"):
+        bench("bench", "engine", *options, *model, "--compare", "hierarchy")
 
 
 def test_rows_without_a_task_are_one_beside_others(prompts: Path, host: ModelHost) -> None:
@@ -470,6 +501,29 @@ def test_transformers_decode_as_hdserve_does() -> None:
     handle.remove()
     assert seen == [*prompt.token_ids, *answer[:-1]]
     assert module.generation_config is own
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])
+def test_transformers_choose_their_own_attention(architecture: str) -> None:
+    """The sinks of one of them are nothing that PyTorch's own attention knows."""
+    config = ModelConfig.model_validate({"name": "m", "model": "hdserve-mini", "statistics": None})
+    module = make_model(architecture, torch.float32)
+    host = ModelHost(config, model=prepare_model(module, config.engine))
+    contender = GenerateContender("transformers", host, looks_up=False)
+    prompt = EncodedPrompt(PromptRow("a", "all", ""), (3, 4, 5), is_cut=False)
+    found = to_the_end(contender.run(Task("all", [prompt]), Decoding(1, 4)))
+    assert (found.num_tokens, found.num_steps) == (4, 4)
+    assert cast("Any", module.config)._attn_implementation == ATTENTION_NAME
+
+
+def test_an_answer_that_fails_fills_nothing() -> None:
+    """What there is of it is no answer."""
+    host = make_host()
+    ids = tuple(host.tokenizer.encode(TEXTS[0]))
+    cast("Any", host.model.module).get_input_embeddings().weight.data[ids[-1]] = float("nan")
+    contender = EngineContender("c", host, is_drafting=True, state="warm")
+    with pytest.raises(HdserveError):
+        contender.answers([EncodedPrompt(PromptRow("a", "all", ""), ids, is_cut=False)], 4)
 
 
 def test_slots_are_full_to_the_end() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from hdserve.cli.lossless import LosslessOptions, _model
 from hdserve.config import ModelConfig
 from hdserve.engine.forward import compiled
 from hdserve.engine.host import ModelHost
-from hdserve.errors import ConfigError
+from hdserve.errors import ConfigError, HdserveError
 from hdserve.journal import Journal
 from hdserve.prompts import PromptRow
 from tests.engines import make_engine
@@ -91,6 +91,16 @@ def test_a_kept_difference_is_reported(host: ModelHost, tmp_path: Path) -> None:
     assert (cold.prompt, cold.databases, filled.databases) == (TEXTS[0], "cold", "filled")
     assert cold.position == len(kept[0]) - 1
     assert (cold.plain_token, cold.drafted_token) == (changed[0][-1], kept[0][-1])
+
+
+def test_what_fails_both_times_is_not_identical() -> None:
+    """Two answers that are cut short by an error say nothing."""
+    config = {"name": "m", "model": "hdserve-mini", "engine": {"compile": False}}
+    own = ModelHost(ModelConfig.model_validate(config))
+    poison = own.tokenizer.encode(TEXTS[0])[-1]
+    cast("Any", own.model.module).get_input_embeddings().weight.data[poison] = float("nan")
+    with pytest.raises(HdserveError):
+        check(own, None)
 
 
 @pytest.mark.slow

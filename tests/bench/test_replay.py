@@ -188,6 +188,12 @@ def test_files_are_read_with_a_limit(tmp_path: Path) -> None:
     assert rows[0].task == "all"
 
 
+def test_a_mark_of_the_byte_order_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "a", "prompt": [1], "response": [2]}\n', encoding="utf-8-sig")
+    assert [row.name for row in read_replay(path)] == ["a"]
+
+
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"prompt": [1]}', '{"prompt": [1], "response": [-2]}']
 )
@@ -429,3 +435,7 @@ def test_a_file_without_requests_is_an_error(tmp_path: Path) -> None:
     empty.touch()
     with pytest.raises(ConfigError, match="no recorded request"):
         CliRunner().invoke(app, ["bench", "replay", "--eval", str(empty)], catch_exceptions=False)
+    evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
+    command = ["bench", "replay", "--eval", str(evaluate), "--mode", "warm", "--fill", str(empty)]
+    with pytest.raises(ConfigError, match=r"empty\.jsonl: there is no recorded request"):
+        CliRunner().invoke(app, command, catch_exceptions=False)

@@ -234,6 +234,20 @@ def test_interrupted_without_a_file_it_says_which_command_could_go_on(
     assert (name, words) == ("hdserve", [*command, *shown])
 
 
+def test_interrupted_before_the_first_load_an_earlier_result_stays(
+    server: StandIn, tmp_path: Path
+) -> None:
+    """Nothing was measured that could take its place."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"turns": ["good"]}\n')
+    out.write_text("earlier")
+    server.num_answered_to_end = 1
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    command += ["--json", str(out), "--concurrency", "1", "--num-warmups", "1"]
+    interrupt_when(lambda: len(server.bodies) == 2, *command)
+    assert out.read_text() == "earlier"
+
+
 def test_prompts_that_were_asked_before_an_interruption_come_again(
     server: StandIn, tmp_path: Path
 ) -> None:
@@ -346,8 +360,10 @@ def test_times_count_from_the_arrival(server: StandIn) -> None:
             stop = asyncio.Event()
             return await run_load(client, rows, plan, stop=stop, progress=lambda _: None)
 
-    begun = sorted(record.started_s for record in asyncio.run(load()).records)
+    found = asyncio.run(load())
+    begun = sorted(record.started_s for record in found.records)
     assert np.diff(begun) == pytest.approx(np.diff(arrivals_s(plan)))
+    assert as_result(found)["max_concurrent_requests"] == 1
 
 
 def test_prompts_come_again_when_they_run_out() -> None:

@@ -387,6 +387,13 @@ def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
         corpus_files([tmp_path / "*.csv"])
 
 
+@pytest.mark.parametrize("name", ["link.txt", "*.txt"])
+def test_a_link_to_nothing_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link.txt").symlink_to("nothing")
+    with pytest.raises(DatabaseError, match=r"link\.txt: cannot be read: No such file"):
+        corpus_files([tmp_path / name])
+
+
 @pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
 def test_json_that_is_no_json_lines_is_refused(tmp_path: Path, name: str) -> None:
     """It would be counted with its marks and escapes; in a directory, there may be any files."""
