@@ -195,7 +195,7 @@ def file_digest(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
             raise ConfigError(
                 f"{path}: is no file: pipes and devices cannot be read twice; write what they say "
                 "to a file"

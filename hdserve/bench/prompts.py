@@ -39,7 +39,7 @@ def longest_prompt(max_model_len: int, max_tokens: int) -> int:
     if max_tokens >= max_model_len:
         raise ConfigError(
             f"--max-tokens {max_tokens} leaves nothing for a prompt of the {max_model_len} tokens "
-            "that the model reads"
+            "that the model and its cache hold"
         )
     return max_model_len - max_tokens
 

@@ -71,16 +71,20 @@ def with_min_score(config: DraftingConfig, min_score: float) -> DraftingConfig:
     """
     known = known_drafters()
 
-    def limited(drafter: DrafterConfig) -> DrafterConfig:
+    def takes_one(drafter: DrafterConfig) -> bool:
         found = known.get(drafter.name)
-        if found is None or "min_score" not in found.options_model.model_fields:
-            return drafter
-        return DrafterConfig(name=drafter.name, options={**drafter.options, "min_score": min_score})
+        return found is None or "min_score" in found.options_model.model_fields
 
-    drafters = tuple(map(limited, config.drafters))
-    if drafters == config.drafters:
-        names = ", ".join(each.name for each in drafters)
+    if not any(map(takes_one, config.drafters)):
+        names = ", ".join(each.name for each in config.drafters)
         raise ConfigError(f"no drafter of these takes a least score: {names}")
+    limit = {"min_score": min_score}
+    drafters = tuple(
+        DrafterConfig(name=drafter.name, options={**drafter.options, **limit})
+        if takes_one(drafter)
+        else drafter
+        for drafter in config.drafters
+    )
     return config.model_copy(update={"drafters": drafters})
 
 

@@ -20,6 +20,7 @@ from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.random_weights import random_host
 from hdserve.bench.replay_setup import only, read_rows, source_digest
 from hdserve.bench.task import Decoding, Task
+from hdserve.cli.file_names import shown_name
 from hdserve.cli.model_option import chosen_model, given, with_options
 from hdserve.cli.progress import progress
 from hdserve.config import ModelConfig
@@ -142,7 +143,7 @@ def _tasks(
 def _shown(options: EngineOptions, host: ModelHost) -> dict[str, Any]:
     """Return those settings that are shown with the results."""
     is_cuda = host.model.device.type == "cuda"
-    config = {} if options.config is None else {"config": options.config.name}
+    config = {} if options.config is None else {"config": shown_name(options.config)}
     return config | {
         "model": options.random_weights or host.config.name,
         "weights": "random" if options.random_weights else "real",
@@ -164,12 +165,12 @@ def _shown(options: EngineOptions, host: ModelHost) -> dict[str, Any]:
 
 
 def _file_name(path: Path | None) -> str | None:
-    return None if path is None else path.name
+    return None if path is None else shown_name(path)
 
 
 def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
     if options.statistics:
-        return ", ".join(path.name for path in options.statistics)
+        return ", ".join(map(shown_name, options.statistics))
     named, has_any = host.config.statistics, host.statistics is not None
     return ("shipped" if named == "bundled" else Path(str(named)).name) if has_any else "none"
 

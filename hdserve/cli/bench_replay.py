@@ -28,6 +28,7 @@ from hdserve.bench.replay_setup import (
     with_min_score,
 )
 from hdserve.bench.task_names import ALL_TASKS
+from hdserve.cli.file_names import shown_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.options import DraftingFile, OneDrafter, takes
@@ -131,7 +132,7 @@ def replay(options: ReplayOptions) -> None:
         journal = Journal(output.lasting_file, shown | _unshown(options, drafting))
         result = _run(options, drafting, journal)
     if output.has_text:
-        title = f"{options.evaluate.name}, {options.mode}, budget {_budget(drafting)}"
+        title = f"{shown_name(options.evaluate)}, {options.mode}, budget {_budget(drafting)}"
         Console(markup=False).print(_table(result, title))
     interruptions = {"interruptions": journal.num_interruptions}
     output.write(shown | result.as_json() | interruptions)
@@ -154,12 +155,12 @@ def _budget(drafting: DraftingConfig) -> int:
 def _shown(options: ReplayOptions, drafting: DraftingConfig) -> dict[str, Any]:
     """Return those settings that are written with the result."""
     return {
-        "eval": options.evaluate.name,
+        "eval": shown_name(options.evaluate),
         "limit": options.limit,
-        "fill": [path.name for path in _fill_files(options)],
-        "statistics": [path.name for path in options.statistics or ()],
+        "fill": [*map(shown_name, _fill_files(options))],
+        "statistics": [*map(shown_name, options.statistics or ())],
         "mode": str(options.mode),
-        "config": options.config and options.config.name,
+        "config": options.config and shown_name(options.config),
         "budget": _budget(drafting),
         "floor": options.floor,
         "share_prompts": options.share_prompts,

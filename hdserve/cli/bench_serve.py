@@ -21,6 +21,7 @@ from hdserve.bench.spec_decode import DraftTotals
 from hdserve.cli import EXIT_INTERRUPTED
 from hdserve.cli.bench_serve_job import Target, measure
 from hdserve.cli.bench_serve_results import WIDTH, LoadResults, load_table
+from hdserve.cli.file_names import shown_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.options import Prompts, Temperature, numbers, takes
@@ -236,7 +237,7 @@ def _settings(options: LoadOptions) -> dict[str, Any]:
         "endpoint_type": "openai-chat" if options.api == "chat" else "openai",
         "label": options.label,
         "base_url": options.base_url,
-        "prompts": options.prompts.name,
+        "prompts": shown_name(options.prompts),
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "num_warmups": options.num_warmups,

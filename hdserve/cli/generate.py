@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hdserve.cli.answers import TextPrinter, has_failed, line, with_answer
+from hdserve.cli.file_names import shown
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import OPTION, JsonOutput
 from hdserve.cli.model_option import (
@@ -246,8 +246,7 @@ def _write_answers(
     )
     write_whole(path, "".join(line(one) + "\n" for one in answers))
     num_now = len(rows) - journal.num_restored - len(failed)
-    name = os.fsencode(path).decode("utf-8", "replace")
-    typer.echo(f"{name}: {len(rows):,} rows, {num_now:,} of them answered now")
+    typer.echo(f"{shown(path)}: {len(rows):,} rows, {num_now:,} of them answered now")
     if not failed:
         journal.finish()
         return

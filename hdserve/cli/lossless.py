@@ -11,6 +11,7 @@ import typer
 
 from hdserve.bench.environment import commit, cpu_name
 from hdserve.bench.replay_setup import drafting_in, only
+from hdserve.cli.file_names import shown_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
 from hdserve.cli.model_option import CONFIG_HELP, Model, chosen_model, given, with_options
@@ -179,8 +180,8 @@ def _settings(
     """Return the settings that are written with the results."""
     return {
         "model": model.model,
-        "config": options.config and options.config.name,
-        "prompts": options.prompts.name,
+        "config": options.config and shown_name(options.config),
+        "prompts": shown_name(options.prompts),
         "digest": rows_digest(rows),
         "limit": options.limit,
         "dtype": str(host.model.dtype).removeprefix("torch."),

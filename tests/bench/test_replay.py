@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -261,17 +262,26 @@ def test_command_writes_its_figures(tmp_path: Path) -> None:
     assert figures["database_bytes"] > 0
 
 
+def test_a_file_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    evaluate = _write(tmp_path / os.fsdecode(b"\xff.jsonl"), _rows(ANSWER))
+    arguments = ["--eval", str(evaluate), "--json", str(tmp_path / "out.json")]
+    assert CliRunner().invoke(app, ["bench", "replay", *arguments]).exit_code == 0
+    assert json.loads((tmp_path / "out.json").read_text())["eval"] == "\ufffd.jsonl"
+
+
 def test_a_limit_of_scores_is_for_drafters_that_take_one(tmp_path: Path) -> None:
     """One of them must."""
     evaluate = _write(tmp_path / "eval.jsonl", _rows(ANSWER))
     path = tmp_path / "drafting.yaml"
 
-    def replay(*names: str) -> Result:
-        path.write_text(json.dumps({"drafters": [{"name": name} for name in names]}))
+    def replay(*names: str, **options: float) -> Result:
+        drafters = [{"name": name, "options": options} for name in names]
+        path.write_text(json.dumps({"drafters": drafters}))
         arguments = ["--eval", str(evaluate), "--config", str(path), "--floor", "0.01"]
         return CliRunner().invoke(app, ["bench", "replay", *arguments])
 
     assert replay("hierarchy", "prompt-lookup").exit_code == 0
+    assert replay("hierarchy", min_score=0.01).exit_code == 0
     assert "takes a least score: prompt-lookup" in str(replay("prompt-lookup").exception)
 
 
