@@ -146,8 +146,8 @@ class ArgumentTypes:
 
 
 def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
-    """Return the JSON types that ``schema`` allows; ``None`` for any, and where it has too many
-    parts to be read beside other answers; text if nothing is described.
+    """Return the JSON types that ``schema`` allows; ``None`` for any; text if nothing is described.
+    If it has too many parts to be read beside other answers, those it declares itself.
 
     Args:
         root: the schema that references in ``schema`` are relative to.
@@ -157,15 +157,16 @@ def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
     try:
         return _types_of(schema, _Search(root or {}))
     except (RecursionError, ValueError):
-        return None
+        return _declared(schema)
 
 
 @dataclass(slots=True)
 class _Search:
-    """How far types were sought below ``root``; those of references are known."""
+    """How far types were sought below ``root``; ``found`` are those of targets of references, by
+    their identity."""
 
     root: Mapping[str, Any]
-    found: dict[str, Types] = field(default_factory=dict)
+    found: dict[int, Types] = field(default_factory=dict)
     num_parts: int = 0
 
 
@@ -209,15 +210,16 @@ def _of_values(schema: Mapping[str, Any]) -> Types:
 
 
 def _of_reference(schema: Mapping[str, Any], search: _Search) -> Types:
-    """Return the types allowed by the target of ``$ref``.  Each reference is followed once;
-    repeated within its target it allows nothing more."""
+    """Return the types allowed by the target of ``$ref``.  Each target is read once; repeated
+    within itself it allows nothing more."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or f"{reference}/"[:2] != "#/":
         return None
-    if reference not in search.found:
-        search.found[reference] = frozenset()
-        search.found[reference] = _types_of(referred(schema, search.root), search)
-    return search.found[reference]
+    target = referred(schema, search.root)
+    if id(target) not in search.found:
+        search.found[id(target)] = frozenset()
+        search.found[id(target)] = _types_of(target, search)
+    return search.found[id(target)]
 
 
 def value_of(text: str, types: Types) -> Any:

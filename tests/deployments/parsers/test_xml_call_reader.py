@@ -288,6 +288,7 @@ def test_types_of_schemas() -> None:
     many = [{"type": "string"}] * 500
     assert types_of({"anyOf": many}) == {"string"}
     assert types_of({"anyOf": 3 * many}) is None
+    assert types_of({"type": "string", "anyOf": 3 * many}) == {"string"}
     assert value_of("[" * 100_000, None) == "[" * 100_000
 
 
