@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.gateway import Gateway
 from deployments.http.metrics import HttpMetrics, known_answers
 from deployments.http.routes import build_api
-from deployments.metrics.catalogue import METRICS
+from deployments.metrics.catalogue import LAST_POSITION, METRICS
 from deployments.metrics.samples import Report, Sample
 from deployments.metrics.text import render as metrics_text
 from hdserve.config import default_config
@@ -55,10 +55,11 @@ def test_expressions_are_promql(where: str, expression: str) -> None:
     for name in re.findall(r"\bkube\w+", expression):
         assert name in OF_KUBERNETES, f"{where}: {name}"
         labels |= OF_KUBERNETES[name]
-    used = re.findall(r"(\w+)\s*=~?\s*\"", expression)
+    used = re.findall(r"(\w+)\s*(?:=|!=|=~|!~)\s*\"", expression)
     for group in re.findall(r"\bby \(([^)]*)\)", expression):
         used += [label.strip() for label in group.split(",")]
     assert set(used) <= labels, where
+    assert {*re.findall(r"position!=\"(\d+)\"", expression)} <= {str(LAST_POSITION)}, where
 
 
 def test_nothing_is_left_out() -> None:
