@@ -178,7 +178,7 @@ def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:
     """Whether the model may be compiled while it answers: not where exact answers are required and
     hold, unless compiling keeps them the same."""
     stays_as_it_is = config.exact is True and runner.shapes.is_exact
-    return not runner.needs_hidden and (can_pack(runner.model.module) or not stays_as_it_is)
+    return not runner.needs_hidden and (not stays_as_it_is or can_pack(runner.model.module))
 
 
 def _make_scheduler(

@@ -106,18 +106,20 @@ def can_compile() -> bool:
 
 
 def can_pack(module: torch.nn.Module) -> bool:
-    """Whether the model's weights can be multiplied by the processor's tiles (AMX), and PyTorch's
-    compiler uses them."""
+    """Whether the model's weights fit the processor's tiles (AMX), and PyTorch's compiler uses
+    those, which takes seconds to find out once."""
+    return fits_tiles(module) and "amx" in vector_instructions()
+
+
+def fits_tiles(module: torch.nn.Module) -> bool:
+    """Whether the processor has tiles (AMX), and all linear layers and few enough weights for
+    them."""
     layers = [*linear_layers_of(module)]
     can_be = all(
         is_plain(layer) and has_amx_bf16(layer.weight.device, layer.weight.dtype)
         for layer in layers
     )
-    return (
-        can_be
-        and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES
-        and "amx" in vector_instructions()
-    )
+    return can_be and 0 < sum(layer.weight.nbytes for layer in layers) <= _MAX_PACKED_BYTES
 
 
 class CompiledForward:

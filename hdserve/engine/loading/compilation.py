@@ -28,7 +28,7 @@ from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost, num_rows_to_measure
 from hdserve.engine.loading.model_check import relative_errors, tolerance, trial_text
-from hdserve.engine.native.compiler import vector_instructions
+from hdserve.engine.native.compiler import find_compiler, vector_instructions
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
@@ -72,7 +72,8 @@ def compile_model(
     Raises:
         UnsupportedModel: it cannot be compiled, or gives different results compiled.
     """
-    if model.device.type == "cpu" and not vector_instructions():
+    has_compiler = model.device.type == "cpu" and find_compiler() is not None
+    if has_compiler and not vector_instructions():
         logger.warning(
             "PyTorch's compiler finds no vector instructions that it can use, so compiled code is "
             "slow: the processor has none that it knows, or %s cannot start or load what it tries "

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from hdserve.core import Source
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.shapes import Shapes, exact_candidates
-from hdserve.engine.forward.compiled import can_pack
+from hdserve.engine.forward.compiled import fits_tiles
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.segments import Segment, align
 from hdserve.engine.linear.layers import are_rows_independent
@@ -105,7 +105,7 @@ def _candidates(runner: ModelRunner, max_rows: int) -> Iterator[Shapes]:
     if has_experts(module):
         return
     if not any(isinstance(layer, Conv1D) for layer in module.modules()):  # GPT-2's, not ours either
-        if runner.attends_with_amx and can_pack(module):
+        if runner.attends_with_amx and fits_tiles(module):
             yield replace(runner.shapes, is_exact=True)
         if _calls_kernels(runner):
             yield Shapes(is_exact=True)
