@@ -60,7 +60,8 @@ class AnswerBuilder(Protocol):
 
     @property
     def size(self) -> int:
-        """How many token ids and log probabilities were collected, of those that are shown."""
+        """How many token ids and log probabilities were collected, of those that are shown; long
+        text counts, too."""
 
     def whole(self, summary: Summary) -> dict[str, Any]:
         """Return the answer in one object."""

@@ -37,7 +37,8 @@ async def json_answer(
     """Return the result of ``make`` as an answer; a large one is made and written off the loop.
 
     Args:
-        size: how many token ids and log probabilities it has: about 4 us each.
+        size: how many token ids and log probabilities it has, about 4 us each, and text counted by
+            the same time.
     """
     if size <= MAX_INLINE_SIZE:
         body = _ENCODER.encode(make()).encode()
