@@ -19,6 +19,7 @@ import torch
 from transformers import GenerationConfig
 
 from hdserve import core
+from hdserve.bench.checked_step import checked_step
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.steady_batch import SteadyBatch
 from hdserve.bench.task import Decoding, Task
@@ -143,9 +144,7 @@ class EngineContender(Contender):
         begin = partial(self._begin, task, Decoding(len(prompts), max_tokens))
         sequences = [begin(number) for number in range(len(prompts))]
         while any(seq.finish_reason is None for seq in sequences):
-            for output in self._engine.step():
-                if output.error is not None:
-                    raise output.error
+            checked_step(self._engine)
             progress(sum(seq.finish_reason is not None for seq in sequences))
         return [seq.output_token_ids for seq in sequences]
 

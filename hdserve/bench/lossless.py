@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hdserve import core
+from hdserve.bench.checked_step import checked_step
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.core import SpeculationParams
 from hdserve.engine.engine import Engine
@@ -168,11 +169,8 @@ class LosslessCheck:
             while waiting and num_open < self._batch_size:
                 engine.add(waiting.pop())
                 num_open += 1
-            num_ended = 0
-            for output in engine.step():
-                if output.error is not None:
-                    raise output.error
-                num_ended += output.finish_reason is not None
+            outputs = checked_step(engine)
+            num_ended = sum(output.finish_reason is not None for output in outputs)
             num_open -= num_ended
             self._progress(num_ended)
         return sequences

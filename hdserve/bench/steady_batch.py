@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from hdserve.bench.checked_step import checked_step
 from hdserve.core import DraftCounts, Sequence
 from hdserve.engine.engine import Engine
 
@@ -84,8 +85,6 @@ class SteadyBatch:
     def _step(self) -> None:
         while self._num_open < self._size:
             self._open()
-        for output in self._engine.step():
-            if output.error is not None:
-                raise output.error
+        for output in checked_step(self._engine):
             self.num_tokens += len(output.token_ids)
             self._num_open -= output.finish_reason is not None
