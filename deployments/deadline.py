@@ -12,6 +12,9 @@ from hdserve.errors import RequestTimeout
 
 T = TypeVar("T")
 
+_READING_GRACE_S = 5.0
+"""How long a client may take, once the time of its request is over, to read what it was sent."""
+
 
 class Deadline:
     """A time ``timeout_s`` after a request arrived, by the monotonic clock of the event loop; use
@@ -53,7 +56,7 @@ class Deadline:
         Raises:
             RequestTimeout: it was cancelled at the deadline.
         """
-        limit = self.limit(0.0)
+        limit = self._limit(0.0)
         try:
             async with limit:
                 return await awaitable
@@ -62,8 +65,12 @@ class Deadline:
                 raise
             raise self.error from error
 
-    def limit(self, grace_s: float) -> asyncio.Timeout:
-        """Return a block that is cancelled (``TimeoutError``) ``grace_s`` after the deadline."""
+    def reading_limit(self) -> asyncio.Timeout:
+        """Return a block that is cancelled (``TimeoutError``) soon after the deadline: one that
+        sends what the client may not read."""
+        return self._limit(_READING_GRACE_S)
+
+    def _limit(self, grace_s: float) -> asyncio.Timeout:
         return asyncio.timeout_at(None if self._at_s is None else self._at_s + grace_s)
 
     @contextmanager

@@ -17,9 +17,6 @@ EVENT_STREAM = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Nginx, which would keep events back, passes them on as they come."""
 
-_GRACE_S = 5.0
-"""How long a client may take, once the time of its request is over, to read what it was sent."""
-
 
 class EventStream(StreamingResponse):
     """Events that end soon after ``deadline``, also where nobody reads them: a server waits with
@@ -71,7 +68,7 @@ class EventStream(StreamingResponse):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        limit = self._deadline.limit(_GRACE_S)
+        limit = self._deadline.reading_limit()
         with KeepAlive(send, head, self._sign, self._interval_s) as sending:
             try:
                 async with limit, aclosing(self._events):

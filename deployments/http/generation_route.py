@@ -17,7 +17,7 @@ from deployments.http.event_stream import EVENT_STREAM, EventStream
 from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
 from deployments.http.param_names import with_params_named
-from deployments.off_loop import MAX_SHARED_SIZE, OffLoop
+from deployments.off_loop import MAX_SHARED_SIZE
 from deployments.openai.request_body import RequestBody
 from hdserve.errors import HdserveError
 
@@ -124,7 +124,7 @@ async def answer(
         return builder, with_params_named(body.param_names, records), headers
 
     if not body.stream:
-        return await _whole_answer(gateway.off_loop, *await begin())
+        return await _whole_answer(arrival, *await begin())
 
     async def events() -> AsyncGenerator[bytes]:
         """Yield the events as they are sent: what came together is written together."""
@@ -158,7 +158,7 @@ async def answer(
 
 
 async def _whole_answer(
-    off_loop: OffLoop,
+    arrival: Arrival,
     builder: AnswerBuilder,
     messages: AsyncGenerator[Records],
     headers: Mapping[str, str],
@@ -169,7 +169,8 @@ async def _whole_answer(
             for record in records:
                 if isinstance(record, Summary):
                     make = partial(builder.whole, record)
-                    return await json_answer(off_loop, builder.size, make, headers)
+                    off_loop, deadline = arrival.gateway.off_loop, arrival.deadline
+                    return await json_answer(off_loop, builder.size, make, deadline, headers)
                 builder.collect(record)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fastapi.responses import Response
-
+from deployments.deadline import Deadline
 from deployments.events import Event, named_event
+from deployments.http.whole_answer import WholeAnswer
 from deployments.off_loop import MAX_INLINE_SIZE, OffLoop
 from deployments.openai.long_list import LongList
 
@@ -32,8 +32,9 @@ async def json_answer(
     off_loop: OffLoop,
     size: int,
     make: Callable[[], Any],
+    deadline: Deadline,
     headers: Mapping[str, str] = MappingProxyType({}),
-) -> Response:
+) -> WholeAnswer:
     """Return the result of ``make`` as an answer; a large one is made and written off the loop.
 
     Args:
@@ -44,7 +45,7 @@ async def json_answer(
         body = _ENCODER.encode(make()).encode()
     else:
         body = await off_loop(size, _written, make)
-    return Response(body, headers=dict(headers), media_type="application/json")
+    return WholeAnswer(body, deadline, headers)
 
 
 def _written(make: Callable[[], Any]) -> bytes:

@@ -34,13 +34,16 @@ def add_token_routes(api: FastAPI, gateway: Gateway) -> None:
         return await arrival.deadline.wait(_tokenize(gateway, arrival))
 
     @api.post("/detokenize", responses=errors, openapi_extra=body_schema(DetokenizeBody))
-    async def detokenize(request: Request, response: Response) -> dict[str, Any]:
+    async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         arrival = Arrival(gateway, request)
         body = await arrival.read(DetokenizeBody)
-        response.headers.update(await arrival.ignored_header(body))
+        headers = await arrival.ignored_header(body)
         asking = gateway.detokenize(body.model, list(body.tokens), "tokens")
-        return {"prompt": await arrival.deadline.wait(asking)}
+        text = await arrival.deadline.wait(asking)
+        return await json_answer(
+            gateway.off_loop, len(text), lambda: {"prompt": text}, arrival.deadline, headers
+        )
 
 
 async def _tokenize(gateway: Gateway, arrival: Arrival) -> Response:
@@ -62,13 +65,16 @@ async def _tokenize(gateway: Gateway, arrival: Arrival) -> Response:
         "tokens": tokens,
     }
     if not body.return_token_strs:
-        return await json_answer(gateway.off_loop, len(tokens), lambda: found, headers)
+        return await json_answer(
+            gateway.off_loop, len(tokens), lambda: found, arrival.deadline, headers
+        )
     texts = await _token_texts(gateway, body.model, tokens)
 
     def with_texts() -> dict[str, Any]:
         return {**found, "token_strs": [texts[token_id] for token_id in tokens]}
 
-    return await json_answer(gateway.off_loop, 2 * len(tokens), with_texts, headers)
+    size = 2 * len(tokens)
+    return await json_answer(gateway.off_loop, size, with_texts, arrival.deadline, headers)
 
 
 async def _token_texts(gateway: Gateway, model: str, token_ids: Sequence[int]) -> dict[int, str]:

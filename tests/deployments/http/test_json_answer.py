@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deployments.deadline import Deadline
 from deployments.events import named_event
 from deployments.http.json_answer import json_answer, json_pieces, long_event
 from deployments.off_loop import MAX_INLINE_SIZE, OffLoop
@@ -28,7 +29,7 @@ ANSWER = {
 @pytest.mark.parametrize("size", [MAX_INLINE_SIZE, MAX_INLINE_SIZE + 1])
 def test_answers_are_those_of_the_framework(size: int) -> None:
     """However they are written."""
-    answer = asyncio.run(json_answer(OffLoop(), size, lambda: ANSWER, {"x-a": "b"}))
+    answer = asyncio.run(json_answer(OffLoop(), size, lambda: ANSWER, Deadline(), {"x-a": "b"}))
     expected = json.dumps(ANSWER, default=list, ensure_ascii=False, separators=(",", ":"))
     assert bytes(answer.body).decode() == expected
     assert answer.headers["content-type"] == "application/json"
@@ -50,7 +51,8 @@ def test_large_answers_are_made_beside_others() -> None:
 
     async def test() -> bytes:
         asyncio.get_running_loop().call_later(0.01, has_gone_on.set)
-        return bytes((await json_answer(OffLoop(), MAX_INLINE_SIZE + 1, make)).body)
+        size = MAX_INLINE_SIZE + 1
+        return bytes((await json_answer(OffLoop(), size, make, Deadline())).body)
 
     assert json.loads(asyncio.run(test())) == {"has_gone_on": True}
 

@@ -36,9 +36,9 @@ class Endless:
             await asyncio.sleep(0.001)
 
 
-def ask(address: tuple[str, int], path: str) -> socket.socket:
-    """A stream of which nothing is read, on a connection with a small buffer."""
-    body = json.dumps({"model": "m", "stream": True, **BODIES[path]})
+def ask(address: tuple[str, int], path: str, *, stream: bool = True) -> socket.socket:
+    """An answer of which nothing is read yet, on a connection with a small buffer."""
+    body = json.dumps({"model": "m", "stream": stream, **BODIES[path]})
     head = f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -54,7 +54,7 @@ def test_an_unread_stream_ends_soon_after_its_time(
 ) -> None:
     """It keeps no slot of the gateway, is counted as one that took too long, and whoever reads it
     after all finds that it has no end."""
-    monkeypatch.setattr("deployments.http.event_stream._GRACE_S", GRACE_S)
+    monkeypatch.setattr("deployments.deadline._READING_GRACE_S", GRACE_S)
     model: Any = serve.run(
         serve.deployment(Endless).bind(), name="endless", _local_testing_mode=True
     )

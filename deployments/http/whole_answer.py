@@ -1,0 +1,60 @@
+"""Whole answers in JSON, sent no faster than they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.deadline import Deadline
+
+_PIECE_BYTES = 2**16
+_MAX_UNREAD_S = 120.0
+"""How long a client may take nothing of an answer: nobody makes it wait for the rest, unlike with
+a stream."""
+
+
+class WholeAnswer(Response):
+    """An answer that is being sent until its client has read nearly all of it.  Sent at once, what
+    is not read would stay in the buffers of the server, where no limit counts it.
+
+    An answer of which nothing is read for long, or that is not read soon after ``deadline``, is
+    left without its end: the connection is closed then.
+
+    Args:
+        body: JSON.
+    """
+
+    def __init__(
+        self, body: bytes, deadline: Deadline, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(body, headers=dict(headers), media_type="application/json")
+        self._deadline = deadline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        head = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        await send(head)
+        with suppress(TimeoutError):
+            async with self._deadline.reading_limit():
+                await self._send_body(send)
+
+    async def _send_body(self, send: Send) -> None:
+        body = bytes(self.body)
+        for start in range(0, len(body), _PIECE_BYTES):
+            end = start + _PIECE_BYTES
+            message = {
+                "type": "http.response.body",
+                "body": body[start:end],
+                "more_body": end < len(body),
+            }
+            async with asyncio.timeout(_MAX_UNREAD_S):
+                await send(message)
