@@ -254,17 +254,22 @@ class OutputLog:
     ) -> Changes:
         if not is_first:
             room -= CHANGE_BYTES
+        is_flushed = partition.is_flushed_since(cursor)
         calibration = None
         version = partition.calibration_version
         if version != known_calibration:
-            if len(partition.calibration) > room and not is_first:
-                return Changes.waiting(cursor, known_calibration)
             calibration = partition.calibration
-            room -= len(calibration)
-            is_first = is_first and not calibration
-        is_flushed = partition.is_flushed_since(cursor)
-        segment, cursor, is_complete = partition.since(begin, origin, room, takes_one=is_first)
-        return Changes(segment, cursor, is_complete, is_flushed, calibration, version)
+            if len(calibration) > room and not is_first:
+                return Changes.waiting(cursor, known_calibration)
+        num_bytes = len(calibration or b"")
+        segment, end, is_complete = partition.since(
+            begin, origin, room - num_bytes, takes_one=is_first and not num_bytes
+        )
+        if is_first and num_bytes and not len(segment) and not is_complete:
+            # An output too long to go beside a calibration goes first: that may be new each time.
+            segment, end, _ = partition.since(begin, origin, room, takes_one=True)
+            return Changes(segment, end, False, is_flushed, None, known_calibration)
+        return Changes(segment, end, is_complete, is_flushed, calibration, version)
 
     def set_calibration(self, namespace: str, blob: bytes) -> list[str]:
         """Set the calibration of ``namespace`` to ``blob``, merged with the kept one if possible.

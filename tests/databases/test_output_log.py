@@ -296,6 +296,20 @@ def test_calibration_that_does_not_fit_comes_with_the_next_reply():
     assert rest["n"].calibration == bytes(500)
 
 
+def test_a_long_output_is_not_held_up_by_calibrations():
+    """Each poll finds another one, and the two do not fit together."""
+    log = OutputLog(10**6, 10**6)
+    log.append("n", segment("a", 0, output(1), output(*range(200)), output(2)))
+    cursors, known, found = {"n": 0}, {"n": 0}, []
+    for number in range(9):
+        log.set_calibration("n", bytes([number]) * 500)
+        change = log.changes_since(cursors, max_bytes=1000, calibration_versions=known)["n"]
+        found += texts(change.segment)
+        cursors, known = {"n": change.cursor}, {"n": change.calibration_version}
+    assert found == [(1,), (*range(200),), (2,)]
+    assert change.calibration == bytes([8]) * 500
+
+
 def test_calibration_is_bounded_and_a_failing_merge_is_an_error():
     log = OutputLog(10**6, 10**6, merge_calibration=lambda kept, new: kept[:100][9999] + new)
     with pytest.raises(DatabaseError, match="over the"):
