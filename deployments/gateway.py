@@ -87,8 +87,6 @@ class Gateway:
         self._names = {
             name: model.name for model in config.models for name in (model.name, *model.aliases)
         }
-        self._startable = {m.name for m in config.models if m.min_num_replicas == 0}
-        """Models that may have no replica: asking one would start it, and keep it from ending."""
         self.http_metrics = HttpMetrics(self._configs)
         self._servers = ModelServers(
             handles, config.gateway.max_replica_silence_s, self.http_metrics.fell_silent
@@ -235,8 +233,9 @@ class Gateway:
         Raises:
             EngineStopped: a replica that exists, or always should, has not answered.
         """
-        name = self.model(model).name
-        if name not in self._startable:
+        config = self.model(model)
+        name = config.name
+        if not config.may_sleep:
             return await self.describe(name)
         answers: list[ModelInfo] = await self._ask_all(name, "describe")
         for info in answers:
@@ -245,15 +244,15 @@ class Gateway:
         return known if answers or known is None else replace(known, num_running=0, num_waiting=0)
 
     async def last_description(self, model: str) -> ModelInfo:
-        """Return the last or else the current description of the model, without starting a
-        replica.
+        """Return a description of the model without starting a replica: the last one where there
+        may be none, else a current one.
 
         Raises:
             EngineStopped: there is no description yet, and no running replica gives one.
         """
-        name = self.model(model).name
-        known = self._infos.known(name) if name in self._startable else None
-        found = known or await self.description_now(name)
+        config = self.model(model)
+        known = self._infos.known(config.name) if config.may_sleep else None
+        found = known or await self.description_now(config.name)
         if found is None:
             raise EngineStopped("no replica of the model has answered yet; a request starts one")
         return found
@@ -261,7 +260,8 @@ class Gateway:
     async def context_lengths(self) -> dict[str, int]:
         """Return the context lengths in tokens by the models' own names; without models of which no
         replica has answered yet."""
-        return await self._infos.context_lengths(self._configs, unasked=self._startable)
+        asleep = [name for name, config in self._configs.items() if config.may_sleep]
+        return await self._infos.context_lengths(self._configs, unasked=asleep)
 
     async def tool_parser(
         self, model: str, deadline: Deadline, *, has_tools: bool
@@ -335,7 +335,7 @@ class Gateway:
     async def unready_models(self) -> list[str]:
         """Return the models whose replicas do not answer, and have not answered a moment ago,
         except models that may have no replica."""
-        names = [name for name in self._configs if name not in self._startable]
+        names = [name for name, config in self._configs.items() if not config.may_sleep]
         answers = await asyncio.gather(*map(self._infos.is_ready, names))
         return [name for name, ready in zip(names, answers, strict=True) if not ready]
 
@@ -365,10 +365,9 @@ class Gateway:
     async def _ask_all(self, model: str, method: str) -> list[Any]:
         """Return the answers of all replicas to a question they answer at once; none if the model
         may have no replica and has none."""
-        name = self.model(model).name
-        may_have_none = name in self._startable
+        config = self.model(model)
         return await self._servers.call_all(
-            name, self._describe_timeout_s, method, may_have_none=may_have_none
+            config.name, self._describe_timeout_s, method, may_have_none=config.may_sleep
         )
 
 

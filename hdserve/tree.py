@@ -136,26 +136,6 @@ class DraftTree:
             node = child
         return node
 
-    def add_nodes(
-        self,
-        token_ids: Sequence[int],
-        parents: Sequence[int],
-        sources: Sequence[Source],
-        scores: Sequence[float],
-        depths: Sequence[int],
-    ) -> None:
-        """Add many nodes at once, in order; ``parents`` count from 0, the root.
-
-        Node ``i`` of the arguments is node ``i + 1`` of ``parents``.  If not all fit, or the tree
-        is not empty, they are merged one by one, except those whose parent was not added.  Siblings
-        among them must differ.
-        """
-        fits = len(token_ids) <= self.capacity and max(depths, default=0) <= self.max_depth
-        if len(self.token_ids) > 1 or not fits:
-            self._merge_nodes(token_ids, parents, sources, scores)
-            return
-        self.add_behind(token_ids, parents, sources, scores, depths)
-
     def add_behind(
         self,
         token_ids: Sequence[int],
@@ -171,20 +151,6 @@ class DraftTree:
         self.sources += sources
         self.scores += scores
         self.depths += depths
-
-    def _merge_nodes(
-        self,
-        token_ids: Sequence[int],
-        parents: Sequence[int],
-        sources: Sequence[Source],
-        scores: Sequence[float],
-    ) -> None:
-        places: list[int | None] = [0]
-        for token_id, parent, source, score in zip(
-            token_ids, parents, sources, scores, strict=True
-        ):
-            place = places[parent]
-            places.append(None if place is None else self.add_node(place, token_id, source, score))
 
     def truncate(self, num_draft_tokens: int) -> None:
         """Keep the first ``num_draft_tokens`` drafted nodes, in the order they were added."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -23,12 +22,6 @@ from hdserve.tree import Acceptance, DraftTree
 TOKENS = st.integers(0, 3)
 SOURCES = st.sampled_from(list(Source))
 SCORES = st.floats(0, 1)
-
-
-def columns_of(tree: DraftTree) -> Iterator[list[Any]]:
-    """What ``add_nodes`` takes: the root is not in it."""
-    for column in (tree.token_ids, tree.parents, tree.sources, tree.scores, tree.depths):
-        yield column[1:]
 
 
 def check(tree: DraftTree) -> None:
@@ -98,16 +91,6 @@ class TreeMachine(RuleBasedStateMachine):
         if len(added) < len(path):
             assert tree.is_full or len(added) == tree.max_depth
 
-    @rule(data=st.data())
-    def add_nodes(self, data: st.DataObject) -> None:
-        size = data.draw(st.integers(0, 6))
-        tokens = data.draw(st.lists(TOKENS, min_size=size, max_size=size))
-        parents = [data.draw(st.integers(0, index)) for index in range(size)]
-        guess = DraftTree(0, size)
-        for token, parent in zip(tokens, parents, strict=True):
-            guess.add_node(min(parent, len(guess) - 1), token, Source.MODEL, 0.5)
-        self.tree.add_nodes(*columns_of(guess))
-
     @precondition(lambda self: self.tree.num_draft_tokens)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
@@ -138,34 +121,6 @@ def test_paths_are_all_there(paths: list[list[int]]) -> None:
         for node in range(1, len(tree))
     }
     assert found == wanted
-
-
-@given(data=st.data())
-def test_add_nodes_equals_one_by_one(data: st.DataObject) -> None:
-    """Adding many nodes at once gives the tree that adding each gives, from empty or not."""
-    guess = DraftTree(9, 30)
-    for _ in range(data.draw(st.integers(0, 10))):
-        parent = data.draw(st.integers(0, len(guess) - 1))
-        guess.add_node(parent, data.draw(TOKENS), data.draw(SOURCES), data.draw(SCORES))
-    first = data.draw(st.lists(TOKENS, max_size=3))
-    capacity = data.draw(st.integers(0, 14))
-    max_depth = data.draw(st.integers(0, 6))
-    many, single = (DraftTree(9, capacity, max_depth) for _ in range(2))
-    for tree in (many, single):
-        tree.add_path(first, Source.OTHER)
-    many.add_nodes(*columns_of(guess))
-    places: list[int | None] = [0]
-    for node in range(1, len(guess)):
-        parent_place = places[guess.parents[node]]
-        places.append(
-            None
-            if parent_place is None
-            else single.add_node(
-                parent_place, guess.token_ids[node], guess.sources[node], guess.scores[node]
-            )
-        )
-    check(many)
-    assert all(getattr(many, name) == getattr(single, name) for name in DraftTree.__slots__)
 
 
 def test_the_drawing() -> None:

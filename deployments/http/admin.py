@@ -214,7 +214,7 @@ async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
     """
-    database, may_sleep = None, gateway.model(model).min_num_replicas == 0
+    database, may_sleep = None, gateway.model(model).may_sleep
     if may_sleep:
         with suppress(EngineStopped):  # no replica has described it yet
             database = await _open(gateway, model, starts_replica=False)

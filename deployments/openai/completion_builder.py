@@ -56,10 +56,9 @@ class CompletionBuilder:
         """Return the chunks of one delta: one, but two where a tool call begins and goes on, and
         none where it has nothing to show.  Before the first of all come those of the roles."""
         index = self._index(delta)
-        is_first = index not in self._answers
+        is_first = index not in self._num_tokens
         if is_first:
             delta = self._with_prompt(delta)
-            self._answers[index] = Answer(delta.prompt_index)
         self._num_tokens[index] += len(delta.token_ids)
         choices = self._form.deltas(delta, index, is_first=is_first)
         sources = _sources(delta)

@@ -107,7 +107,7 @@ class ReplicaMetrics:
         yield histogram_of("hdserve_step_draft_tokens", stats.num_steps_by_draft_tokens)
         for (drafter, call), seconds in stats.drafter_times_s.items():
             yield Sample("hdserve_drafter_seconds", seconds, (drafter, call))
-            num_failures = stats.num_drafter_failures.get(f"{drafter}.{call}", 0)
+            num_failures = stats.num_drafter_failures.get((drafter, call), 0)
             yield Sample("hdserve_drafter_failures", num_failures, (drafter, call))
         yield Sample("hdserve_budget_proposed_tokens", stats.num_proposed_tokens)
         yield Sample("hdserve_budget_kept_tokens", stats.num_kept_tokens)

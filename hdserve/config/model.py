@@ -323,6 +323,12 @@ class ModelConfig(StrictModel):
         return self.autoscaling.min_replicas
 
     @property
+    def may_sleep(self) -> bool:
+        """Whether the model may have no process: asking one would start it, and keep it from
+        ending."""
+        return self.min_num_replicas == 0
+
+    @property
     def max_num_replicas(self) -> int:
         """Most processes that serve this model."""
         if self.autoscaling is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hdserve.databases.snapshot import UnreadableFile
 from hdserve.errors import SnapshotError
 
 MAX_RECORD_BYTES = 16 * 2**20
@@ -147,7 +148,8 @@ def read_records(path: Path, max_bytes: int) -> Records:
     """Every intact record of the log at ``path``.
 
     Raises:
-        SnapshotError: the file cannot be read or is larger than ``max_bytes``.
+        UnreadableFile: the file cannot be read.
+        SnapshotError: it is larger than ``max_bytes``.
     """
     bodies: list[bytes] = []
     try:
@@ -165,7 +167,8 @@ def iter_records(path: Path) -> Iterator[bytes]:
     """The records of a log of any size that is complete, with one at a time in memory.
 
     Raises:
-        SnapshotError: the file cannot be read, or is corrupt or cut off.
+        UnreadableFile: the file cannot be read.
+        SnapshotError: it is corrupt or cut off.
     """
     try:
         with _opened(path) as file:
@@ -181,7 +184,8 @@ def iter_records(path: Path) -> Iterator[bytes]:
 def _opened(path: Path, max_bytes: int | None = None) -> Iterator[IO[bytes]]:
     """
     Raises:
-        SnapshotError: the file cannot be read or is larger than ``max_bytes``.
+        UnreadableFile: the file cannot be read.
+        SnapshotError: it is larger than ``max_bytes``.
     """
     try:
         with path.open("rb") as file:
@@ -191,7 +195,7 @@ def _opened(path: Path, max_bytes: int | None = None) -> Iterator[IO[bytes]]:
                 )
             yield file
     except OSError as error:
-        raise SnapshotError(f"cannot read {path}: {error}") from error
+        raise UnreadableFile(path, error) from error
 
 
 def _bodies(file: IO[bytes]) -> Iterator[bytes | None]:

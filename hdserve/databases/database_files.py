@@ -27,7 +27,7 @@ from hdserve.databases.output_files import (
 )
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.segment import Segment
-from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.snapshot import DatabaseKey, UnreadableFile
 from hdserve.errors import SnapshotError
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class DatabaseFiles:
         While this process may only read, another one may turn the log into a chunk, or delete it.
         """
         damaged: set[Path] = set()
-        unread: SnapshotError | None = None
+        unread: UnreadableFile | None = None
         for path, read in ((chunk, read_chunk), (log, read_log), (chunk, read_chunk)):
             if path in damaged:
                 continue
@@ -216,12 +216,11 @@ class DatabaseFiles:
             except UnbegunLog as error:
                 logger.warning("left out: %s", error)
                 self._unlink(path)
+            except UnreadableFile as error:
+                unread = unread if error.is_missing else error
             except SnapshotError as error:
-                if not isinstance(error.__cause__, OSError):
-                    self.set_aside(path, error)
-                    damaged.add(path)
-                elif not isinstance(error.__cause__, FileNotFoundError):
-                    unread = error
+                self.set_aside(path, error)
+                damaged.add(path)
         if unread:
             self.num_refused += 1
             logger.error("not used, and left for the next start: %s", unread)
@@ -264,14 +263,13 @@ class DatabaseFiles:
                 self.count_failure(error)
 
 
-def raise_if_unreadable(error: Exception) -> None:
+def raise_if_unreadable(error: SnapshotError) -> None:
     """
     Raises:
         OSError: the file could not be read, but may be intact.
     """
-    cause = error.__cause__
-    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        raise cause
+    if isinstance(error, UnreadableFile) and not error.is_missing:
+        raise error.reason
 
 
 def _free_name(path: Path) -> Path:

@@ -84,7 +84,7 @@ class ModelDatabase:
         self.num_put_off_tokens = 0
         """Tokens of the outputs that are deferred, in whole or in part."""
         recycled_bytes = max_bytes // RECYCLED_SHARE
-        self._byte_budget: ByteBudget[NamespaceTables] = ByteBudget(
+        self._texts: ByteBudget[NamespaceTables] = ByteBudget(
             max_bytes - recycled_bytes, self._note_change
         )
         self._recycled: ByteBudget[RecycledDatabase] = ByteBudget(recycled_bytes, self._note_change)
@@ -92,26 +92,25 @@ class ModelDatabase:
     def _note_change(self) -> None:
         self.version += 1
 
-    @property
-    def _partitions(self) -> ByteBudget[NamespaceTables]:
-        """The partitions with all deferred outputs inserted, as readers must see them."""
+    def _caught_up(self) -> ByteBudget[NamespaceTables]:
+        """The partitions, once all deferred outputs are inserted, as readers must see them."""
         self.catch_up()
-        return self._byte_budget
+        return self._texts
 
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Namespaces that hold text, least recently fed first."""
-        return self._partitions.namespaces
+        return self._caught_up().namespaces
 
     @property
     def num_tokens(self) -> int:
         """Tokens inserted, except those dropped with their namespace."""
-        return sum(partition.num_tokens for partition in self._partitions)
+        return sum(partition.num_tokens for partition in self._caught_up())
 
     @property
     def num_entries(self) -> int:
         """Texts inserted, except those dropped with their namespace."""
-        return sum(partition.num_texts for partition in self._partitions)
+        return sum(partition.num_texts for partition in self._caught_up())
 
     @property
     def num_bytes(self) -> int:
@@ -121,7 +120,7 @@ class ModelDatabase:
     @property
     def num_text_bytes(self) -> int:
         """The bytes of generated text."""
-        return self._partitions.num_bytes
+        return self._caught_up().num_bytes
 
     @property
     def num_recycled_bytes(self) -> int:
@@ -136,21 +135,21 @@ class ModelDatabase:
     @property
     def num_given_up(self) -> int:
         """Contexts of text that namespaces gave up for other namespaces."""
-        return self._partitions.num_given_up
+        return self._caught_up().num_given_up
 
     @property
     def num_dropped(self) -> int:
         """Namespaces whose text was dropped because there are too many of them."""
-        return self._partitions.num_dropped
+        return self._caught_up().num_dropped
 
     def partition(self, namespace: str) -> NamespaceTables | None:
         """The tables of a namespace; ``None`` while nothing was inserted."""
-        return self._partitions.get(namespace)
+        return self._caught_up().get(namespace)
 
     def peek(self, namespace: str) -> NamespaceTables | None:
         """The tables of a namespace without what is deferred.  Nothing is inserted, so arrays found
         before are still the present ones."""
-        return self._byte_budget.get(namespace)
+        return self._texts.get(namespace)
 
     def recycled(self, namespace: str) -> RecycledDatabase | None:
         """What the model thought likely in a namespace; ``None`` while nothing was kept."""
@@ -271,7 +270,7 @@ class ModelDatabase:
     def _num_still_counted(self, namespace: str, counted: tuple[int, int]) -> int:
         """How many tokens of a sequence were counted in the current partition of the namespace."""
         number, num_tokens = counted
-        partition = self._byte_budget.get(namespace)
+        partition = self._texts.get(namespace)
         return num_tokens if partition is not None and partition.number == number else 0
 
     def clear(self, namespace: str | None = None) -> None:
@@ -280,23 +279,23 @@ class ModelDatabase:
         self._put_off = deque(kept)
         self.num_put_off_tokens = sum(len(each.output) for each in kept)
         if namespace is None:
-            self._byte_budget.clear()
+            self._texts.clear()
             self._recycled.clear()
         else:
-            self._byte_budget.drop(namespace)
+            self._texts.drop(namespace)
             self._recycled.drop(namespace)
 
     @contextmanager
     def _fed(self, namespace: str) -> Iterator[NamespaceTables]:
         """The partition of a namespace, created if there is none, to add to."""
-        partition = self._byte_budget.use(namespace, self._new_partition)
+        partition = self._texts.use(namespace, self._new_partition)
         before = partition.arrays
         try:
             yield partition
         finally:
             if any(old is not new for old, new in zip(before, partition.arrays, strict=True)):
                 self._note_change()
-            self._byte_budget.note(namespace)
+            self._texts.note(namespace)
 
     def _new_partition(self, max_bytes: int) -> NamespaceTables:
         self._num_partitions += 1

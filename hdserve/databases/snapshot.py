@@ -162,12 +162,29 @@ def write_file(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+class UnreadableFile(SnapshotError):
+    """A file that could not be read; what it holds may be intact.
+
+    Attributes:
+        reason: why.
+    """
+
+    def __init__(self, path: Path, reason: OSError) -> None:
+        super().__init__(f"cannot read {path}: {reason}")
+        self.reason = reason
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such file."""
+        return isinstance(self.reason, FileNotFoundError)
+
+
 def read_file(path: Path, *, kind: str, key: DatabaseKey) -> Any:
     """The payload of the envelope in ``path``, at most ``MAX_FILE_BYTES``.
 
     Raises:
-        SnapshotError: the file cannot be read, or is not of this kind and database; the message
-            names it and says why.
+        UnreadableFile: the file cannot be read.
+        SnapshotError: it is not of this kind and database; the message names it and says why.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -180,7 +197,7 @@ def read_file(path: Path, *, kind: str, key: DatabaseKey) -> Any:
             max_bytes=MAX_FILE_BYTES,
         )
     except OSError as error:
-        raise SnapshotError(f"cannot read {path}: {error}") from error
+        raise UnreadableFile(path, error) from error
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error.message}") from error
 

@@ -109,12 +109,14 @@ class _Line:
     def _add(self, x: float, y: float) -> None:
         more_x, more_y = x - self._x, y - self._y
         error = abs(more_y - self.slope * more_x) if self._weight else 0.0
-        self._weight = _MEMORY * self._weight + 1.0
+        remaining = _MEMORY * self._weight
+        self._weight = remaining + 1.0
         self._error += (error - self._error) / self._weight
         self._x += more_x / self._weight
         self._y += more_y / self._weight
-        self._xx = _MEMORY * self._xx + more_x * (x - self._x)
-        self._xy = _MEMORY * self._xy + more_x * (y - self._y)
+        share = remaining / self._weight
+        self._xx = _MEMORY * self._xx + share * more_x * more_x
+        self._xy = _MEMORY * self._xy + share * more_x * more_y
         self._tilt()
 
     def _tilt(self) -> None:

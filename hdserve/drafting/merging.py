@@ -38,11 +38,7 @@ def merge_trees(
     for path, worth in worths.items():  # parents come before their children
         worths[path] = min(worth, worths.get(path[:-1], worth))
     best = sorted(worths, key=worths.__getitem__, reverse=True)[: merged.capacity]
-    places = {path: place for place, path in enumerate(((), *best))}
-    merged.add_nodes(
-        [path[-1] for path in best],
-        [places[path[:-1]] for path in best],
-        [guesses[path][0] for path in best],
-        [guesses[path][1] for path in best],
-        [len(path) for path in best],
-    )
+    places: dict[_Path, int | None] = {(): 0}
+    for path in best:
+        place = places[path[:-1]]
+        places[path] = None if place is None else merged.add_node(place, path[-1], *guesses[path])

@@ -44,7 +44,7 @@ class Pruner:
         nodes = (node for node in range(1, len(tree)) if may_come[node])
         best = sorted(nodes, key=scores.__getitem__, reverse=True)[: pruned.capacity]
         places = {node: place for place, node in enumerate((0, *best))}
-        pruned.add_nodes(
+        pruned.add_behind(
             [tree.token_ids[node] for node in best],
             [places[tree.parents[node]] for node in best],
             [tree.sources[node] for node in best],

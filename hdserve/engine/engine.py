@@ -107,10 +107,7 @@ class Engine:
         stats.num_running = len(self._scheduler.running)
         stats.num_waiting = len(self._scheduler.waiting)
         stats.kv_cache_usage = self._scheduler.usage
-        stats.num_drafter_failures = {
-            f"{name}.{method}": count
-            for (name, method), count in self.drafters.num_failures.items()
-        }
+        stats.num_drafter_failures = dict(self.drafters.num_failures)
         stats.num_drafter_sequences = self.drafters.num_sequences
         stats.drafter_times_s = dict(self.drafters.times_s)
         budget = self._drafts.budget

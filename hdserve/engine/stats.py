@@ -76,8 +76,7 @@ class EngineStats:
         num_queried_tokens: prompt tokens that were looked up in the KV cache.
         num_reused_tokens: those that were found.
         num_preemptions: how often a running sequence had to wait for room.
-        num_drafter_failures: by ``drafter.call``.
-        drafter_times_s: by drafter and call.
+        num_drafter_failures, drafter_times_s: by drafter and call.
         num_proposed_tokens, num_kept_tokens: drafted tokens before and after the budget; those with
             too low a score are in neither.
         num_steps_by_draft_tokens: how often each number of tokens was drafted for a sequence.
@@ -92,7 +91,7 @@ class EngineStats:
     num_finished: dict[str, int] = field(default_factory=dict)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     times: StepTimes = field(default_factory=StepTimes)
-    num_drafter_failures: dict[str, int] = field(default_factory=dict)
+    num_drafter_failures: dict[tuple[str, str], int] = field(default_factory=dict)
     drafter_times_s: dict[tuple[str, str], float] = field(default_factory=dict)
     num_proposed_tokens: int = 0
     num_kept_tokens: int = 0

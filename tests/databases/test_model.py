@@ -278,7 +278,7 @@ def test_what_ended_is_put_off_until_somebody_reads() -> None:
     for output in outputs:
         database.record(_sequence([7], output))
         at_once.insert("default", output)
-    assert not [*database._byte_budget]
+    assert not [*database._texts]
     database.catch_up()
     version = database.version
     found, wanted = database.partition("default"), at_once.partition("default")
@@ -294,7 +294,7 @@ def test_no_more_is_put_off_than_pays() -> None:
     num_tokens = MAX_PUT_OFF_TOKENS // 4
     for number in range(6):
         database.record(_sequence([7], [number] * num_tokens))
-    assert sum(partition.num_tokens for partition in database._byte_budget) == 4 * num_tokens
+    assert sum(partition.num_tokens for partition in database._texts) == 4 * num_tokens
     assert database.num_tokens == 6 * num_tokens
 
 
@@ -317,11 +317,11 @@ def test_a_long_output_is_inserted_in_parts() -> None:
     for text in (output, [3, 4]):
         database.record(_sequence([7], text))
         at_once.insert("default", text)
-    counted = [sum(partition.num_tokens for partition in database._byte_budget)]
+    counted = [sum(partition.num_tokens for partition in database._texts)]
     assert counted[0] <= 2 * MAX_COUNTED_TOKENS
     while counted[-1] < len(output) + 2:
         database.catch_up()
-        counted.append(sum(partition.num_tokens for partition in database._byte_budget))
+        counted.append(sum(partition.num_tokens for partition in database._texts))
         assert 0 < counted[-1] - counted[-2] <= MAX_COUNTED_TOKENS + 12
     found, wanted = database.partition("default"), at_once.partition("default")
     assert found is not None

@@ -115,3 +115,14 @@ def test_forwards_may_take_less_than_expected(base_s: float) -> None:
         num_drafts = step % 9
         price.add(num_drafts, 0.0, base_s + 1e-4 * num_drafts + generator.uniform(-5e-4, 5e-4))
     assert price.seconds(has_prompts=False) == pytest.approx(1e-4, rel=0.3)
+
+
+@pytest.mark.parametrize("num_sequences", range(1, 9))
+def test_the_first_step_after_a_long_time_without_drafts(num_sequences: int) -> None:
+    """Nothing of what was known counts then, but for errors of rounding."""
+    for most in range(1, 9):
+        price = DraftPrice()
+        learn(price, 300, 1e-3, most=most)
+        price.fade(1_000_000)
+        price.add(1 / num_sequences, 0.001, 0.0)
+        assert price.seconds(has_prompts=False) == 0.0

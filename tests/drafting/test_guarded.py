@@ -129,7 +129,7 @@ class BulkDrafter(Drafter):
         }
 
     def propose(self, seq: Sequence, tree: DraftTree) -> None:
-        tree.add_nodes([3, 4], **self._columns)
+        tree.add_behind([3, 4], **self._columns)
 
 
 def make_sequence() -> Sequence:

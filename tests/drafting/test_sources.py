@@ -108,7 +108,7 @@ def test_compiled_code_is_given_the_present_arrays(monkeypatch: pytest.MonkeyPat
     for name in NAMESPACES:
         record(database, name, np.random.default_rng(0).integers(0, 500, 6 * 4096).tolist())
     for step in range(14):
-        num_tokens = sum(partition.num_tokens for partition in database._byte_budget)
+        num_tokens = sum(partition.num_tokens for partition in database._texts)
         verified = []
         for seq in running:
             tree = propose(drafter, seq)
@@ -116,7 +116,7 @@ def test_compiled_code_is_given_the_present_arrays(monkeypatch: pytest.MonkeyPat
             seq.token_ids += acceptance.token_ids
             verified.append(Verified(seq, tree, acceptance, None))
         drafter.observe_all(verified)
-        num_new = sum(partition.num_tokens for partition in database._byte_budget) - num_tokens
+        num_new = sum(partition.num_tokens for partition in database._texts) - num_tokens
         assert num_new <= 2 * MAX_COUNTED_TOKENS + len(running)
     assert num_tokens > 12 * 4096
 

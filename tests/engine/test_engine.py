@@ -101,7 +101,7 @@ def test_a_failing_listener_stops_nobody() -> None:
     sequences = [make_sequence(str(n), make_prompt(5)) for n in range(3)]
     run(engine, sequences)
     assert all(seq.finish_reason is FinishReason.LENGTH for seq in sequences)
-    assert engine.stats.num_drafter_failures == {"engine.on_finish": 3}
+    assert engine.stats.num_drafter_failures == {("engine", "on_finish"): 3}
 
 
 def test_outputs_say_where_tokens_came_from() -> None:

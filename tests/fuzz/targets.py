@@ -221,7 +221,7 @@ def trees(data: bytes) -> None:
     tree = DraftTree(pieces.byte() % 8, capacity, max_depth)
     sources = list(Source)
     while not pieces.is_used_up:
-        call, source = pieces.byte() % 4, sources[pieces.byte() % len(sources)]
+        call, source = pieces.byte() % 3, sources[pieces.byte() % len(sources)]
         token_ids = [pieces.byte() % 8 for _ in range(pieces.byte() % 12)]
         if call == 0:
             parent = pieces.byte() % (len(tree) + 1)
@@ -231,10 +231,6 @@ def trees(data: bytes) -> None:
                 assert parent >= len(tree)
         elif call == 1:
             tree.add_path(token_ids, source)
-        elif call == 2:
-            num = len(token_ids)
-            parents, depths = range(num), range(1, num + 1)
-            tree.add_nodes(token_ids, parents, [source] * num, [0.5] * num, depths)
         else:
             tree.truncate(pieces.byte() % 70)
     check_tree(tree, capacity, max_depth)

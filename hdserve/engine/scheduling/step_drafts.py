@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from operator import index
+from typing import NamedTuple
 
 from hdserve import core
 from hdserve.drafting.base import Verified
@@ -21,6 +22,20 @@ A thousand tokens take about a millisecond."""
 
 _MAX_TRIED_TOKENS = 512
 """The same limit while drafts do not pay, so that less of this work is wasted."""
+
+
+class _Look(NamedTuple):
+    """How drafts are looked for in a step.
+
+    Attributes:
+        min_score: of a draft.
+        max_started_tokens: the limit on the texts that drafters are started with.
+        corrections: of the scores, by source.
+    """
+
+    min_score: float = 0.0
+    max_started_tokens: int = _MAX_STARTED_TOKENS
+    corrections: Sequence[float] = UNCORRECTED
 
 
 class StepDrafts:
@@ -53,12 +68,9 @@ class StepDrafts:
         self._max_depth = max_depth
         self._may_follow_prompts = may_follow_prompts
         self._num_started_tokens = 0
-        self._max_started_tokens = _MAX_STARTED_TOKENS
         self._catching_up_s = 0.0
-        self._min_score = 0.0
-        self._corrections: Sequence[float] = UNCORRECTED
         self._step_budget: StepBudget | None = None
-        """These six are set for each step; the last is ``None`` if nothing is learned from it."""
+        """These three are set for each step; the last is ``None`` if nothing is learned from it."""
 
     @property
     def are_read(self) -> bool:
@@ -72,34 +84,33 @@ class StepDrafts:
         The budget learns nothing of steps in which no sequence may draft: they would look as if
         drafts did not pay.
         """
-        self._num_started_tokens, self._catching_up_s, self._min_score = 0, 0.0, 0.0
-        self._step_budget = None
+        self._num_started_tokens, self._catching_up_s, self._step_budget = 0, 0.0, None
         budget = self.budget
         if budget is None:
-            return self._trees(scheduled, is_drafting=True)
+            return self._trees(scheduled, _Look())
         choosing = [work for work in scheduled if work.is_choosing]
         number = len(choosing)
         if budget.skip_step(number) or not any(map(self._may_draft, choosing)):
-            return self._trees(scheduled, is_drafting=False)
+            return self._trees(scheduled, None)
         num_other_rows = sum([work.num_tokens for work in scheduled]) - number
         num_columns = sum([len(work.slot.seq.token_ids) for work in choosing]) - number
         step = self._step_budget = budget.begin_step(number, num_other_rows, num_columns)
         if not step.is_look:
-            return self._trees(scheduled, is_drafting=False)
-        self._max_started_tokens = _MAX_TRIED_TOKENS if step.is_probe else _MAX_STARTED_TOKENS
-        self._corrections = budget.corrections()
-        self._min_score = step.least_score(self.max_draft_tokens * number)
-        trees = self._trees(scheduled, is_drafting=True)
+            return self._trees(scheduled, None)
+        look = _Look(
+            step.least_score(self.max_draft_tokens * number),
+            _MAX_TRIED_TOKENS if step.is_probe else _MAX_STARTED_TOKENS,
+            budget.corrections(),
+        )
+        trees = self._trees(scheduled, look)
         step.trim([tree for tree in trees if tree is not None])
         return trees
 
-    def _trees(
-        self, scheduled: Sequence[Scheduled], *, is_drafting: bool
-    ) -> list[DraftTree | None]:
+    def _trees(self, scheduled: Sequence[Scheduled], look: _Look | None) -> list[DraftTree | None]:
         trees: list[DraftTree | None] = []
         asked: list[tuple[core.Sequence, DraftTree]] = []
         for work in scheduled:
-            tree = self._empty_tree(work, is_drafting=is_drafting) if work.is_choosing else None
+            tree = self._empty_tree(work, look) if work.is_choosing else None
             trees.append(tree)
             if tree is not None and self._are_told(tree):
                 asked.append((work.slot.seq, tree))
@@ -108,17 +119,19 @@ class StepDrafts:
             self._catch_up([seq for seq, _ in asked])
             self._catching_up_s = time.perf_counter() - started
         for seq, tree in asked:
-            if tree.capacity:
+            if look is not None and tree.capacity:
                 proposes = self.drafters if seq.grammar_state is None else self._grammar_drafts
-                proposes.propose(seq, tree, self._corrections)
+                proposes.propose(seq, tree, look.corrections)
         return trees
 
-    def _empty_tree(self, work: Scheduled, *, is_drafting: bool) -> DraftTree:
+    def _empty_tree(self, work: Scheduled, look: _Look | None) -> DraftTree:
         """An empty tree with the capacity it may use."""
         seq = work.slot.seq
         max_depth = min(self._max_depth, seq.num_remaining_tokens - 1)
-        capacity = self._capacity(seq) if is_drafting and self._may_draft(work) else 0
-        return DraftTree(seq.token_ids[-1], capacity, max_depth, self._min_score)
+        if look is None or not self._may_draft(work):
+            return DraftTree(seq.token_ids[-1], 0, max_depth)
+        capacity = self._capacity(seq, look.max_started_tokens)
+        return DraftTree(seq.token_ids[-1], capacity, max_depth, look.min_score)
 
     def _may_draft(self, work: Scheduled) -> bool:
         """Whether drafts of a sequence can be wanted, and verified, in this step."""
@@ -132,19 +145,19 @@ class StepDrafts:
             and (self._may_follow_prompts or work.is_decoding)
         )
 
-    def _capacity(self, seq: core.Sequence) -> int:
+    def _capacity(self, seq: core.Sequence, max_started_tokens: int) -> int:
         """The most drafts that ``seq``, which may draft, may have now."""
         wanted, capacity = seq.speculation.max_draft_tokens, self.max_draft_tokens
         if wanted is not None:
             capacity = min(capacity, index(wanted))
-        return capacity if capacity and self._may_know(seq) else 0
+        return capacity if capacity and self._may_know(seq, max_started_tokens) else 0
 
-    def _may_know(self, seq: core.Sequence) -> bool:
+    def _may_know(self, seq: core.Sequence, max_started_tokens: int) -> bool:
         """Whether drafters know ``seq`` or may be started with it; if it is new, it counts towards
         the limit of the step."""
         if self.drafters.has_started(seq) or self.drafters.needs_hidden:
             return True
-        if self._num_started_tokens >= self._max_started_tokens:
+        if self._num_started_tokens >= max_started_tokens:
             return False
         self._num_started_tokens += len(seq.speculation.prediction) + len(seq.token_ids)
         return True
@@ -200,5 +213,5 @@ def _told_later(seq: core.Sequence, number: int) -> Verified:
     tree = DraftTree(root, num_drafted)
     sources = [core.Source.PLAIN] * num_drafted
     parents, depths = range(num_drafted), range(1, number)
-    tree.add_nodes(token_ids[:-1], parents, sources, [1.0] * num_drafted, depths)
+    tree.add_behind(token_ids[:-1], parents, sources, [1.0] * num_drafted, depths)
     return Verified(seq, tree, Acceptance(range(number), token_ids), None)

@@ -186,7 +186,7 @@ def test_what_fails_costs_drafts_alone() -> None:
     engine = make_engine([OracleDrafter(futures)], model=MODEL, tokenizer=TOKENIZER)
     run(engine, sequences)
     assert tokens_of(sequences) == tokens_of(plain)
-    assert engine.stats.num_drafter_failures == {"grammar.propose": 1}
+    assert engine.stats.num_drafter_failures == {("grammar", "propose"): 1}
     assert [seq.grammar_state.guide is None for seq in sequences] == [True, False]
     assert sequences[0].counts.num_accepted_tokens > 20
 
