@@ -44,6 +44,14 @@ def test_examples_are_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert f"{model.name}: " in result.stdout
 
 
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.yaml")
+    path.write_text(MODEL % "")
+    result = check(path)
+    assert (result.exit_code, result.exception) == (0, None)
+    assert result.stdout.endswith("\ufffd.yaml: ok\n")
+
+
 def test_there_is_an_example_of_each_kind() -> None:
     names = {path.stem for path in EXAMPLES}
     assert names == {"one_model", "several_models", "namespaces", "gpu", "tools"}

@@ -17,18 +17,20 @@ from deployments.http.param_names import params_named
 from deployments.openai.protocol import ChatBody
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parser import MakeParser
-from hdserve.errors import HdserveError
+from hdserve.errors import HdserveError, PromptTooLong
 
 Body = TypeVar("Body", bound=ChatBody | ResponsesBody | MessagesBody)
 
-LONG_EVENTS = EventForm(long_event, has_long_events=True)
+RESPONSE_EVENTS = EventForm(long_event, has_long_events=True, told_errors=(PromptTooLong,))
+"""As in the API of OpenAI, events say that the context is full: it is by these that clients see
+that the conversation must be made shorter."""
 
 
 async def answer_chat(
     arrival: Arrival,
     kind: type[Body],
     make_builder: Callable[[Body, str, MakeParser | None], AnswerBuilder],
-    form: EventForm = LONG_EVENTS,
+    form: EventForm = RESPONSE_EVENTS,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return the answer to a chat, or to the chat that a request stands for.

@@ -23,13 +23,14 @@ class EventStream(StreamingResponse):
     what is sent for a client that has not read what was sent before, for as long as it stays.
 
     Status and headers are sent with the first events or the first sign of life.  What is raised
-    before is answered with its own status.
+    before is answered with its own status, unless it is one of ``told_errors``.
 
     Args:
         events: as they are sent, some at a time.
         write_error: what is sent instead of the events that have not come.
         sign: of life, as :class:`~deployments.http.keep_alive.KeepAlive` sends it.
         interval_s: how long nothing is sent before it is.
+        told_errors: errors that are events though nothing was sent before.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class EventStream(StreamingResponse):
         *,
         sign: bytes,
         interval_s: float | None,
+        told_errors: tuple[type[HdserveError], ...] = (),
     ) -> None:
         super().__init__(events, media_type=EVENT_STREAM, headers=_HEADERS)
         self._events = events
@@ -47,6 +49,7 @@ class EventStream(StreamingResponse):
         self._deadline = deadline
         self._sign = sign
         self._interval_s = interval_s
+        self._told_errors = told_errors
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,7 +89,7 @@ class EventStream(StreamingResponse):
             async for events in self._events:
                 await sending.send(events)
         except HdserveError as error:
-            if not sending.has_begun:
+            if not (sending.has_begun or isinstance(error, self._told_errors)):
                 raise
             await sending.send(self._write_error(error))
         await sending.send(b"", is_last=True)

@@ -86,12 +86,14 @@ class EventForm(NamedTuple):
         last: what is sent behind the last event.
         sign: of life, sent in silences.
         has_long_events: whether some repeat all log probabilities that came.
+        told_errors: errors that are told in a stream, under status 200, even if they come first.
     """
 
     write: Callable[[Event], bytes]
     last: bytes = b""
     sign: bytes = COMMENT
     has_long_events: bool = False
+    told_errors: tuple[type[HdserveError], ...] = ()
 
     def written(self, events: list[Event]) -> bytes:
         """Return events as they are sent together."""
@@ -106,7 +108,8 @@ async def answer(
     form: EventForm,
 ) -> Response:
     """Return the answer in one object, or as a stream of events.  A stream that is refused before
-    any was sent, or a sign of life, gets its status; of what goes wrong later the last event tells.
+    any was sent, or a sign of life, gets its status, unless the form has events for that; of what
+    goes wrong later the last event tells.
 
     Args:
         fail: the events of an answer that fails before it is prepared.
@@ -152,8 +155,14 @@ async def answer(
     def write_error(error: HdserveError) -> bytes:
         return form.written(fail(error)) + form.last
 
-    interval_s = gateway.config.gateway.stream_keep_alive_s
-    stream = EventStream(events(), write_error, deadline, sign=form.sign, interval_s=interval_s)
+    stream = EventStream(
+        events(),
+        write_error,
+        deadline,
+        sign=form.sign,
+        interval_s=gateway.config.gateway.stream_keep_alive_s,
+        told_errors=form.told_errors,
+    )
     return stream
 
 

@@ -14,16 +14,16 @@ from deployments.deadline import Deadline
 
 _PIECE_BYTES = 2**16
 _MAX_UNREAD_S = 120.0
-"""How long a client may take nothing of an answer: nobody makes it wait for the rest, unlike with
-a stream."""
+"""How long a client may take for each piece: nobody makes it wait for the rest, unlike with a
+stream."""
 
 
 class WholeAnswer(Response):
     """An answer that is being sent until its client has read nearly all of it.  Sent at once, what
     is not read would stay in the buffers of the server, where no limit counts it.
 
-    An answer of which nothing is read for long, or that is not read soon after ``deadline``, is
-    left without its end: the connection is closed then.
+    An answer of which next to nothing is read for long, or that is not read soon after
+    ``deadline``, is left without its end: the connection is closed then.
 
     Args:
         body: JSON.

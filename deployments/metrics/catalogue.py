@@ -194,7 +194,7 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
     yield MetricInfo(
         "hdserve_request_timeouts",
         "counter",
-        "Answers that request_timeout_s cut off, before or after their first byte.",
+        "Answers that request_timeout_s cut off before the model had given all of them.",
         ("model_name",),
         is_of_gateway=True,
     )

@@ -51,17 +51,19 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def metrics(summary: Summary) -> dict[str, Any]:
-    """Return what drafting did, by the field names of vLLM, with accepted tokens by source, which
-    replica it was, and how long its first token took."""
+    """Return what drafting did, by the field names of vLLM and, where there were no drafts, with
+    its numbers; with accepted tokens by source, which replica it was, and how long its first token
+    took."""
     counts = summary.drafts
     num_drafted = counts.num_draft_tokens
-    rate = counts.num_accepted_tokens / num_drafted if num_drafted else None
+    rate = counts.num_accepted_tokens / num_drafted if num_drafted else 0.0
+    length = counts.mean_acceptance_length
     return {
         "replica": summary.replica,
         "time_to_first_token_s": _rounded(summary.first_token_s, 6),
         "speculative_decoding": {
-            "mean_acceptance_length": _rounded(counts.mean_acceptance_length, 4),
-            "draft_acceptance_rate": _rounded(rate, 4),
+            "mean_acceptance_length": 1.0 if length is None else round(length, 4),
+            "draft_acceptance_rate": round(rate, 4),
             "acceptance_histogram": counts.num_drafts_by_accepted,
             "num_spec_steps": counts.num_drafts,
             "num_steps": counts.num_steps,

@@ -155,6 +155,9 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """The newer name, which goes first; clients send both."""
+
     min_tokens: int | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: str | Texts | None = None
@@ -165,6 +168,18 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     speculation: Speculation | None = None
+
+    @property
+    def param_names(self) -> Mapping[str, str]:
+        if self.max_completion_tokens is None:
+            return {}
+        return {"max_tokens": "max_completion_tokens"}
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of an answer, by either name."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
 
     @property
     def num_choices(self) -> int:
@@ -188,9 +203,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
         """Whether a stream says where tokens come from."""
         return self.stream_options is not None and self.stream_options.include_sources
 
-    def sampling(
-        self, max_tokens: int | None, num_logprobs: int | None, constraint: Constraint | None
-    ) -> dict[str, Any]:
+    def sampling(self, num_logprobs: int | None, constraint: Constraint | None) -> dict[str, Any]:
         """Return the fields of ``SamplingParams`` that the client set."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
@@ -200,7 +213,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
         found |= {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids and tuple({*self.allowed_token_ids}),
-            "max_tokens": max_tokens,
+            "max_tokens": self.most_tokens,
             "logprobs": num_logprobs,
             "stop": self._stop_strings(),
             "stop_token_ids": self.stop_token_ids,
@@ -247,17 +260,10 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
     }
 
     messages: Messages = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: StrictBool | None = None  # a completion has a number here
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     verbosity: Verbosity | None = None
-
-    @property
-    def param_names(self) -> Mapping[str, str]:
-        if self.max_completion_tokens is None:
-            return {}
-        return {"max_tokens": "max_completion_tokens"}
 
     @property
     def unmet(self) -> frozenset[str]:
@@ -294,15 +300,12 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
             raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         num_scores = self.num_prompt_logprobs(is_streamed=bool(self.stream))
-        max_tokens = (
-            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        )
         form, calls = self.constraint(), self.tool_constraint(tool_parser)
         # A response format is that of the answer; vLLM's parameters hold the whole output.
         if form is not None and form.param == self.format_param:
             form = None if calls else self.or_calls(form, tool_parser)
         constraint = one_of(form, calls)
-        sampling = self.sampling(max_tokens, num_logprobs, constraint)
+        sampling = self.sampling(num_logprobs, constraint)
         if num_scores is not None:
             sampling["prompt_logprobs"] = num_scores
         if self.may_call_tools:  # the marks of a call may be special tokens
@@ -343,7 +346,6 @@ class CompletionBody(GenerationBody):
         "chat_template_kwargs": ({},),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "max_completion_tokens": (),
         "messages": (),
         "parallel_tool_calls": (True, False),
         "prediction": (),
@@ -387,8 +389,8 @@ class CompletionBody(GenerationBody):
         if self.best_of is not None and self.best_of != self.num_choices:
             raise Unsupported("best_of other than n is not supported", "best_of")
         constraint = self.constraint()
-        sampling = self.sampling(self.max_tokens, self.logprobs, constraint)
-        scores = self._scores(computes_prompt=self.max_tokens == 0)
+        sampling = self.sampling(self.logprobs, constraint)
+        scores = self._scores(computes_prompt=self.most_tokens == 0)
         if scores:
             sampling["prompt_logprobs"] = max(scores.values())
         shown = [name for name, number in scores.items() if getattr(self, name) is not None]

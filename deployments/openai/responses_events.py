@@ -18,7 +18,7 @@ from deployments.openai.responses_tools import OwnName
 from deployments.parsers.answer_reader import AnswerReader, Call, Piece, Reasoning
 from deployments.parsers.call_reader import Arguments
 from deployments.parsers.tool_parser import MakeParser
-from hdserve.errors import HdserveError, Overloaded, RequestError
+from hdserve.errors import HdserveError, Overloaded, PromptTooLong, RequestError
 
 
 def usage(summary: Summary) -> dict[str, Any]:
@@ -205,6 +205,8 @@ def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
 
 def _failure_code(error: HdserveError) -> str:
     """Return the one of the few codes that this API has for failed responses."""
+    if isinstance(error, PromptTooLong):  # which clients know, though it is not documented
+        return error.code
     if isinstance(error, Overloaded):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, RequestError) else "server_error"

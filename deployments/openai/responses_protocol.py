@@ -49,7 +49,11 @@ _SAME_AS_CHAT = (
     "top_p",
     "top_k",
     "min_p",
+    "repetition_penalty",
     "seed",
+    "stop",
+    "min_tokens",
+    "ignore_eos",
     "parallel_tool_calls",
     "chat_template_kwargs",
 )
@@ -189,7 +193,7 @@ class ResponsesBody(RequestBody, ResponseToolFields):
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        **OF_CHATS,
+        **{name: neutral for name, neutral in OF_CHATS.items() if name not in _SAME_AS_CHAT},
     }
 
     instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -212,7 +216,11 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
+    stop: str | Texts | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponseStreamOptions | None = None

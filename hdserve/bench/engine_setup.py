@@ -135,9 +135,10 @@ def encoded_prompts(
 
 def _longest_sequence(host: ModelHost) -> int:
     """Return the longest prompt and output together that every engine of ``host`` will take: a
-    cache whose size is configured is known before there is one."""
+    cache whose size is configured is known before there is one, and one without room for a draft is
+    refused when there is."""
     num_cached = host.config.engine.kv_cache_tokens
-    if num_cached is None:
-        return host.max_total_tokens
     num_drafted = host.config.drafting.most_draft_tokens(host.model.device.type)
+    if num_cached is None or num_cached <= num_drafted:
+        return host.max_total_tokens
     return min(host.max_total_tokens, num_cached - num_drafted)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from hdserve.cli.file_names import shown
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import ConfigFile
 from hdserve.config import ModelConfig, ServeConfig, load_config
@@ -65,7 +66,7 @@ def check_config(
         return
     for model in models:
         typer.echo(f"{model.name}: {_where(model)}, {_size(model)}")
-    typer.echo(f"{file}: ok")
+    typer.echo(f"{shown(file)}: ok")
 
 
 def show_config(

@@ -14,6 +14,7 @@ from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hdserve.cli.database_build import build
+from hdserve.cli.file_names import shown
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.cli.model_option import check_served_name, database_config
@@ -53,9 +54,9 @@ def info(root: Root, model: Model = None, json_path: Json = None) -> None:
     if output.has_text:
         Console(markup=False).print(_table(found))
         for path, what_to_do in left_by_other_versions(root).items():
-            typer.echo(f"{path} is not read: {what_to_do}")
+            typer.echo(f"{shown(path)} is not read: {what_to_do}")
         for path in stored.shard_directories(root):
-            typer.echo(f"{path} is not read: it is one of a shard; give it instead")
+            typer.echo(f"{shown(path)} is not read: it is one of a shard; give it instead")
     output.write([_to_json(item) for item in found])
 
 

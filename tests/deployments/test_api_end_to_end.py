@@ -464,7 +464,6 @@ NEGATED = {"type": "json_schema", "name": "n", "schema": {"not": {}}, "strict": 
     [
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"temperature": -1}, "invalid_value", "temperature"),
-        ({"input": " the" * 50_000}, "context_length_exceeded", "input"),
         ({"text": {"format": NEGATED}}, "unsupported_parameter", "text"),
         ({"extra_body": {"frobnicate": 1}}, "invalid_value", "frobnicate"),
     ],
@@ -477,6 +476,24 @@ def test_responses_that_are_refused(
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**options, stream=is_streamed)
     assert (caught.value.code, caught.value.param) == (code, param)
+
+
+def test_a_response_to_what_is_too_long(client: openai.OpenAI) -> None:
+    """Has its status, or events that say so: as from OpenAI, by which Codex begins to forget."""
+    options: dict[str, Any] = {"model": MODEL, "input": " the" * 50_000}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**options)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+    events = client.responses.with_streaming_response.create(**options, stream=True)
+    with events as answer:
+        lines = [*answer.iter_lines()]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data:")]
+    kinds = ["response.created", "response.in_progress", "error", "response.failed"]
+    assert [event["type"] for event in data] == kinds
+    assert data[-1]["response"]["error"]["code"] == "context_length_exceeded"
+    with pytest.raises(openai.APIError) as caught:
+        [*client.responses.create(**options, stream=True)]
+    assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -25,7 +25,7 @@ from deployments.replica.heartbeat import AnswersCalls
 from deployments.request_faults import RequestFault
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import EngineStopped, InvalidRequest
+from hdserve.errors import EngineStopped, InvalidRequest, PromptTooLong, RequestError
 from tests.deployments.http.server import Counted, served
 from tests.waiting import WAIT_S, eventually
 
@@ -54,19 +54,28 @@ class Held:
     Args:
         released: a file that ends that by being there.
         is_refusing: whether the request turns out to be wrong there.
+        kind: of the error.
     """
 
-    def __init__(self, released: Path, place: int = 0, *, is_refusing: bool = False) -> None:
+    def __init__(
+        self,
+        released: Path,
+        place: int = 0,
+        *,
+        is_refusing: bool = False,
+        kind: type[RequestError] = InvalidRequest,
+    ) -> None:
         self._released = released
         self._place = place
         self._is_refusing = is_refusing
+        self._kind = kind
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records | RequestFault]:
         for index, (text, reason) in enumerate((("a", None), ("b", "stop"))):
             if index == self._place:
                 await self._held_up()
                 if self._is_refusing:
-                    yield RequestFault(InvalidRequest(REASON, "prompt"))
+                    yield RequestFault(self._kind(REASON, "prompt"))
                     return
             yield (Delta(0, 0, text, (1,), (0,), None, reason),)
         yield (Summary(1, 2, DraftCounts(), "r"),)
@@ -261,6 +270,23 @@ def test_a_refusal_before_any_sign_has_its_status(tmp_path: Path, path: str) -> 
         answer = stream_of(f"http://{host}:{port}", path)
     assert answer.status_code == 400
     assert REASON in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_that_the_context_is_full_is_a_status_or_an_event(tmp_path: Path, path: str) -> None:
+    """As each API has it."""
+    tmp_path.joinpath("released").touch()
+    model = serve.deployment(Held).bind(tmp_path / "released", is_refusing=True, kind=PromptTooLong)
+    with served(build_api(gateway_of(model, NEVER_S))) as (host, port):
+        answer = stream_of(f"http://{host}:{port}", path)
+    assert REASON in answer.text
+    if path != "/v1/responses":
+        assert answer.status_code == 400
+        return
+    assert answer.status_code == 200
+    *_, last = filter(None, answer.text.splitlines())
+    failed = json.loads(last.removeprefix("data: "))["response"]
+    assert failed["error"] == {"code": "context_length_exceeded", "message": REASON}
 
 
 @pytest.mark.parametrize(("interval_s", "status"), [(INTERVAL_S, "200"), (NEVER_S, "499")])

@@ -344,12 +344,12 @@ def test_metrics_of_drafting() -> None:
 
 
 def test_metrics_without_drafts() -> None:
-    """Ratios of nothing are null, not zero and not an error."""
+    """Ratios of nothing are numbers, as clients of vLLM expect."""
     made = builder(ChatFormat())
     body = made.whole(Summary(1, 2, DraftCounts(num_steps=2), "abc"))
     drafting = body["metrics"]["speculative_decoding"]
-    assert drafting["mean_acceptance_length"] is None
-    assert drafting["draft_acceptance_rate"] is None
+    assert drafting["mean_acceptance_length"] == 1.0
+    assert drafting["draft_acceptance_rate"] == 0.0
     assert drafting["accepted_by_source"] == {}
     json.dumps(body, allow_nan=False)
 

@@ -106,8 +106,9 @@ def test_spellings(fields: dict[str, Any], field: str, wanted: Any) -> None:
 
 
 def test_completions_have_the_spellings_of_chats() -> None:
-    sampling = completion(top_p=0, stop=["", "a"]).sampling
+    sampling = completion(top_p=0, stop=["", "a"], max_tokens=9, max_completion_tokens=5).sampling
     assert (sampling["top_p"], sampling["stop"]) == (1e-9, ("a",))
+    assert sampling["max_tokens"] == 5
     assert completion(stop="").sampling["stop"] == ()
 
 
@@ -226,7 +227,6 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "suffix", "after"),
     (ChatBody, "prompt", "x"),
     (CompletionBody, "messages", USER),
-    (CompletionBody, "max_completion_tokens", 50),
     (CompletionBody, "tools", [{}]),
     (CompletionBody, "functions", [{}]),
     (CompletionBody, "reasoning_effort", "high"),

@@ -16,7 +16,7 @@ from deployments.openai.responses_events import ResponseEvents, usage
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import DraftCounts
-from hdserve.errors import EngineStopped, InvalidRequest, Overloaded, RequestTimeout
+from hdserve.errors import EngineStopped, InvalidRequest, Overloaded, PromptTooLong, RequestTimeout
 
 SUMMARY = Summary(7, 11, DraftCounts(), "abc", num_reused_tokens=3)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
@@ -298,6 +298,14 @@ def test_an_error_in_mid_stream(error: Any, code: str, param: str | None, reason
     assert [item.type for item in last.response.output] == ["function_call"]
     assert (last.response.completed_at, last.response.usage) == (None, None)
     assert "error" not in failed  # by which a client would end before it has read it
+
+
+def test_a_full_context_is_told_by_its_own_code() -> None:
+    """As OpenAI sends it, though its library has no such code."""
+    made = ResponseEvents(ResponsesBody.parse({"model": "m", "input": "hi"}), "r", None)
+    *_, failed = made.fail(PromptTooLong("too long", "input"))
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"]["code"] == "context_length_exceeded"
 
 
 def test_an_error_before_anything_else() -> None:

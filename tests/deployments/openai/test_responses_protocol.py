@@ -35,7 +35,14 @@ def test_a_text_is_a_message_of_the_user() -> None:
             {"max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
         ),
         ({"top_p": 0}, {"top_p": 1e-9}),
-        ({"stop": ""}, {}),
+        *(
+            (fields, fields)
+            for fields in (
+                {"stop": ""},
+                {"ignore_eos": True, "min_tokens": 3},
+                {"stop": ["a"], "repetition_penalty": 1.1},
+            )
+        ),
         ({"text": {"verbosity": "high"}}, {"verbosity": "high"}),
         ({"speculation": {"enabled": False}}, {"speculation": {"enabled": False}}),
         ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, {"verbosity": "medium"}),
@@ -140,7 +147,9 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"stream": "perhaps"}, "stream", InvalidRequest),
     ({"guided_grammar": "x"}, "guided_grammar", Unsupported),
     ({"max_tokens": 5}, "max_tokens", Unsupported),
-    ({"stop": ["a"]}, "stop", Unsupported),
+    ({"stop": 5}, "stop", InvalidRequest),
+    ({"ignore_eos": "no"}, "ignore_eos", InvalidRequest),
+    ({"presence_penalty": 0.5}, "presence_penalty", Unsupported),
     ({"n": 2}, "n", Unsupported),
     ({"frequency_penalty": 0.5}, "frequency_penalty", Unsupported),
     ({"response_format": {"type": "json_object"}}, "response_format", Unsupported),
