@@ -24,6 +24,7 @@ from actors.statistics_database import (
     CHUNK_BYTES,
     FILES_TIMEOUT_S,
     NO_RESOURCES,
+    OFFERED_FOR_S,
     call,
     get_or_create,
 )
@@ -34,10 +35,6 @@ logger = logging.getLogger(__name__)
 
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
-
-_COMPLETE_AFTER_S = 600.0
-"""After this time an actor knows everything again that it knew before a restart: whoever has a
-corpus offers it every minute."""
 
 _PARTIAL_SUFFIX = ".partial"
 
@@ -92,7 +89,8 @@ def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpu
         except DatabaseError as error:
             logger.warning("cannot offer the corpus %s to other nodes: %s", corpus.directory, error)
     found = {corpus.corpus_id: corpus for corpus in [*call(actor, "catalogue", fingerprint), *own]}
-    is_complete = call(actor, "age_s") >= _COMPLETE_AFTER_S  # first, as it may be restarted now
+    # An actor of this age knows everything again that it knew before a restart.
+    is_complete = call(actor, "age_s") >= OFFERED_FOR_S  # first, as it may be restarted now
     _drop_partial(cache_dir)
     if found and is_complete:
         _drop_outdated(fingerprint, cache_dir, found)

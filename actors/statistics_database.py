@@ -37,6 +37,9 @@ CALL_TIMEOUT_S = 60.0
 """How long a call may take that the actor answers at once.  A replica waits this long if no node
 has room for the actor."""
 
+OFFERED_FOR_S = 600.0
+"""How long a corpus counts as offered: whoever has it says so every minute."""
+
 NUM_CPUS = 0.1
 
 _FILE_THREADS: Final[Mapping[str, int]] = MappingProxyType({"checksums": 1, "chunks": 1})
@@ -75,6 +78,7 @@ class StatisticsDatabaseActor:
     def __init__(self) -> None:
         self._started_at_s = time.monotonic()
         self._corpora: dict[str, Corpus] = {}
+        self._offered_at_s: dict[str, float] = {}
         self._checksums: dict[str, dict[str, str]] = {}
         """Checksums of the corpora for which they were requested, empty for the others.  Each entry
         is dropped with its registration, even while its files are still being read."""
@@ -96,6 +100,7 @@ class StatisticsDatabaseActor:
             if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
                 self._forget(other.corpus_id)
         self._checksums.setdefault(corpus.corpus_id, {})
+        self._offered_at_s[corpus.corpus_id] = time.monotonic()
         return self._corpora.setdefault(corpus.corpus_id, corpus)
 
     def withdraw(self, directory: str) -> None:
@@ -106,8 +111,12 @@ class StatisticsDatabaseActor:
                 self._forget(corpus.corpus_id)
 
     def catalogue(self, fingerprint: str) -> list[Corpus]:
-        """The corpora of one tokenizer, in the order of registration."""
-        return [item for item in self._corpora.values() if item.fingerprint == fingerprint]
+        """The corpora of one tokenizer, in the order of registration; without those of which
+        nothing was heard any more, for ``OFFERED_FOR_S``, when another was offered last."""
+        found = [item for item in self._corpora.values() if item.fingerprint == fingerprint]
+        offered_at_s = [self._offered_at_s[item.corpus_id] for item in found]
+        since_s = max(offered_at_s, default=0.0) - OFFERED_FOR_S
+        return [item for item, at_s in zip(found, offered_at_s, strict=True) if at_s > since_s]
 
     def age_s(self) -> float:
         """Seconds since the start of the actor; whatever was offered before that is forgotten."""
@@ -169,6 +178,7 @@ class StatisticsDatabaseActor:
     def _forget(self, corpus_id: str) -> None:
         del self._corpora[corpus_id]
         del self._checksums[corpus_id]
+        del self._offered_at_s[corpus_id]
 
     def _known(self, corpus_id: str) -> Corpus:
         try:

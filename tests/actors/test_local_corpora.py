@@ -12,13 +12,28 @@ from filelock import FileLock
 from actors import local_corpora, statistics_database
 from actors.local_corpora import ensure_local
 from actors.statistics_database import StatisticsClient
+from hdserve.errors import DatabaseGone
 from tests.actors.corpora import NUM_BYTES, contents, lacking, make_corpus
+from tests.waiting import eventually
 
 
 def fetched(corpus: Path, fingerprint: str, cache: Path) -> list[Path]:
     """What another node has, which lacks the directory."""
     with lacking(corpus):
         return ensure_local(fingerprint, cache)
+
+
+def offer(fingerprint: str, corpus: Path) -> None:
+    """Offer a corpus, to the next actor where one was just killed."""
+
+    def is_offered() -> bool:
+        try:
+            StatisticsClient().offer(fingerprint, corpus)
+        except DatabaseGone:
+            return False
+        return True
+
+    eventually(is_offered)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +117,7 @@ class TestInRay:
         self, corpus, fingerprint, tmp_path, monkeypatch
     ):
         """Of this tokenizer, and nobody else's, by an actor that is not new."""
-        monkeypatch.setattr(local_corpora, "_COMPLETE_AFTER_S", 0.0)
+        monkeypatch.setattr(local_corpora, "OFFERED_FOR_S", 0.0)
         cache = tmp_path / "cache"
         others = make_corpus(cache / "others", "others")
         copies = []
@@ -149,7 +164,7 @@ class TestInRay:
         ensure_local(fingerprint, cache, directories=[corpus])
         copies = fetched(corpus, fingerprint, cache)
         ray.kill(statistics_database.get_or_create())
-        StatisticsClient().offer(fingerprint, smaller)
+        offer(fingerprint, smaller)
         assert fetched(smaller, fingerprint, cache) == copies
         assert contents(copies[0]) == contents(corpus)
         StatisticsClient().offer(fingerprint, corpus)

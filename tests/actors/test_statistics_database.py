@@ -110,6 +110,32 @@ def test_a_later_choice_counts_though_the_clock_was_set_back(monkeypatch) -> Non
         assert third.choice("m", reminder) == new
 
 
+def test_what_nobody_offers_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is left out once another corpus of the tokenizer is offered, until it is offered again."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    old, new, other = (
+        str(make_corpus(tmp_path / name, fingerprint, seed=seed))
+        for seed, (name, fingerprint) in enumerate([("old", "f"), ("new", "f"), ("other", "g")])
+    )
+    actor = StatisticsDatabaseActor()
+
+    def offered(*directories: str) -> list[str]:
+        for directory in directories:
+            actor.register("g" if directory == other else "f", directory)
+        return [corpus.directory for corpus in actor.catalogue("f")]
+
+    assert offered(old, other) == [old]
+    now_s += 10_000
+    assert offered(other) == [old]
+    assert offered(new) == [new]
+    assert offered(old) == [old, new]
+    now_s += 599
+    assert offered(new) == [old, new]
+    now_s += 1
+    assert offered(new) == [new]
+
+
 @pytest.mark.ray
 def test_calls_leave_nothing_in_the_process(ray_cluster: None) -> None:
     """A replica asks every second, for months."""
