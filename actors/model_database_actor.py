@@ -135,7 +135,8 @@ class ModelDatabaseActor:
         return num_new
 
     def changes_since(self, message: bytes) -> bytes:
-        """The encoded :class:`Reply` to an encoded :class:`Poll`, at most ``MAX_REPLY_BYTES``.
+        """The encoded :class:`Reply` to an encoded :class:`Poll`, at most ``MAX_REPLY_BYTES`` but
+        for the names of outputs in a refill.
 
         Raises:
             SnapshotError: the message is corrupt, or of another model or tokenizer.

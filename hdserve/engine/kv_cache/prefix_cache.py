@@ -25,6 +25,10 @@ _NUM_COMPARED = 8
 _MAX_MOVED = 4
 """At most this many rows of ended sequences are moved for each row that is wanted."""
 
+_NUM_LOOKS = 64
+"""Where there are more entries, some are dropped before the next look at where rows may move, which
+takes as long as there are entries; so there are at most about this many looks."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedTokens:
@@ -332,7 +336,8 @@ class PrefixCache:
             part = cheapest_part(self._runs(), wanted)
             if part is not None and part.num_ended_rows <= _MAX_MOVED * wanted:
                 self._push(part, to=part.start)
-            else:
+                continue
+            for _ in range(1 + len(self._entries) // _NUM_LOOKS):
                 self._drop(wanted)
         return segment
 

@@ -45,8 +45,9 @@ class RowRun:
         """How many rows move at most to make its gaps one."""
         return sum(piece.num_rows for piece in self.ended)
 
-    def parts(self, num_rows: int) -> Iterator[RowRun]:
-        """Every part with ``num_rows`` free rows that contains no smaller such part."""
+    def parts(self, num_rows: int) -> Iterator[tuple[int, int, int]]:
+        """Every part with ``num_rows`` free rows that contains no smaller such part: how many of
+        its rows move at most, its first piece, and the one behind its last."""
         num_in_gaps = [piece.num_rows * is_gap for piece, is_gap in self.pieces]
         first = num_free_rows = 0
         for end, number in enumerate(num_in_gaps, start=1):
@@ -56,7 +57,9 @@ class RowRun:
             while num_free_rows >= num_rows:
                 num_free_rows -= num_in_gaps[first]
                 first += 1
-            yield RowRun(self.pieces[first - 1 : end])
+            begin = first - 1
+            num_part_rows = self.pieces[end - 1][0].end - self.pieces[begin][0].start
+            yield num_part_rows - num_free_rows - num_in_gaps[begin], begin, end
 
 
 def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]:
@@ -72,5 +75,9 @@ def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]
 
 def cheapest_part(runs: Sequence[RowRun], num_rows: int) -> RowRun | None:
     """The part of a run with ``num_rows`` free rows in which the fewest rows have to move."""
-    parts = (part for run in runs for part in run.parts(num_rows))
-    return min(parts, key=lambda part: part.num_ended_rows, default=None)
+    parts = ((part, run) for run in runs for part in run.parts(num_rows))
+    found = min(parts, key=lambda each: each[0][0], default=None)
+    if found is None:
+        return None
+    (_, begin, end), run = found
+    return RowRun(run.pieces[begin:end])

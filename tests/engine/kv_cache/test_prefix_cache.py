@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import settings
@@ -10,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.engine import Engine
+from hdserve.engine.kv_cache import prefix_cache
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.prefix_cache import BLOCK_TOKENS, PrefixCache
+from hdserve.engine.kv_cache.row_runs import RowRun, find_runs
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from tests.drafters import OracleDrafter
 from tests.engine.caches import equal_layers
@@ -83,6 +88,29 @@ def test_the_longest_beginning_is_found() -> None:
         assert other[num_common] != tokens[num_common]
         assert model.serve(other) == num_common
     assert model.serve([*tokens[: BLOCK_TOKENS - 1], 60, 60, 60]) == 0
+
+
+def test_many_pieces_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they were used in another order than they lie in, so that what is dropped leaves gaps
+    everywhere."""
+    looks = []
+
+    def find_runs_noted(*arguments: Any) -> list[RowRun]:
+        looks.append(arguments)
+        return find_runs(*arguments)
+
+    num_pieces, num_wanted = 2048, 32 * BLOCK_TOKENS
+    prefixes = PrefixCache(make_cache(num_pieces * BLOCK_TOKENS))
+    texts = [make_prompt(BLOCK_TOKENS, seed) for seed in range(num_pieces)]
+    for text in (*texts, *random.Random(0).sample(texts, num_pieces)):
+        placed = prefixes.place([*text, 1], "a", BLOCK_TOKENS)
+        assert placed is not None
+        prefixes.release(placed[0], text, "a")
+    monkeypatch.setattr(prefix_cache, "find_runs", find_runs_noted)
+    placed = prefixes.place(make_prompt(num_wanted, -1), "b", num_wanted)
+    assert placed is not None
+    assert placed[0].num_rows == num_wanted
+    assert 1 < len(looks) < 64
 
 
 def test_namespaces_do_not_find_each_other() -> None:
