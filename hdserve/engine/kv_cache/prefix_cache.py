@@ -36,21 +36,25 @@ class KeyedTokens:
 
     Attributes:
         token_ids: int64 ``[num_tokens]``.
-        keys: of the whole blocks; each stands for all tokens up to the end of its block.
+        keys: of the whole blocks; each stands for all tokens up to the end of its block, and for
+            the namespace.
+        namespace: of the sequence; others do not find these tokens.
     """
 
     token_ids: np.ndarray
-    keys: list[int]
+    keys: Sequence[int]
+    namespace: str
 
     @classmethod
     def of(cls, token_ids: Sequence[int], namespace: str) -> KeyedTokens:
-        """The tokens of a sequence of ``namespace``; takes time in proportion to their number."""
+        """The tokens of a sequence; takes time in proportion to their number."""
         tokens = np.asarray(token_ids, np.int64)
-        return cls(tokens, list(_keys(tokens, namespace)))
+        return cls(tokens, list(_keys(tokens, namespace)), namespace)
 
     def first(self, num_tokens: int) -> KeyedTokens:
         """The first ``num_tokens`` tokens, or all if there are fewer."""
-        return KeyedTokens(self.token_ids[:num_tokens], self.keys[: num_tokens // BLOCK_TOKENS])
+        keys = self.keys[: num_tokens // BLOCK_TOKENS]
+        return KeyedTokens(self.token_ids[:num_tokens], keys, self.namespace)
 
     def num_common(self, other: KeyedTokens) -> int:
         """How many tokens both begin with, as far as keys tell."""
@@ -68,17 +72,14 @@ class KeyedTokens:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """What the first ``len(token_ids)`` columns of ``segment`` hold.
+    """A segment, and the tokens that its first columns hold.
 
     Attributes:
-        keys: of its whole blocks; each stands for all tokens up to the end of its block.
         is_running: whether the sequence that owns the segment is still running.
     """
 
     segment: Segment
-    token_ids: np.ndarray
-    namespace: str
-    keys: list[int]
+    tokens: KeyedTokens
     is_running: bool
 
 
@@ -127,29 +128,21 @@ class PrefixCache:
         """Whether anything of a prompt of ``num_tokens`` tokens can be reused."""
         return self.is_enabled and num_tokens > BLOCK_TOKENS
 
-    def num_to_await(
-        self, prompt: KeyedTokens, other: KeyedTokens, namespace: str, min_tokens: int
-    ) -> int:
+    def num_to_await(self, prompt: KeyedTokens, other: KeyedTokens, min_tokens: int) -> int:
         """The length of the common beginning of ``prompt``, without its last token, and ``other``;
         0 if less than ``min_tokens`` more than can be reused already.  Takes about as long for long
         prompts as for short ones."""
         wanted = prompt.first(len(prompt.token_ids) - 1)
         num_common = wanted.num_common(other)
-        num_found = max((number for number, _ in self._candidates(wanted, namespace)), default=0)
+        num_found = max((number for number, _ in self._candidates(wanted)), default=0)
         return num_common if num_common >= num_found + min_tokens else 0
 
     def place(
-        self,
-        prompt: Sequence[int] | KeyedTokens,
-        namespace: str,
-        num_rows: int,
-        *,
-        is_shared: bool = True,
+        self, prompt: KeyedTokens, num_rows: int, *, is_shared: bool = True
     ) -> tuple[Segment, int] | None:
-        """A segment of ``num_rows`` rows for a sequence of ``namespace``.
+        """A segment of ``num_rows`` rows for a sequence.
 
         Args:
-            prompt: its token ids.
             is_shared: whether others may reuse what the sequence leaves; if not, what it reuses is
                 copied and stays available to others.
 
@@ -159,14 +152,13 @@ class PrefixCache:
         """
         if not self._has_room(num_rows):
             return None
-        tokens = _keyed(prompt, namespace)
-        source, num_tokens = self._find(tokens.first(len(tokens.token_ids) - 1), namespace)
+        source, num_tokens = self._find(prompt.first(len(prompt.token_ids) - 1))
         segment = None
         if source is not None:
             segment = self._reuse(source, num_tokens, num_rows, may_take=is_shared)
         if segment is None:
             return self._allocate(num_rows), 0
-        self.offer(segment, tokens.first(num_tokens), namespace)
+        self.offer(segment, prompt.first(num_tokens))
         return segment, num_tokens
 
     def has_room_in_parts(self, num_rows: int) -> bool:
@@ -206,7 +198,7 @@ class PrefixCache:
         while self.cache.rows.num_free < num_wanted and next(self._idle(), None) is not None:
             self._drop(num_wanted - self.cache.rows.num_free)
         idle = [
-            Owned(entry.segment, len(entry.token_ids), entry.segment.num_rows)
+            Owned(entry.segment, len(entry.tokens.token_ids), entry.segment.num_rows)
             for entry in self._idle()
         ]
         owned = [*running, *idle]
@@ -222,10 +214,10 @@ class PrefixCache:
                 entry.segment = segment
                 self._by_start[segment.start] = entry
 
-    def offer(self, segment: Segment, tokens: Sequence[int] | KeyedTokens, namespace: str) -> None:
+    def offer(self, segment: Segment, tokens: KeyedTokens) -> None:
         """Let others reuse the columns of a running sequence, which hold ``tokens``."""
         if self.is_enabled:
-            self._add(segment, _keyed(tokens, namespace), namespace, is_running=True)
+            self._add(segment, tokens, is_running=True)
 
     def clear(self) -> None:
         """Forget everything; the segments of running sequences stay theirs."""
@@ -253,11 +245,11 @@ class PrefixCache:
             self.cache.rows.free(segment)
             return
         tokens = KeyedTokens.of(token_ids, namespace)
-        if self._is_known(tokens, namespace):
+        if self._is_known(tokens):
             self.cache.rows.free(segment)
             return
         kept = self.cache.rows.shorten(segment, len(token_ids))
-        self._add(kept, tokens, namespace, is_running=False)
+        self._add(kept, tokens, is_running=False)
 
     def _reuse(
         self, source: _Entry, num_tokens: int, num_rows: int, *, may_take: bool
@@ -265,7 +257,7 @@ class PrefixCache:
         """Rows whose first ``num_tokens`` hold the same as ``source``: its own, extended, if it may
         be taken over whole; else a copy; else its own rows, for which its neighbours are dropped.
         ``None`` if none of this is possible, and then nothing has changed."""
-        takes = may_take and not source.is_running and num_tokens == len(source.token_ids)
+        takes = may_take and not source.is_running and num_tokens == len(source.tokens.token_ids)
         with _held(source):
             segment = self._extend(source.segment, num_rows, num_tokens) if takes else None
             if segment is not None:
@@ -373,22 +365,22 @@ class PrefixCache:
 
     def _cut(self, entry: _Entry, num_tokens: int) -> None:
         """Keep the first tokens of an entry, and free the rows after them."""
-        self._cut_keys(entry, num_tokens // BLOCK_TOKENS)
-        entry.token_ids = entry.token_ids[:num_tokens]
+        self._forget_keys(entry, num_tokens // BLOCK_TOKENS)
+        entry.tokens = entry.tokens.first(num_tokens)
         entry.segment = self.cache.rows.shorten(entry.segment, num_tokens)
 
-    def _find(self, wanted: KeyedTokens, namespace: str) -> tuple[_Entry | None, int]:
+    def _find(self, wanted: KeyedTokens) -> tuple[_Entry | None, int]:
         """The entry with the longest match of ``wanted``, and its length."""
         best, num_best = None, BLOCK_TOKENS - 1
-        for most, entry in self._candidates(wanted, namespace):
+        for most, entry in self._candidates(wanted):
             if most <= num_best:
                 break
-            num_common = _num_common(entry.token_ids, wanted.token_ids)
+            num_common = _num_common(entry.tokens.token_ids, wanted.token_ids)
             if num_common > num_best:
                 best, num_best = entry, num_common
         return best, num_best if best is not None else 0
 
-    def _candidates(self, wanted: KeyedTokens, namespace: str) -> list[tuple[int, _Entry]]:
+    def _candidates(self, wanted: KeyedTokens) -> list[tuple[int, _Entry]]:
         """Entries that may match ``wanted``, each with the most tokens it can match: those that do
         if equal keys mean equal tokens.  The longest match first."""
         num_blocks = bisect_left(wanted.keys, True, key=lambda key: key not in self._by_key)
@@ -396,28 +388,23 @@ class PrefixCache:
             return []
         known = islice(reversed(self._by_key[wanted.keys[num_blocks - 1]]), _NUM_COMPARED)
         found = [
-            (wanted.num_common_after(num_blocks, entry.token_ids), entry)
+            (wanted.num_common_after(num_blocks, entry.tokens.token_ids), entry)
             for entry in known
-            if entry.namespace == namespace
+            if entry.tokens.namespace == wanted.namespace
         ]
         return sorted(found, key=itemgetter(0), reverse=True)
 
-    def _is_known(self, tokens: KeyedTokens, namespace: str) -> bool:
-        source, num_tokens = self._find(tokens, namespace)
+    def _is_known(self, tokens: KeyedTokens) -> bool:
+        source, num_tokens = self._find(tokens)
         is_whole = num_tokens == len(tokens.token_ids)
         return source is not None and not source.is_running and is_whole
 
-    def _add(
-        self, segment: Segment, tokens: KeyedTokens, namespace: str, *, is_running: bool
-    ) -> None:
+    def _add(self, segment: Segment, tokens: KeyedTokens, *, is_running: bool) -> None:
         self._remove(self._by_start.get(segment.start))
-        keys = [*tokens.keys]
-        self._insert(_Entry(segment, tokens.token_ids, namespace, keys, is_running))
-
-    def _insert(self, entry: _Entry) -> None:
+        entry = _Entry(segment, tokens, is_running)
         self._entries[entry] = None
-        self._by_start[entry.segment.start] = entry
-        for key in entry.keys:
+        self._by_start[segment.start] = entry
+        for key in tokens.keys:
             self._by_key.setdefault(key, {})[entry] = None
 
     def _evict(self, entry: _Entry) -> None:
@@ -429,15 +416,14 @@ class PrefixCache:
     def _remove(self, entry: _Entry | None) -> None:
         if entry is not None:
             del self._entries[entry], self._by_start[entry.segment.start]
-            self._cut_keys(entry, 0)
+            self._forget_keys(entry, 0)
 
-    def _cut_keys(self, entry: _Entry, num_kept: int) -> None:
-        """Keep an entry findable by its first ``num_kept`` keys only."""
-        for key in entry.keys[num_kept:]:
+    def _forget_keys(self, entry: _Entry, num_kept: int) -> None:
+        """Make an entry be found by its first ``num_kept`` keys only."""
+        for key in entry.tokens.keys[num_kept:]:
             del self._by_key[key][entry]
             if not self._by_key[key]:
                 del self._by_key[key]
-        del entry.keys[num_kept:]
 
     def _idle(self) -> Iterator[_Entry]:
         """The entries that can be dropped, oldest first."""
@@ -452,10 +438,6 @@ def _held(entry: _Entry) -> Iterator[None]:
         yield
     finally:
         entry.is_running = was_running
-
-
-def _keyed(tokens: Sequence[int] | KeyedTokens, namespace: str) -> KeyedTokens:
-    return tokens if isinstance(tokens, KeyedTokens) else KeyedTokens.of(tokens, namespace)
 
 
 def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:

@@ -229,9 +229,9 @@ class Scheduler:
         return True
 
     def _place(self, seq: Sequence, num_rows: int) -> tuple[Segment, int] | None:
-        prompt = self._keyed(seq) if self.looks_up(seq) else ()
+        prompt = self._keyed(seq) if self.looks_up(seq) else KeyedTokens.of((), seq.namespace)
         is_shared = seq.speculation.is_output_shared
-        return self._prefixes.place(prompt, seq.namespace, num_rows, is_shared=is_shared)
+        return self._prefixes.place(prompt, num_rows, is_shared=is_shared)
 
     def looks_up(self, seq: Sequence) -> bool:
         """Whether a cached beginning of the prompt is reused; a prompt that is scored needs logits,
@@ -281,9 +281,7 @@ class Scheduler:
         if not self._prefixes.is_enabled or not _begin_alike(seq, other):
             return 0
         prompt = self._keyed(other).first(other.num_prompt_tokens)
-        return self._prefixes.num_to_await(
-            self._keyed(seq), prompt, seq.namespace, MIN_AWAITED_TOKENS
-        )
+        return self._prefixes.num_to_await(self._keyed(seq), prompt, MIN_AWAITED_TOKENS)
 
     def _keyed(self, seq: Sequence) -> KeyedTokens:
         """The tokens that ``seq`` had when it came into the queue."""
@@ -298,7 +296,7 @@ class Scheduler:
         seq = slot.seq
         slot.num_offered_tokens = seq.num_cached_tokens
         cached = self._keyed(seq).first(seq.num_cached_tokens)
-        self._prefixes.offer(slot.segment, cached, seq.namespace)
+        self._prefixes.offer(slot.segment, cached)
 
     def forget_prefixes(self) -> None:
         """Let nobody reuse what is in the cache now, or what running sequences leave there."""
@@ -380,7 +378,7 @@ class Scheduler:
         seq = slot.seq
         if self._offers(slot):
             prompt = self._keyed(seq).first(seq.num_prompt_tokens)
-            self._prefixes.offer(slot.segment, prompt, seq.namespace)
+            self._prefixes.offer(slot.segment, prompt)
         slot.is_offered = True
         slot.awaited.clear()
         self._keyed_tokens.pop(seq, None)

@@ -15,7 +15,7 @@ from hdserve.core import PromptScores, Sequence, SpeculationParams
 from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache import prefix_cache
 from hdserve.engine.kv_cache.cache import KVCache
-from hdserve.engine.kv_cache.prefix_cache import BLOCK_TOKENS, PrefixCache
+from hdserve.engine.kv_cache.prefix_cache import BLOCK_TOKENS, KeyedTokens, PrefixCache
 from hdserve.engine.kv_cache.row_runs import RowRun, find_runs
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from tests.drafters import OracleDrafter
@@ -60,7 +60,7 @@ class Model:
 
     def serve(self, tokens: list[int], namespace: str = "a", num_rows: int = 0) -> int:
         """A sequence from its beginning to its end; how many tokens it reused."""
-        placed = self.prefixes.place(tokens, namespace, num_rows or len(tokens) + 8)
+        placed = self.prefixes.place(KeyedTokens.of(tokens, namespace), num_rows or len(tokens) + 8)
         assert placed is not None
         segment, num_reused = placed
         assert self.read(segment, num_reused) == contents(tokens)[:num_reused]
@@ -103,11 +103,11 @@ def test_many_pieces_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) 
     prefixes = PrefixCache(make_cache(num_pieces * BLOCK_TOKENS))
     texts = [make_prompt(BLOCK_TOKENS, seed) for seed in range(num_pieces)]
     for text in (*texts, *random.Random(0).sample(texts, num_pieces)):
-        placed = prefixes.place([*text, 1], "a", BLOCK_TOKENS)
+        placed = prefixes.place(KeyedTokens.of([*text, 1], "a"), BLOCK_TOKENS)
         assert placed is not None
         prefixes.release(placed[0], text, "a")
     monkeypatch.setattr(prefix_cache, "find_runs", find_runs_noted)
-    placed = prefixes.place(make_prompt(num_wanted, -1), "b", num_wanted)
+    placed = prefixes.place(KeyedTokens.of(make_prompt(num_wanted, -1), "b"), num_wanted)
     assert placed is not None
     assert placed[0].num_rows == num_wanted
     assert 1 < len(looks) < 64
@@ -120,7 +120,7 @@ def test_namespaces_do_not_find_each_other() -> None:
     model.serve(tokens, "a")
     assert model.serve(tokens, "b") == 0
     secret = make_prompt(LONG, seed=1)
-    placed = model.prefixes.place(secret, "a", LONG)
+    placed = model.prefixes.place(KeyedTokens.of(secret, "a"), LONG)
     assert placed is not None
     model.prefixes.release(placed[0], secret, None)
     assert model.serve(secret, "a") == 0
@@ -131,7 +131,7 @@ def test_a_conversation_grows_in_place() -> None:
     model = Model()
     tokens = make_prompt(LONG)
     model.serve(tokens)
-    placed = model.prefixes.place([*tokens, *make_prompt(40, 1)], "a", 200)
+    placed = model.prefixes.place(KeyedTokens.of([*tokens, *make_prompt(40, 1)], "a"), 200)
     assert placed == (Segment(0, 224), LONG)
 
 
@@ -139,7 +139,7 @@ def test_what_is_taken_over_survives_a_move() -> None:
     """A conversation that cannot grow where it is moves, even onto its own rows."""
     model = Model(num_rows=256)
     tokens = make_prompt(LONG)
-    filler = model.prefixes.place(make_prompt(20, 1), "b", 32)
+    filler = model.prefixes.place(KeyedTokens.of(make_prompt(20, 1), "b"), 32)
     assert filler is not None
     model.serve(tokens)
     blocker = model.cache.rows.allocate_at(128, 32)
@@ -153,13 +153,13 @@ def test_running_sequences_share_their_prompts() -> None:
     """A prompt can be copied while its sequence still runs, and its rows are not evicted."""
     model = Model(num_rows=256)
     tokens = make_prompt(LONG)
-    placed = model.prefixes.place(tokens, "a", LONG)
+    placed = model.prefixes.place(KeyedTokens.of(tokens, "a"), LONG)
     assert placed is not None
     segment, _ = placed
     model.write(segment, tokens)
-    model.prefixes.offer(segment, tokens, "a")
+    model.prefixes.offer(segment, KeyedTokens.of(tokens, "a"))
     assert model.serve([*tokens, 1]) == LONG
-    assert model.prefixes.place(make_prompt(9, 3), "a", 256) is None
+    assert model.prefixes.place(KeyedTokens.of(make_prompt(9, 3), "a"), 256) is None
     assert model.read(segment, LONG) == contents(tokens)
 
 
@@ -169,13 +169,13 @@ def test_running_sequences_are_found_where_they_moved() -> None:
     model = Model()
     ended, prompt = make_prompt(LONG), make_prompt(LONG, seed=1)
     model.serve(ended, num_rows=128)
-    placed = model.prefixes.place(prompt, "a", 160)
+    placed = model.prefixes.place(KeyedTokens.of(prompt, "a"), 160)
     assert placed is not None
     segment, _ = placed
     model.write(segment, prompt)
-    model.prefixes.offer(segment, prompt, "a")
+    model.prefixes.offer(segment, KeyedTokens.of(prompt, "a"))
     assert segment.start > 0
-    assert model.prefixes.place([1], "a", 160) is None
+    assert model.prefixes.place(KeyedTokens.of([1], "a"), 160) is None
     assert model.prefixes.has_room_in_parts(160)
     assert not model.prefixes.has_room_in_parts(161)
     assert model.prefixes.compact([Owned(segment, len(prompt), 160)], 160) == [Segment(0, 160)]
@@ -190,7 +190,7 @@ def test_what_ended_moves_along() -> None:
     texts = [make_prompt(LONG, seed) for seed in range(4)]
     segments = []
     for tokens in texts:
-        placed = model.prefixes.place(tokens, "a", LONG)
+        placed = model.prefixes.place(KeyedTokens.of(tokens, "a"), LONG)
         assert placed is not None
         model.write(placed[0], tokens)
         segments.append(placed[0])
@@ -209,13 +209,13 @@ def test_what_grows_can_still_be_copied_from(is_blocked: bool) -> None:
     """Behind its own rows, or elsewhere if another sequence is there."""
     model = Model(num_rows=640)
     prompt = make_prompt(LONG)
-    placed = model.prefixes.place(prompt, "a", 128)
+    placed = model.prefixes.place(KeyedTokens.of(prompt, "a"), 128)
     assert placed is not None
     segment, _ = placed
     model.write(segment, prompt)
-    model.prefixes.offer(segment, prompt, "a")
+    model.prefixes.offer(segment, KeyedTokens.of(prompt, "a"))
     if is_blocked:
-        assert model.prefixes.place([1], "a", 32) is not None
+        assert model.prefixes.place(KeyedTokens.of([1], "a"), 32) is not None
     grown = model.prefixes.grow(segment, LONG, 256)
     assert grown is not None
     assert (grown.num_rows, grown.start > segment.start) == (256, is_blocked)
@@ -240,12 +240,12 @@ def test_gaps_between_what_ended_become_one() -> None:
     """Where rows enough are free but not in one place, what ended moves and nothing goes."""
     model = Model(num_rows=320)
     kept = make_prompt(LONG)
-    first = model.prefixes.place(make_prompt(9, 1), "a", 96)
+    first = model.prefixes.place(KeyedTokens.of(make_prompt(9, 1), "a"), 96)
     assert first is not None
     model.serve(kept, num_rows=LONG)
     model.prefixes.release(first[0], [], None)
     assert [(gap.start, gap.num_rows) for gap in model.cache.rows.gaps] == [(0, 96), (192, 128)]
-    placed = model.prefixes.place(make_prompt(9, 2), "a", 192)
+    placed = model.prefixes.place(KeyedTokens.of(make_prompt(9, 2), "a"), 192)
     assert placed == (Segment(96, 192), 0)
     model.prefixes.release(placed[0], [], None)
     assert model.serve([*kept, 1], num_rows=128) == LONG
@@ -267,7 +267,7 @@ def test_what_ended_moves_for_one_that_grows(num_used: int) -> None:
     """No more rows than it would have to move itself; else it goes elsewhere."""
     model = Model(num_rows=512)
     prompt, behind = make_prompt(num_used), make_prompt(LONG, 1)
-    placed = model.prefixes.place(prompt, "a", 96)
+    placed = model.prefixes.place(KeyedTokens.of(prompt, "a"), 96)
     assert placed is not None
     model.write(placed[0], prompt)
     model.serve(behind, num_rows=LONG)
@@ -335,10 +335,11 @@ class PrefixMachine(RuleBasedStateMachine):
             for length, seed in zip(lengths, seeds, strict=False)
             for token in make_prompt(length, seed)
         ]
-        placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
-        if placed is None and self.model.prefixes.has_room_in_parts(len(tokens) + num_more):
-            self.compact(len(tokens) + num_more)
-            placed = self.model.prefixes.place(tokens, namespace, len(tokens) + num_more)
+        prompt, num_rows = KeyedTokens.of(tokens, namespace), len(tokens) + num_more
+        placed = self.model.prefixes.place(prompt, num_rows)
+        if placed is None and self.model.prefixes.has_room_in_parts(num_rows):
+            self.compact(num_rows)
+            placed = self.model.prefixes.place(prompt, num_rows)
             assert placed is not None
         if placed is None:
             return
@@ -380,7 +381,7 @@ class PrefixMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.running) - 1))
         segment, tokens, namespace = self.running[index]
         if offers:
-            self.model.prefixes.offer(segment, tokens, namespace)
+            self.model.prefixes.offer(segment, KeyedTokens.of(tokens, namespace))
             return
         del self.running[index]
         num_cached = data.draw(st.integers(0, len(tokens)))
@@ -400,7 +401,8 @@ class PrefixMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for segment, _, _ in self.running:
             self.model.prefixes.release(segment, [], None)
-        assert self.model.prefixes.place([0], "a", self.model.cache.num_rows) is not None
+        prompt, num_rows = KeyedTokens.of([0], "a"), self.model.cache.num_rows
+        assert self.model.prefixes.place(prompt, num_rows) is not None
 
 
 TestPrefixMachine = PrefixMachine.TestCase

@@ -9,7 +9,7 @@ import pytest
 from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence, SpeculationParams
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.engine import Engine
-from hdserve.engine.kv_cache.prefix_cache import PrefixCache
+from hdserve.engine.kv_cache.prefix_cache import KeyedTokens, PrefixCache
 from hdserve.engine.scheduling import scheduler
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 from hdserve.engine.scheduling.scheduler import Scheduler
@@ -68,7 +68,7 @@ def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
         shapes=Shapes(),
     )
     before, *prompts = make_prompts(9, num_own=2000)
-    placed = prefixes.place(before, DEFAULT_NAMESPACE, len(before))
+    placed = prefixes.place(KeyedTokens.of(before, DEFAULT_NAMESPACE), len(before))
     assert placed is not None
     prefixes.release(placed[0], before, DEFAULT_NAMESPACE)
     counted = [CountedTokens(prompt) for prompt in prompts]
