@@ -329,7 +329,8 @@ class PrefixCache:
             if part is not None and part.num_ended_rows <= _MAX_MOVED * wanted:
                 self._push(part, to=part.start)
                 continue
-            for _ in range(1 + len(self._entries) // _NUM_LOOKS):
+            num_idle = sum(1 for _ in self._idle())
+            for _ in range(1 + num_idle // _NUM_LOOKS):
                 self._drop(wanted)
         return segment
 

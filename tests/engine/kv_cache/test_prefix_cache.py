@@ -113,6 +113,28 @@ def test_many_pieces_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) 
     assert 1 < len(looks) < 64
 
 
+def test_one_piece_is_dropped_beside_many_running_sequences() -> None:
+    """Free rows lie elsewhere, in two places."""
+    num_running = 2 * prefix_cache._NUM_LOOKS
+    prefixes = PrefixCache(make_cache((num_running + 6) * BLOCK_TOKENS))
+
+    def placed(seed: int, num_rows: int = BLOCK_TOKENS) -> Segment:
+        prompt = KeyedTokens.of(make_prompt(num_rows, seed), "a")
+        found = prefixes.place(prompt, num_rows)
+        assert found is not None
+        prefixes.offer(found[0], prompt)
+        return found[0]
+
+    gaps, ended = [placed(1), placed(2), placed(3)], placed(4, 2 * BLOCK_TOKENS)
+    running = [placed(5 + number) for number in range(num_running)]
+    last = placed(0)
+    for gap in (gaps[0], last):
+        prefixes.release(gap, [], None)
+    prefixes.release(ended, make_prompt(2 * BLOCK_TOKENS, 4), "a")
+    assert placed(-1, 2 * BLOCK_TOKENS) == ended
+    assert prefixes.usage == (len(running) + 4) / (num_running + 6)
+
+
 def test_namespaces_do_not_find_each_other() -> None:
     """Nor does anybody find what was not to be kept."""
     model = Model()
