@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from deployments.generation import HEARTBEAT, Delta, GenerationRequest, Records
 from deployments.off_loop import off_loop
@@ -22,11 +22,15 @@ from hdserve.errors import InvalidRequest
 if TYPE_CHECKING:
     from hdserve.engine.async_engine import AsyncEngine
 
-T = TypeVar("T")
+Item = StepOutput | BaseException | Records | None
+"""An output of a sequence, or a heartbeat; ``None`` means that one sequence has ended."""
 
-Outputs = asyncio.Queue[StepOutput | BaseException | Records | None]
-"""The outputs of all sequences of a request, and heartbeats; ``None`` means that one sequence has
-ended."""
+Outputs = asyncio.Queue[Item]
+
+_MAX_SIZE = 2048
+"""How many tokens and log probabilities go into one message, and one output more: what has
+gathered while a client did not read would else hold up replica and gateway for seconds, or be too
+long for a message.  Each takes the gateway some 5 us."""
 
 
 class RecordStreams:
@@ -56,8 +60,8 @@ class RecordStreams:
         trace: GenerationTrace,
         arrived_s: float,
     ) -> AsyncGenerator[Records]:
-        """Yield everything that has come at a time: deltas of running sequences, and the summary
-        when all have ended; in silences heartbeats, if the request asks for them.
+        """Yield what has come at a time, if it is not too much: deltas of running sequences, and
+        the summary when all have ended; in silences heartbeats, if the request asks for them.
 
         Args:
             arrived_s: the monotonic time at which the replica got the request, before its sequences
@@ -92,7 +96,7 @@ class RecordStreams:
             num_open, records = len(tasks), tuple[Delta, ...]()
             with heartbeat:
                 while num_open:
-                    items = await _all_of(merged)
+                    items = await _taken(merged)
                     heartbeat.is_silent = False
                     outputs = [item for item in items if isinstance(item, StepOutput)]
                     num_open -= items.count(None)
@@ -200,9 +204,18 @@ def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
     )
 
 
-async def _all_of(items: asyncio.Queue[T]) -> list[T]:
-    """Take everything in the queue; wait for at least one item."""
+async def _taken(items: Outputs) -> list[Item]:
+    """Take what is in the queue, as far as one message may have; wait for at least one item."""
     found = [await items.get()]
-    while not items.empty():
+    size = _size(found[0])
+    while size <= _MAX_SIZE and not items.empty():
         found.append(items.get_nowait())
+        size += _size(found[-1])
     return found
+
+
+def _size(item: Item) -> int:
+    """Return how many tokens and log probabilities of the answer an item has, at least 1."""
+    if not isinstance(item, StepOutput):
+        return 1
+    return 1 + len(item.token_ids) * (1 + (item.sequence.params.logprobs or 0))

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.metrics.samples import HistogramValue
-from deployments.replica import answer_logprobs
+from deployments.replica import answer_logprobs, record_stream
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
 from deployments.replica.record_stream import RecordStreams
@@ -101,5 +102,42 @@ def test_a_whole_answer_ends_where_it_has_too_many_log_probabilities(
         with pytest.raises(InvalidRequest, match=rf"^logprobs: .* {1 + num_top} log") as caught:
             await num_tokens(WHOLE, most - 1)
         assert caught.value.param == "logprobs"
+
+    run_async(test)
+
+
+@pytest.mark.parametrize("num_top", [None, 3])
+def test_what_gathers_while_nobody_reads_comes_in_parts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_top: int | None
+) -> None:
+    """All of it, in order."""
+    monkeypatch.setattr(record_stream, "_MAX_SIZE", 12)
+    request = replace(WHOLE, is_streamed=True)
+
+    async def read(*, waits: bool) -> list[Records]:
+        messages = []
+        async with started() as engine:
+            async for message in records(engine, tokenizer, request, logprobs=num_top):
+                messages.append(message)
+                while waits and engine.num_open:
+                    await asyncio.sleep(0.01)
+        return messages
+
+    def token_ids(messages: list[Records]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for record in chain(*messages):
+            if isinstance(record, Delta):
+                found[record.choice_index] += record.token_ids
+        return found
+
+    async def test() -> None:
+        late = await read(waits=True)
+        assert token_ids(late) == token_ids(await read(waits=False))
+        assert isinstance(late[-1][-1], Summary)
+        most = max(
+            sum(len(record.token_ids) for record in message if isinstance(record, Delta))
+            for message in late
+        )
+        assert most * (1 + (num_top or 0)) <= 12 + 2 * NUM_TOKENS / 3
 
     run_async(test)
