@@ -143,6 +143,7 @@ def test_values_of_wrong_types_are_refused(name: str, value: Any) -> None:
         ({"stop": ("a", "")}, "stop"),
         ({"stop": ("a", "b" * (MAX_STOP_CHARACTERS + 1))}, "stop"),
         ({"stop": tuple(map(str, range(MAX_STOP_STRINGS + 1)))}, "stop"),
+        ({"stop": ("a" * 129,) * 32}, "stop"),
         ({"logit_bias": {3: 100.5}}, "logit_bias"),
         ({"logit_bias": {3: math.nan}}, "logit_bias"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
@@ -179,7 +180,7 @@ def test_params_can_be_copied_and_pickled() -> None:
     """Parameters cross process boundaries unchanged."""
     for params in (
         SamplingParams(),
-        SamplingParams(stop=("a" * MAX_STOP_CHARACTERS,), logit_bias={1: 2.0}, seed=2**63),
+        SamplingParams(stop=("a" * MAX_STOP_CHARACTERS,) * 16, logit_bias={1: 2.0}, seed=2**63),
     ):
         assert pickle.loads(pickle.dumps(params)) == params
         assert copy.deepcopy(params) == params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -15,6 +15,7 @@ from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.append_log import pack_record, take_record
 from hdserve.databases.archive import check_message, encode_end, is_continued
 from hdserve.databases.messages import Publish
+from hdserve.databases.output_log import CHUNK_BYTES
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.registry import merge_drafter_states
 from hdserve.drafting.states import unpack_states
@@ -168,10 +169,11 @@ class ClusterDatabase:
         for calibration in received.calibrations.values():
             unpack_states(calibration)
         num_new = 0
-        for namespace, part in received.by_namespace():
+        for namespace, message in received.by_namespace():
             actor = await self._actor(namespace)
-            encoded = await asyncio.to_thread(part.encode, self._key)
-            num_new += await ask_actor(actor.import_.remote(encoded))
+            for part in _parts(namespace, message):
+                encoded = await asyncio.to_thread(part.encode, self._key)
+                num_new += await ask_actor(actor.import_.remote(encoded))
         return num_new
 
     async def _exported(self, namespace: str, cursor: int) -> tuple[bytes, int, bool]:
@@ -226,6 +228,15 @@ def _refused(problem: str, num_new: int) -> InvalidRequest:
     """The error for an archive of whose records some were added before the ``problem``."""
     added = f"; new outputs added before that: {num_new}" if num_new else ""
     return InvalidRequest(f"{problem}{added}")
+
+
+def _parts(namespace: str, message: Publish) -> Iterator[Publish]:
+    """Yield a message of one namespace in parts that occupy its actor for a moment each."""
+    if message.calibrations:
+        yield Publish(message.sender, calibrations=message.calibrations)
+    if namespace in message.outputs:
+        for segment in message.outputs[namespace].split(CHUNK_BYTES):
+            yield Publish(message.sender, {namespace: segment})
 
 
 async def ask_actor(

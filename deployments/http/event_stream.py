@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from fastapi.responses import StreamingResponse
@@ -36,7 +36,7 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         events: AsyncGenerator[bytes],
-        write_error: Callable[[HdserveError], bytes],
+        write_error: Callable[[HdserveError], Awaitable[bytes]],
         deadline: Deadline,
         *,
         sign: bytes,
@@ -91,5 +91,5 @@ class EventStream(StreamingResponse):
         except HdserveError as error:
             if not (sending.has_begun or isinstance(error, self._told_errors)):
                 raise
-            await sending.send(self._write_error(error))
+            await sending.send(await self._write_error(error))
         await sending.send(b"", is_last=True)

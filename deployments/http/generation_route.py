@@ -152,8 +152,9 @@ async def answer(
                 if found:
                     yield found
 
-    def write_error(error: HdserveError) -> bytes:
-        return form.written(fail(error)) + form.last
+    async def write_error(error: HdserveError) -> bytes:
+        size = len(await arrival.request.body())  # much of which an event may repeat
+        return await gateway.off_loop(size, lambda: form.written(fail(error)) + form.last)
 
     stream = EventStream(
         events(),

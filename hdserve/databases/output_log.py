@@ -40,6 +40,10 @@ name."""
 SPARE_SHARE = 64
 """When all are too large together, this share more is given up, so that it happens seldom."""
 
+MAX_SPARE_BYTES = 8 * CHUNK_BYTES
+"""But no more than this: giving up a chunk of many short outputs takes tens of milliseconds, and
+looking for the largest of 8,192 namespaces a few."""
+
 MIN_CLEARED_PARTITIONS = 2**13
 """Empty partitions are only removed when there are this many partitions."""
 
@@ -327,7 +331,7 @@ class OutputLog:
         while self._is_too_large(partition):
             self._evict_oldest(partition)
         if self.num_bytes > self._max_total_bytes:
-            limit = _spared(self._max_total_bytes)
+            limit = max(_spared(self._max_total_bytes), self._max_total_bytes - MAX_SPARE_BYTES)
             self._evict_from(lambda each: -each.num_bytes, lambda: self.num_bytes > limit)
         if self._origin_limit.num_kept > self._max_origins:
             most = _spared(self._max_origins)

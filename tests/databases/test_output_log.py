@@ -296,6 +296,18 @@ def test_calibration_that_does_not_fit_comes_with_the_next_reply():
     assert rest["n"].calibration == bytes(500)
 
 
+def test_little_more_is_given_up_at_once_than_must_be(monkeypatch):
+    """As nobody is answered meanwhile."""
+    monkeypatch.setattr(output_log, "MAX_SPARE_BYTES", 1000)
+    log = OutputLog(10**6, 10**6, chunk_bytes=1000)
+    before = 0
+    for number in range(300):
+        log.append(str(number % 50), segment("a", number, output(*range(1000))))
+        assert log.num_bytes >= before - 1000 - 2 * 4100
+        before = log.num_bytes
+    assert before > 10**6 - 3 * 4100
+
+
 def test_a_long_output_is_not_held_up_by_calibrations():
     """Each poll finds another one, and the two do not fit together."""
     log = OutputLog(10**6, 10**6)

@@ -25,6 +25,9 @@ _NUM_COMPARED = 8
 _MAX_MOVED = 4
 """At most this many rows of ended sequences are moved for each row that is wanted."""
 
+_MAX_ENTRIES = 4096
+"""Looking for room takes as long as there are entries: some milliseconds with so many."""
+
 _NUM_LOOKS = 64
 """Where there are more entries, some are dropped before the next look at where rows may move, which
 takes as long as there are entries; so there are at most about this many looks."""
@@ -250,6 +253,8 @@ class PrefixCache:
             return
         kept = self.cache.rows.shorten(segment, len(token_ids))
         self._add(kept, tokens, is_running=False)
+        if len(self._entries) > _MAX_ENTRIES:
+            self._evict(next(self._idle()))
 
     def _reuse(
         self, source: _Entry, num_tokens: int, num_rows: int, *, may_take: bool

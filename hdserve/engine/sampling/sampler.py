@@ -133,7 +133,7 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
     Temperature, then ``top_k``, ``top_p`` (of what ``top_k`` left) and ``min_p``.
     """
     shifted = logits.double() - logits.max(dim=-1, keepdim=True).values  # cannot overflow
-    scaled = shifted / float(params.temperature)
+    scaled = shifted / max(float(params.temperature), 1 / _HIGHEST_INVERSE_TEMPERATURE)
     top_k, top_p, min_p = int(params.top_k), float(params.top_p), float(params.min_p)
     if 0 < top_k < scaled.shape[-1]:
         least = scaled.topk(top_k, dim=-1).values[:, -1:]

@@ -28,6 +28,10 @@ class StopString:
 
     def push(self, piece: str) -> None:
         """Continue the text."""
+        if len(piece) >= len(self.text):  # no more than that can begin the stop string
+            piece, self._num_matched = piece[-len(self.text) :], 0
+        if not self._num_matched and self.text[0] not in piece:
+            return
         for character in piece:
             number = self.num_open
             while number and self.text[number] != character:

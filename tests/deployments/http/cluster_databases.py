@@ -27,10 +27,12 @@ class Handle:
 
     Attributes:
         actor: another one when it was started again.
+        num_imports: how often it was given something.
     """
 
     def __init__(self, actor: ModelDatabaseActor, num_records: int = 1000) -> None:
         self.actor = actor
+        self.num_imports = 0
         self._num_records = num_records
         self.info = SimpleNamespace(remote=self._info)
         self.import_ = SimpleNamespace(remote=self._import)
@@ -46,6 +48,7 @@ class Handle:
         return self.actor.shards_on_disk(root)
 
     async def _import(self, message: bytes) -> int:
+        self.num_imports += 1
         return self.actor.import_(message)
 
     async def _flush(self, namespace: str) -> int:

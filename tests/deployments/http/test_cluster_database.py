@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
@@ -17,7 +18,9 @@ from hdserve.databases.append_log import MAX_RECORD_BYTES, pack_record
 from hdserve.databases.archive import encode_end
 from hdserve.databases.messages import Poll, Publish, Reply
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.drafting.states import pack_states
 from hdserve.errors import DatabaseGone, DatabaseInUse, InvalidRequest, SnapshotError
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
 
@@ -71,6 +74,25 @@ def test_an_archive_cannot_have_a_record_of_any_length() -> None:
     with pytest.raises(InvalidRequest, match="impossible length"):
         asyncio.run(database.import_(chunks()))
     assert num_read == 0
+
+
+def test_an_import_occupies_the_actor_for_a_moment_at_a_time() -> None:
+    """Though an archive's messages are long; all arrives."""
+    outputs = [np.arange(length, dtype=np.uint32) for length in (10, 40_000, 50_000, 30_000)]
+    outputs = Segment.from_outputs("origin", 0, outputs)
+    calibration = pack_states({})
+    message = Publish("archive-part", {"n": outputs}, {"n": calibration, "other": calibration})
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack_record(message.encode(KEY)) + pack_record(encode_end(KEY))
+
+    handle = Handle(ModelDatabaseActor(KEY, ModelDatabaseConfig()))
+    found = ClusterDatabase(KEY, ModelDatabaseConfig(), {WHOLE: handle})
+    assert asyncio.run(found.import_(chunks())) == 4
+    assert handle.num_imports == 2 + 3
+    namespaces = handle.actor.info()["namespaces"]
+    assert namespaces["n"]["num_outputs"] == 4
+    assert {*namespaces} == {"n", "other"}
 
 
 def test_a_calibration_that_is_none_is_refused() -> None:

@@ -135,6 +135,21 @@ def test_one_piece_is_dropped_beside_many_running_sequences() -> None:
     assert prefixes.usage == (len(running) + 4) / (num_running + 6)
 
 
+def test_no_more_pieces_are_kept_than_are_quickly_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those used last; what runs is not among those that go."""
+    monkeypatch.setattr(prefix_cache, "_MAX_ENTRIES", 3)
+    model = Model(1024)
+    running = model.prefixes.place(KeyedTokens.of([], "a"), 32)
+    assert running is not None
+    model.prefixes.offer(running[0], KeyedTokens.of(make_prompt(BLOCK_TOKENS, -1), "a"))
+    texts = [make_prompt(LONG, seed) for seed in range(4)]
+    assert [model.serve(text) for text in texts] == [0] * 4
+    assert [model.serve(text) for text in reversed(texts)] == [LONG - 1] * 2 + [0] * 2
+    assert model.prefixes.usage == 32 / 1024
+
+
 def test_namespaces_do_not_find_each_other() -> None:
     """Nor does anybody find what was not to be kept."""
     model = Model()
