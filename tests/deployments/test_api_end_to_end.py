@@ -66,6 +66,11 @@ CANCEL: Any = {
 }
 
 
+def seeds(num: int) -> list[Any]:
+    """So many, of which all but the first run with the slow tests."""
+    return [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, num))]
+
+
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     """One model whose template knows tools, two tenants, an administrator, strict requests."""
@@ -194,7 +199,7 @@ def test_keys_change_while_it_runs(
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_structured_output(client: openai.OpenAI, seed: int) -> None:
     """At temperature 1 the answer is what the schema allows, the same with drafts and without,
     streamed and whole."""
@@ -236,7 +241,7 @@ def test_forms_of_completions(client: openai.OpenAI) -> None:
     assert found.choices[0].text.startswith("{")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     """A call that is required comes, its arguments are what the tool takes, streamed and whole; a
     named function ends with ``stop``, as with the OpenAI API."""
@@ -303,7 +308,7 @@ def test_calls_the_model_chose(client: openai.OpenAI) -> None:
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> None:
     """An output is a call of a tool or an answer in the format, never text."""
     tools: Any = [BOOK]
@@ -323,11 +328,12 @@ def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> Non
         (call, *_) = choice.message.tool_calls or ()
         assert call.type == "function"
         written = call.function.arguments
+    print("AGENT", seed, choice.finish_reason)
     assert choice.finish_reason != "length"
     jsonschema.validate(json.loads(written or ""), SCHEMA)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_responses(client: openai.OpenAI, seed: int) -> None:
     """The other API gives the text of the chat, streamed and whole, with drafts and without."""
     limit = 25
@@ -348,6 +354,7 @@ def test_responses(client: openai.OpenAI, seed: int) -> None:
         answer = client.responses.create(input=given, **options, extra_body=extra)
         assert answer.output_text == text
     is_cut_off = chat.choices[0].finish_reason == "length"
+    print("CUT", seed, is_cut_off)
     assert answer.status == ("incomplete" if is_cut_off else "completed")
     assert (answer.incomplete_details is not None) == is_cut_off
     assert answer.metadata == {"a": "b"}
@@ -479,7 +486,7 @@ def test_responses_that_are_refused(
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, seed: int) -> None:
     """Anthropic's API gives the text of the chat, streamed and whole, with drafts and without."""
     chat = client.chat.completions.create(
@@ -493,6 +500,7 @@ def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, seed: int)
         message = claude.messages.create(messages=QUESTION, **options, extra_body=extra)
         assert [block.text for block in message.content if block.type == "text"] == [text]
     is_cut_off = chat.choices[0].finish_reason == "length"
+    print("CUT", seed, is_cut_off)
     assert message.stop_reason == ("max_tokens" if is_cut_off else "end_turn")
     usage = message.usage
     assert chat.usage is not None
