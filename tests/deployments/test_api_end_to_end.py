@@ -328,7 +328,6 @@ def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> Non
         (call, *_) = choice.message.tool_calls or ()
         assert call.type == "function"
         written = call.function.arguments
-    print("AGENT", seed, choice.finish_reason)
     assert choice.finish_reason != "length"
     jsonschema.validate(json.loads(written or ""), SCHEMA)
 
@@ -354,7 +353,6 @@ def test_responses(client: openai.OpenAI, seed: int) -> None:
         answer = client.responses.create(input=given, **options, extra_body=extra)
         assert answer.output_text == text
     is_cut_off = chat.choices[0].finish_reason == "length"
-    print("CUT", seed, is_cut_off)
     assert answer.status == ("incomplete" if is_cut_off else "completed")
     assert (answer.incomplete_details is not None) == is_cut_off
     assert answer.metadata == {"a": "b"}
@@ -500,7 +498,6 @@ def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, seed: int)
         message = claude.messages.create(messages=QUESTION, **options, extra_body=extra)
         assert [block.text for block in message.content if block.type == "text"] == [text]
     is_cut_off = chat.choices[0].finish_reason == "length"
-    print("CUT", seed, is_cut_off)
     assert message.stop_reason == ("max_tokens" if is_cut_off else "end_turn")
     usage = message.usage
     assert chat.usage is not None
