@@ -202,20 +202,21 @@ def test_replicas_know_of_an_actor_that_cannot_write(cluster):
     assert late.texts() == [[1, 2, 3]]
 
 
-def test_namespaces_reach_only_replicas_that_serve_them(cluster):
+def test_namespaces_reach_only_replicas_that_serve_them(shared):
+    alpha, beta, gamma = (uuid4().hex for _ in range(3))
     first, second = Replica(), Replica()
-    one, two = cluster.mirror(first, "alpha"), cluster.mirror(second, "beta")
-    one.publish("alpha", [1])
-    two.publish("beta", [2])
-    two.publish("gamma", [3])
+    one, two = shared.mirror(first, alpha), shared.mirror(second, beta)
+    one.publish(alpha, [1])
+    two.publish(beta, [2])
+    two.publish(gamma, [3])
     eventually(lambda: two.stats().num_published_outputs == 2)
     eventually(lambda: one.stats().num_published_outputs == 1)
     assert one.wait_until_current(WAIT_S)
     assert two.wait_until_current(WAIT_S)
     assert (first.outputs, second.outputs) == ([], [])
-    one.use("beta")
+    one.use(beta)
     assert one.wait_until_current(WAIT_S)
-    assert first.outputs == [(cluster.key.model, "beta", [2])]
+    assert first.outputs == [(shared.key.model, beta, [2])]
 
 
 def test_an_actor_that_is_killed_comes_back_with_all_it_had(cluster):
@@ -354,21 +355,21 @@ def test_what_was_forgotten_in_the_queue_is_not_given_back_later(cluster, tmp_pa
     assert cluster.count("n", 1) == 0
 
 
-def test_a_replica_that_has_not_asked_yet_hears_of_a_flush(cluster):
+def test_a_replica_that_has_not_asked_yet_hears_of_a_flush(shared, namespace):
     """It has generated, so there is something to forget; one that has not is left alone."""
-    cluster.config = cluster.config.model_copy(update={"publish_interval_s": 3600.0})
+    shared.config = shared.config.model_copy(update={"publish_interval_s": 3600.0})
     replica, idle = Replica(), Replica()
-    one = Mirror(cluster.key, cluster.config, replica)
-    cluster.mirrors.append(one)
-    one.publish("n", [1])
-    ray.get(cluster.actor().flush.remote("n"), timeout=WAIT_S)
+    one = Mirror(shared.key, shared.config, replica)
+    shared.mirrors.append(one)
+    one.publish(namespace, [1])
+    ray.get(shared.actor().flush.remote(namespace), timeout=WAIT_S)
     one.start()
     assert one.wait_until_current(WAIT_S)
-    assert replica.forgotten == [(cluster.key.model, "n")]
-    assert cluster.mirror(idle, "n").wait_until_current(WAIT_S)
+    assert replica.forgotten == [(shared.key.model, namespace)]
+    assert shared.mirror(idle, namespace).wait_until_current(WAIT_S)
     assert idle.forgotten == []
     one.close(WAIT_S)
-    assert cluster.count("n", 1) == 0
+    assert shared.count(namespace, 1) == 0
 
 
 def test_an_output_nobody_has_read_survives_a_log_that_lost_its_end(cluster, tmp_path):

@@ -14,6 +14,7 @@ from actors.shards import WHOLE, Shard
 from actors.stop import stop_actors
 from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
+from tests.actors.impatient import ImpatientDatabaseActor
 from tests.actors.readers import message
 
 METHODS = {
@@ -55,8 +56,11 @@ def test_other_methods_are_another_version() -> None:
 
 
 @pytest.mark.ray
-def test_what_an_actor_of_an_earlier_version_keeps(ray_cluster: None, tmp_path: Path) -> None:
+def test_what_an_actor_of_an_earlier_version_keeps(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Is read from the disk by the one beside it, which writes when it has ended."""
+    monkeypatch.setattr(model_database, "ModelDatabaseActor", ImpatientDatabaseActor)
     key = DatabaseKey(f"org/{uuid4().hex[:8]}", "f" * 32)
     config = ModelDatabaseConfig(num_cpus=0, snapshot_dir=tmp_path, snapshot_interval_s=3600)
     name = f"model-database-v{FORMAT_VERSION}:{key.model}:{key.fingerprint[:16]}"

@@ -20,11 +20,18 @@ from hdserve.databases.output_log import CHUNK_BYTES, MAX_CALIBRATION_BYTES, Out
 from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
+from tests.actors.impatient import impatient_store
 from tests.actors.readers import KEY, Reader, many_namespaces, message, publish_to_all, restarted
 from tests.databases.stored import no_room, unreadable
 
 OTHER_MODEL = DatabaseKey("b-model", KEY.fingerprint)
 OTHER_TOKENIZER = DatabaseKey("a-model", "0" * 32)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors hardly wait for files that another one keeps."""
+    monkeypatch.setattr(model_database_actor, "OutputStore", impatient_store)
 
 
 @pytest.mark.parametrize("interval_s", [1e300, math.inf])
@@ -383,6 +390,7 @@ def test_a_disk_that_cannot_be_read_at_the_start_is_taken_when_it_can(config, ca
     assert len(changes["flushed"].segment) == 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_one_cluster_forgets_is_forgotten_by_another_that_waits(config):
     """In its replicas, too, with its next snapshot."""
     first = ModelDatabaseActor(KEY, config)
@@ -404,6 +412,7 @@ def test_what_one_cluster_forgets_is_forgotten_by_another_that_waits(config):
     assert Reader(restarted(second, config), "r", "n", "m").read() in ([0, 2], [2, 0])
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("ends_at_once", [False, True])
 def test_the_last_of_three_in_a_row_keeps_what_all_have_taken(config, ends_at_once):
     """As the clusters of two upgrades that overlap; what one of them forgot does not come back."""

@@ -15,7 +15,6 @@ from ray.cluster_utils import Cluster
 from typer.testing import CliRunner
 
 from actors import detached, model_database, statistics_database
-from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import Shard
 from actors.stop import _check_answers
 from hdserve.cli.commands import app
@@ -25,6 +24,7 @@ from hdserve.databases.output_files import database_directory
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.databases.stored import describe
 from hdserve.errors import ConfigError, DatabaseError
+from tests.actors.impatient import ImpatientDatabaseActor
 from tests.actors.readers import message
 from tests.clusters import patiently
 
@@ -98,7 +98,7 @@ def test_one_that_waits_for_the_files_of_another(ray_cluster: None, tmp_path: Pa
     config = ModelDatabaseConfig(num_cpus=0, snapshot_dir=tmp_path, snapshot_interval_s=3600)
     names = [f"model-database-v{number}:{key.model}:{'f' * 16}" for number in range(3)]
     for number, name in enumerate(names):
-        actor = detached.get_or_create(ModelDatabaseActor, name, 0, {}, key, config)
+        actor = detached.get_or_create(ImpatientDatabaseActor, name, 0, {}, key, config)
         ray.get(actor.publish.remote(message(number, 3, key=key)))
     assert set(stop("--model", key.model)) == {*names}
     (namespace,) = describe(tmp_path, key).namespaces

@@ -66,6 +66,11 @@ CANCEL: Any = {
 }
 
 
+def seeds(num: int) -> list[Any]:
+    """So many, of which all but the first run with the slow tests."""
+    return [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, num))]
+
+
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
     """One model whose template knows tools, two tenants, an administrator, strict requests."""
@@ -194,7 +199,7 @@ def test_keys_change_while_it_runs(
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_structured_output(client: openai.OpenAI, seed: int) -> None:
     """At temperature 1 the answer is what the schema allows, the same with drafts and without,
     streamed and whole."""
@@ -236,7 +241,7 @@ def test_forms_of_completions(client: openai.OpenAI) -> None:
     assert found.choices[0].text.startswith("{")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_required_tool_calls(client: openai.OpenAI, seed: int) -> None:
     """A call that is required comes, its arguments are what the tool takes, streamed and whole; a
     named function ends with ``stop``, as with the OpenAI API."""
@@ -303,7 +308,7 @@ def test_calls_the_model_chose(client: openai.OpenAI) -> None:
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> None:
     """An output is a call of a tool or an answer in the format, never text."""
     tools: Any = [BOOK]
@@ -327,7 +332,7 @@ def test_agents_have_tools_and_a_format(client: openai.OpenAI, seed: int) -> Non
     jsonschema.validate(json.loads(written or ""), SCHEMA)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_responses(client: openai.OpenAI, seed: int) -> None:
     """The other API gives the text of the chat, streamed and whole, with drafts and without."""
     limit = 25
@@ -496,7 +501,7 @@ def test_a_response_to_what_is_too_long(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, seed: int) -> None:
     """Anthropic's API gives the text of the chat, streamed and whole, with drafts and without."""
     chat = client.chat.completions.create(

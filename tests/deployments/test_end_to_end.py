@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from benchmarks.server_processes import server_processes
 from tests.serving import ServedApplication
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 
@@ -553,3 +554,18 @@ def test_request_ids_may_repeat(application: ServedApplication) -> None:
     texts = [found.json()["choices"][0]["text"] for found in answers]
     assert texts == texts[:2] * 3
     assert texts[0] != texts[1]
+
+
+def test_the_log_has_a_line(application: ServedApplication, client: openai.OpenAI) -> None:
+    """For an interval in which something ran, mostly one of the tests above."""
+    client.completions.create(
+        model=MODELS[1], prompt="A taxi", max_tokens=60, extra_body={"ignore_eos": True}
+    )
+
+    def is_there() -> bool:
+        lines = application.log_path.read_text().splitlines()
+        return any(
+            f"{MODELS[1]}: prompt " in line and "mean acceptance length" in line for line in lines
+        )
+
+    eventually(is_there)

@@ -33,12 +33,14 @@ from hdserve.bench.replay_files import read_replay
 from hdserve.config import AccessConfig, parse_config, read_config
 from hdserve.core import SamplingParams, Source, SpeculationParams
 from hdserve.databases import snapshot
-from hdserve.databases.append_log import read_records
+from hdserve.databases.append_log import pack_record, read_records
 from hdserve.databases.corpus import read_segments
-from hdserve.databases.messages import Poll, Publish, Reply
+from hdserve.databases.messages import Poll, Position, Publish, Reply
+from hdserve.databases.output_log import Changes
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.calibration import Calibration
-from hdserve.drafting.states import unpack_states
+from hdserve.drafting.states import pack_states, unpack_states
 from hdserve.engine.sampling.verifier import verify
 from hdserve.errors import HdserveError, Unauthorized
 from hdserve.prompts import read_prompts
@@ -276,7 +278,7 @@ TARGETS: dict[str, Target] = {
 
 def seeds(name: str) -> list[bytes]:
     """Inputs that are right, to begin with."""
-    return [first + body for body in _SEEDS.get(name, ()) for first in _FIRST.get(name, (b"",))]
+    return _SEEDS[name]
 
 
 _CHAT = {
@@ -303,10 +305,12 @@ _COMPLETION = {
     "max_tokens": 5,
     "logprobs": 1,
     "echo": True,
-    "guided_json": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    "guided_regex": "[a-z]+",
-    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
 }
+_FORMS = [
+    {"guided_json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    {"guided_regex": "[a-z]+"},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+]
 _RESPONSE = {
     "model": "m",
     "input": [
@@ -329,47 +333,99 @@ _CONFIG = {
             "model": "hdserve-tiny",
             "engine": {"dtype": "bfloat16", "exact": "auto", "max_num_sequences": 4},
             "drafting": {"drafters": [{"name": "hierarchy", "options": {"min_score": 0.1}}]},
-            "draft_from": ["a"],
-        }
+        },
+        {"name": "b", "model": "hdserve-tiny", "draft_from": ["a"]},
     ],
     "gateway": {"num_replicas": 2, "max_body_bytes": 4096},
     "telemetry": {"endpoint": "http://a:4318/v1/traces", "sample_ratio": 0.5},
 }
 
 
-def _wire() -> list[bytes]:
-    from hdserve.databases.segment import Segment
+_MESSAGES = {
+    "model": "m",
+    "max_tokens": 5,
+    "system": [{"type": "text", "text": "a"}],
+    "messages": [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "b"}]},
+    ],
+    "stop_sequences": ["a"],
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "disabled"},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+}
+_REQUESTS: list[tuple[int, Any]] = [
+    (0, {"model": "m", "prompt": "a", "return_token_strs": True}),
+    (0, {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
+    (1, {"model": "m", "tokens": [1, 2]}),
+    (2, _CHAT),
+    *((3, {**_COMPLETION, **form}) for form in _FORMS),
+    (4, _MESSAGES),
+    (6, _RESPONSE),
+]
+"""Bodies, and the first byte with which :func:`protocol` reads them."""
 
+_SEGMENTS = (
+    b'{"text": "a b", "source": "s", "licence": "MIT"}\n'
+    b'{"messages": [{"role": "assistant", "content": "hi"}]}\n'
+    b'{"prompt": [1, 2], "response": [3]}\n'
+)
+_REPLAY = b"".join(
+    b'{"id": "%d", "task": "chat", "prompt": [1, 2], "response": [3]}\n' % number
+    for number in range(3)
+)
+_PROMPTS = (
+    b'{"prompt": "a b", "question_id": 7, "task": "chat"}\n'
+    b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    b'{"turns": ["a", "b"], "category": "chat"}\n'
+)
+
+
+def _wire() -> list[bytes]:
+    """A message of each kind: its payload, and as it is."""
     outputs = [np.array([1, 2, 3], np.uint32), np.array([4], np.uint32)]
     segment = Segment.from_outputs("replica", 3, outputs)
-    publish = Publish("replica", {"default": segment}, {"default": b"state"}, ("default",))
-    fields = snapshot._open_envelope(publish.encode(KEY))
-    return [fields["payload"], publish.encode(KEY)]
+    messages = {
+        (b"\3", b"\0"): Publish("replica", {"a": segment}, {"a": b"state"}, ("a",)),
+        (b"\4", b"\x10"): Poll("replica", "e", {"a": Position(7, 1, 2)}, {"b": 3}, {"a": (3, 5)}),
+        (b"\5", b"\x08"): Reply(
+            "e", 0.5, changes={"a": Changes(segment, 9, True)}, refill={"a": {"replica": [[3, 5]]}}
+        ),
+    }
+    found = []
+    for (of_payload, of_message), message in messages.items():
+        data = message.encode(KEY)
+        found += [of_payload + snapshot._open_envelope(data)["payload"], of_message + data]
+    return found
 
 
-_FIRST: dict[str, tuple[bytes, ...]] = {
-    "protocol": (b"\0", b"\1", b"\2", b"\3", b"\4", b"\5", b"\6"),
-    "tool_calls": (b"\0\3", b"\1\3"),
-    "snapshots": (b"\0", b"\3", b"\4", b"\5"),
-    "corpora": (b"\1", b"\x10", b"\x41"),
-    "configurations": (b"\0", b"\1", b"\2", b"\3"),
-}
 _SEEDS: dict[str, list[bytes]] = {
-    "protocol": [json.dumps(body).encode() for body in (_CHAT, _COMPLETION, _RESPONSE)],
+    "protocol": [bytes([first]) + json.dumps(body).encode() for first, body in _REQUESTS],
     "tool_calls": [
-        b'a<tool_call>{"name": "f", "arguments": {"a": [1, "</tool_call>"]}}</tool_call>b',
-        b'{"name": "f", "parameters": {"a": "}"}}; {"name": "g", "parameters": {}}',
+        first + body
+        for first in (b"\0\3", b"\1\3")
+        for body in (
+            b'a<tool_call>{"name": "f", "arguments": {"a": [1, "</tool_call>"]}}</tool_call>b',
+            b'{"name": "f", "parameters": {"a": "}"}}; {"name": "g", "parameters": {}}',
+        )
     ],
     "snapshots": _wire(),
-    "states": [Calibration(8).to_bytes()],
+    "states": [Calibration(8).to_bytes(), pack_states({"hierarchy": Calibration(8).to_bytes()})],
+    "append_logs": [pack_record(b"a") + pack_record(b"bc")],
     "corpora": [
-        b'{"text": "a b", "source": "s", "licence": "MIT"}\n{"messages": [{"role": "assistant", '
-        b'"content": "hi"}]}\n{"prompt": [1, 2], "response": [3]}\n{"turns": ["a"]}\n'
+        b"\x41a b\nc\n",
+        *(first + rows for first in (b"\1", b"\x10") for rows in (_SEGMENTS, _REPLAY, _PROMPTS)),
     ],
     "configurations": [
-        yaml.safe_dump(_CONFIG).encode(),
-        yaml.safe_dump(_CONFIG["models"][0]).encode(),  # type: ignore[index]
-        b"a-key-of-16-bytes-or-more tenant\n# comment\n",
+        b"\0a-key-of-16-bytes-or-more tenant\n# comment\n",
+        b"\1" + yaml.safe_dump(_CONFIG).encode(),
+        b"\2" + yaml.safe_dump(_CONFIG).encode(),
+        b"\3" + yaml.safe_dump(_CONFIG["models"][0]).encode(),  # type: ignore[index]
     ],
     "trees": [bytes(range(64))],
 }

@@ -452,23 +452,6 @@ def test_counters_show_0_before_the_first_request(fresh: Scrape, scrape: Scrape)
 
 
 @pytest.mark.ray
-def test_the_log_has_a_line(application: ServedApplication, num_tokens: tuple[int, int]) -> None:
-    """One for the interval in which something ran."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        lines = [
-            line
-            for line in application.log_path.read_text().splitlines()
-            if f"{MODEL}: prompt " in line
-        ]
-        if lines:
-            assert "mean acceptance length" in lines[0]
-            return
-        time.sleep(0.5)
-    raise AssertionError("no line in the log")
-
-
-@pytest.mark.ray
 def test_dashboard_and_alerts_read_what_is_emitted(scrape: Scrape) -> None:
     """Each series they name is in the answer, and each metric of the answer is read."""
     emitted = {item.name for family in scrape.families.values() for item in family.samples}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import cache
 
 import pytest
 import torch
@@ -18,18 +19,26 @@ from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.linear.shared import linear_layers_of
 from hdserve.engine.loading.compilation import CompilationResult, compile_in_background
 from hdserve.engine.loading.loader import prepare_model
+from hdserve.engine.native.compiler import vector_instructions
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import VOCAB_SIZE, make_model
 
-has_amx = has_amx_bf16(torch.device("cpu"), torch.bfloat16)
-needs_amx = pytest.mark.skipif(not has_amx, reason="the processor has no AMX")
+needs_amx = pytest.mark.skipif("not has_tiles()", reason="processor or compiler has no AMX")
 pytestmark = [
     pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
 ]
 
 NUM_SEQUENCES = 12
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether the processor has AMX, and the C++ compiler knows it, which takes seconds to find
+    out."""
+    has_amx = has_amx_bf16(torch.device("cpu"), torch.bfloat16)
+    return has_amx and "amx" in vector_instructions()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +113,7 @@ def test_neither_drafts_nor_neighbours_nor_cuts_change_a_token(
 
 def test_only_what_amx_multiplies_is_packed() -> None:
     """Weights in other precisions and layers that are no plain ones are left."""
-    assert can_pack(make_model(dtype=torch.bfloat16)) == has_amx
+    assert can_pack(make_model(dtype=torch.bfloat16)) == has_tiles()
     assert not can_pack(make_model(dtype=torch.float32))
     assert not can_pack(torch.nn.Sequential(torch.nn.ReLU()))
 

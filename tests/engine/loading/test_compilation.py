@@ -40,6 +40,7 @@ from hdserve.engine.loading.compilation import (
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.engine.loading.model_check import check_packed_forward
+from hdserve.engine.native.operators import load_operators
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
@@ -157,6 +158,7 @@ def test_no_number_of_rows_compiles_again(
 def test_code_without_vector_instructions_is_told(
     instructions: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(compiling, "find_compiler", lambda: "g++")
     monkeypatch.setattr(compiling, "vector_instructions", lambda: instructions)
     monkeypatch.setattr(compiling, "_compile", lambda *_, **__: None)
     compiling.compile_model(prepare_model(make_model(num_hidden_layers=1), EngineConfig()))
@@ -254,6 +256,7 @@ def native_runner() -> ModelRunner:
     loaded = prepare_model(make_model(dtype=torch.float32, vocab_size=64), config)
     runner = ModelRunner(loaded, KVCache(loaded.kv_shape, 2048, loaded.dtype, loaded.device))
     compiled = compile_model(loaded)
+    assert compiled.is_native is (load_operators() is not None)
     if not compiled.is_native:
         pytest.skip("operators run in Python here")
     runner.compiled, runner.shapes = compiled, Shapes(is_exact=True)

@@ -76,6 +76,14 @@ def test_drafts_change_no_bit_at_the_shapes_that_are_found() -> None:
     assert all(torch.equal(logits_of(runner, number), plain) for number in (1, 5, 30))
 
 
+def test_all_numbers_of_rows_agree_where_sizes_are_whole_vectors() -> None:
+    """Of any processor: then our kernels compute each row alike, however many there are."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    model = prepare_model(make_model(dtype=torch.float32, **sizes), EngineConfig(exact=True))
+    runner = ModelRunner(model, KVCache(model.kv_shape, 1024, model.dtype, model.device))
+    assert find_exact_shapes(runner, exact_candidates(64)) == exact_candidates(64)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_drafts_with_siblings_come_out_as_if_decoded_plainly(dtype: torch.dtype) -> None:
     """A node's ancestors lie apart in a tree and beside each other later; no bit shows it."""

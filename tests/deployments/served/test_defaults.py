@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -16,36 +15,8 @@ pytestmark = pytest.mark.ray
 
 MODEL = "assistant"
 CHAT: list[Any] = [{"role": "user", "content": "I want to book a table for two in San Jose."}]
-TEMPLATE = """<|im_start|>system
-{{ note }}<|im_end|>
-<|im_start|>user
-{{ messages[0].content }}{{ " Answer at once." if enable_thinking else "" }}<|im_end|>
-<|im_start|>assistant
-{{ "" }}"""
 NUM_TOKENS = 7
 TO_THE_END: dict[str, Any] = {"ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    directory = tmp_path_factory.mktemp("serve")
-    template = directory / "chat.jinja"
-    template.write_text(TEMPLATE)
-    variables = {"enable_thinking": True, "note": "Noted."}
-    model = {
-        "name": MODEL,
-        "model": "hdserve-mini",
-        "chat_template": str(template),
-        "engine": {"dtype": "float32", "exact": True},
-        "defaults": {
-            "temperature": 0,
-            "top_p": 0.75,
-            "max_tokens": NUM_TOKENS,
-            "chat_template_kwargs": variables,
-        },
-    }
-    with ServedApplication(directory, {"models": [model]}) as served:
-        yield served
 
 
 def num_prompt_tokens(application: ServedApplication, **variables: Any) -> int:
