@@ -30,7 +30,7 @@ Outputs = asyncio.Queue[Item]
 _MAX_SIZE = 2048
 """How many tokens and log probabilities go into one message, and one output more: what has
 gathered while a client did not read would else hold up replica and gateway for seconds, or be too
-long for a message.  Each takes the gateway some 5 us."""
+long for a message.  An output takes the gateway 27 us, each log probability 7 us."""
 
 
 class RecordStreams:

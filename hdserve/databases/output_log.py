@@ -41,8 +41,8 @@ SPARE_SHARE = 64
 """When all are too large together, this share more is given up, so that it happens seldom."""
 
 MAX_SPARE_BYTES = 8 * CHUNK_BYTES
-"""But no more than this: giving up a chunk of many short outputs takes tens of milliseconds, and
-looking for the largest of 8,192 namespaces a few."""
+"""But no more than this: giving up a chunk takes 8 ms where it holds 2,788 outputs of 20 tokens, of
+50 replicas in turn, and nobody is answered meanwhile."""
 
 MIN_CLEARED_PARTITIONS = 2**13
 """Empty partitions are only removed when there are this many partitions."""

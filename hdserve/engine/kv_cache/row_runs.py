@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from hdserve.engine.kv_cache.segments import Segment
 
@@ -64,12 +65,15 @@ class RowRun:
 
 def find_runs(gaps: Iterable[Segment], ended: Iterable[Segment]) -> list[RowRun]:
     """The longest runs of ``gaps`` and of what ``ended`` sequences left, in order."""
-    pieces = [(gap, True) for gap in gaps] + [(segment, False) for segment in ended]
+    pieces = [(gap.start, gap, True) for gap in gaps]
+    pieces += [(segment.start, segment, False) for segment in ended]
     runs: list[list[tuple[Segment, bool]]] = []
-    for piece in sorted(pieces, key=lambda piece: piece[0].start):
-        if not runs or runs[-1][-1][0].end != piece[0].start:
+    end = None
+    for start, segment, is_gap in sorted(pieces, key=itemgetter(0)):
+        if start != end:
             runs.append([])
-        runs[-1].append(piece)
+        runs[-1].append((segment, is_gap))
+        end = start + segment.num_rows
     return [*map(RowRun, runs)]
 
 

@@ -78,8 +78,7 @@ def test_an_archive_cannot_have_a_record_of_any_length() -> None:
 
 def test_an_import_occupies_the_actor_for_a_moment_at_a_time() -> None:
     """Though an archive's messages are long; all arrives."""
-    outputs = [np.arange(length, dtype=np.uint32) for length in (10, 40_000, 50_000, 30_000)]
-    outputs = Segment.from_outputs("origin", 0, outputs)
+    outputs = Segment.from_outputs("origin", 0, [np.arange(16_000, dtype=np.uint32)] * 9)
     calibration = pack_states({})
     message = Publish("archive-part", {"n": outputs}, {"n": calibration, "other": calibration})
 
@@ -88,10 +87,10 @@ def test_an_import_occupies_the_actor_for_a_moment_at_a_time() -> None:
 
     handle = Handle(ModelDatabaseActor(KEY, ModelDatabaseConfig()))
     found = ClusterDatabase(KEY, ModelDatabaseConfig(), {WHOLE: handle})
-    assert asyncio.run(found.import_(chunks())) == 4
+    assert asyncio.run(found.import_(chunks())) == 9
     assert handle.num_imports == 2 + 3
     namespaces = handle.actor.info()["namespaces"]
-    assert namespaces["n"]["num_outputs"] == 4
+    assert namespaces["n"]["num_outputs"] == 9
     assert {*namespaces} == {"n", "other"}
 
 
