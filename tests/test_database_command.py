@@ -22,8 +22,16 @@ from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import ConfigError, DatabaseError, HdserveError, InvalidRequest, PromptTooLong
 from tests.databases.stored import Database
+from tests.trials import shared_trials
 
 QUESTIONS = ("I want to book a table.", "Is there a train to Cambridge?", "A taxi, please.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trials() -> Iterator[None]:
+    """Each command makes an engine; what it tries out is tested elsewhere."""
+    with shared_trials():
+        yield
 
 
 def run(*arguments: str) -> Any:

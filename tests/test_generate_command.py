@@ -28,9 +28,17 @@ from hdserve.errors import ConfigError, HdserveError, InvalidRequest, PromptTooL
 from hdserve.models import resolve_model
 from tests.engines import make_sequence
 from tests.interruption import interrupt_after, units
+from tests.trials import shared_trials
 
 OPTIONS = ["--model", "hdserve-mini", "--temperature", "0", "--max-tokens", "24"]
 QUESTION = "I want to book a table for two."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trials() -> Iterator[None]:
+    """Each command makes an engine; what it tries out is tested elsewhere."""
+    with shared_trials():
+        yield
 
 
 def generate(*arguments: str) -> str:

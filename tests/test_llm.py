@@ -603,10 +603,9 @@ def test_a_stream_that_is_collected_within_a_step_harms_nobody(llm: LLM) -> None
 
 @pytest.mark.parametrize("num_done", [0, 1, 2])
 def test_what_leaves_leaves_however_often_it_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, num_done: int
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, num_done: int
 ) -> None:
     """Ctrl-C while what was interrupted is cleared away: nobody goes on with what is left."""
-    llm = LLM("hdserve-mini", **OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=40)
     (wanted,) = llm.generate([[5, 300]], params)
     abort, calls = llm._engine.abort, count()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,8 +46,16 @@ from hdserve.journal import Journal
 from hdserve.prompts import PromptRow, read_prompts
 from tests.interruption import interrupt_after, units
 from tests.models import make_model
+from tests.trials import shared_trials
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trials() -> Iterator[None]:
+    """Many tests make an engine; what it tries out is tested elsewhere."""
+    with shared_trials():
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +24,18 @@ from hdserve.prompts import PromptRow
 from tests.engines import make_engine
 from tests.interruption import interrupt_after, units
 from tests.models import make_model
+from tests.trials import shared_trials
 
 TEXTS = ("I want to book a table for two.", "A taxi to the station, please.", "Any trains?")
 NUM_SEQUENCES = 2 * 3 * len(TEXTS)
 UNITS = ["greedy, plain", "greedy, drafted", "sampled, plain", "sampled, drafted"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trials() -> Iterator[None]:
+    """Many tests make an engine; what it tries out is tested elsewhere."""
+    with shared_trials():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ PROMPTS = [[5, 9, 11, 5, 9], [7, 8, 9, 10]]
 
 def start(log: Path, **options: Any) -> PeerProcess:
     engine = {"compile": False, "max_num_sequences": 2, "num_threads": 1}
-    options = {"model": "hdserve-mini", "engine": engine, "is_drafting": True, **options}
+    model = {"model": "hdserve-mini", "engine": engine, "drafting": {"adapts_budget": False}}
+    options = {**model, "is_drafting": True, **options}
     return PeerProcess(Path(sys.executable), "hdserve", options, log)
 
 

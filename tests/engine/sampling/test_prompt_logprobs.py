@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -75,12 +76,17 @@ def assert_right(
             assert abs(score.rank - int((row >= row[token_id]).sum())) < int(near.sum())
 
 
+@cache
+def bundled_model() -> torch.nn.Module:
+    """In float32."""
+    path = resolve_model("hdserve-tiny")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 256])
 def test_they_are_those_of_transformers(chunk_tokens: int) -> None:
-    """Of the bundled model in float32, with chunks that cut the prompt anywhere."""
-    model = AutoModelForCausalLM.from_pretrained(
-        resolve_model("hdserve-tiny"), dtype=torch.float32
-    ).eval()
+    """Of the bundled model, with chunks that cut the prompt anywhere."""
+    model = bundled_model()
     prompt = [(7919 * index) % 8000 for index in range(150)]
     wanted = stock_logprobs(model, prompt)
     engine = make_engine(model=model, prefill_chunk_tokens=chunk_tokens)
