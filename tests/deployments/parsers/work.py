@@ -87,6 +87,15 @@ class CountedText(str):
     def lstrip(self, chars: str | None = None, /) -> CountedText:
         return self._copy(super().lstrip(chars))
 
+    def __add__(self, other: str) -> CountedText:
+        return CountedText(super().__add__(other), self.counts)
+
+    def find(
+        self, part: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /
+    ) -> int:
+        self.counts["characters"] += len(self) - int(start or 0)
+        return super().find(part, start, end)
+
     def _copy(self, text: str) -> CountedText:
         self.counts["characters"] += len(text)
         return CountedText(text, self.counts)
