@@ -13,6 +13,10 @@ _MAX_KEPT = 64
 """How many of the last tokens may be text after what is none and was not found: a parser holds back
 what may begin a mark."""
 
+_MAX_SEARCHED = 4096
+"""How many tokens are kept where something was not found among them: calls that come at once, after
+they were buffered and in other words, would each be searched for in all of them."""
+
 
 class TextTokens:
     """Finds the tokens of the pieces of text among all tokens of an answer, which also has
@@ -33,6 +37,9 @@ class TextTokens:
         self._num_taken = 0
         """How many bytes of the first token are taken."""
 
+        self._num_new = 0
+        """How many tokens were added last."""
+
         self._goes_on = True
         """Whether there was nothing but text."""
 
@@ -43,7 +50,9 @@ class TextTokens:
         """Take tokens that the model wrote; the text leaves out those that are skipped."""
         kept = [token for token in tokens if not token.is_skipped]
         if kept and self._has_unknown:
-            self._forget()
+            self._forget(_MAX_KEPT)
+            self._has_unknown = False
+        self._num_new = len(kept) or self._num_new
         self._tokens += kept
         for token in kept:
             self._data += token.data
@@ -57,6 +66,8 @@ class TextTokens:
             self._has_unknown = start < 0
             end = 0 if start < 0 else start + len(data)
             self._taken(end, end)
+        if self._has_unknown and len(self._tokens) > _MAX_SEARCHED:
+            self._forget(self._num_new + _MAX_KEPT)
 
     def take(self, text: str) -> list[TokenInfo]:
         """Return the tokens of which the next piece is the first to have any byte; where its bytes
@@ -110,11 +121,10 @@ class TextTokens:
             place = next_place
         return found
 
-    def _forget(self) -> None:
-        """Drop tokens that there were before the next ones, except for the last."""
-        self._has_unknown = False
+    def _forget(self, num_kept: int) -> None:
+        """Drop tokens, except for the last."""
         num_bytes = -self._num_taken
-        while len(self._tokens) > _MAX_KEPT:
+        while len(self._tokens) > num_kept:
             num_bytes += len(self._tokens.popleft().data)
             self._num_taken = 0
         del self._data[: max(num_bytes, 0)]

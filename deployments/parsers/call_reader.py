@@ -198,14 +198,18 @@ class _OpenCall:
 def _whole_calls(text: str, separators: str) -> list[CallPart]:
     """Return the calls that ``text`` consists of; none if it contains anything else."""
     decoder = json.JSONDecoder()
+    between = re.compile(f"[{re.escape(separators)}]*+")
     found: list[CallPart] = []
+    start = 0
     try:
-        while text:
-            data, end = decoder.raw_decode(text)
+        while start < len(text):
+            data, end = decoder.raw_decode(text, start)
             written = json.dumps(_arguments(data), ensure_ascii=False, allow_nan=False)
             (data["name"] + written).encode()  # fails for half of a surrogate pair
             found += [CallBegin(data["name"]), Arguments(written, is_last=True)]
-            text = text[end:].lstrip(separators)
+            gap = between.match(text, end)
+            assert gap is not None, "the pattern matches nothing, too"
+            start = gap.end()
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return found

@@ -66,6 +66,8 @@ class _XmlArguments(OpenArguments):
         self._elements = elements
         self._marks = [*filter(None, (elements.argument, elements.function_end, closing))]
         self._mark = re.compile("|".join(map(re.escape, self._marks)))
+        self._overlap = max(map(len, elements.value_ends)) - 1
+        self._num_searched = 0
         self._separator = "{"
         self._types: Types = None
         self._is_inside = False
@@ -93,13 +95,17 @@ class _XmlArguments(OpenArguments):
         self._types = self._types_of_name(name)
         self._is_string = self._types == frozenset({"string"})
         self._is_inside = self._is_first = True
+        self._num_searched = 0
         opening = f"{self._separator}{json.dumps(name, ensure_ascii=False)}: "
         self._separator = ", "
         return opening + ('"' if self._is_string else "")
 
     def _value(self, text: str) -> tuple[str, str]:
+        """Continue in a value.  What has arrived of one that is read as a whole is searched once,
+        except for what may begin a mark."""
         marks = self._elements.value_ends
-        ends = [end for mark in marks if (end := text.find(mark)) >= 0]
+        start = max(0, self._num_searched - self._overlap)
+        ends = [end for mark in marks if (end := text.find(mark, start)) >= 0]
         if ends:
             self._is_inside = False
             value, rest = text[: min(ends)], text[min(ends) :]
@@ -107,6 +113,7 @@ class _XmlArguments(OpenArguments):
                 value = value.removesuffix("\n")
             return self._last(self._begun(value)), rest.removeprefix(marks[0])
         if not self._is_string:
+            self._num_searched = len(text)
             return "", text
         shown = self._elements.without_end(text)
         return _escaped(self._begun(shown)), text[len(shown) :]

@@ -310,3 +310,18 @@ def test_text_behind_long_reasoning_is_found() -> None:
     tokens.add(infos("</think>", "4", ", <to"))
     assert tokens.take("4, ") == infos("4", ", <to")
     assert tokens.take("<to") == []
+
+
+def test_calls_in_other_words_that_come_at_once_are_not_each_searched_for_in_all_tokens() -> None:
+    """As where they were buffered to their end; text that came with that end is found behind."""
+    tokens = TextTokens()
+    for _ in range(10_000):
+        tokens.add(infos("{ }, "))
+    said = infos(*(f"{number}. " for number in range(100)))
+    tokens.add([*infos("</tool_call>"), *said])
+    tokens.add(())
+    tokens.pass_over("{}")
+    assert len(tokens._tokens) < 200
+    assert len(tokens._data) == sum(len(token.data) for token in tokens._tokens)
+    tokens.pass_over("{}")
+    assert tokens.take("".join(token.data.decode() for token in said)) == said

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.parsers.call_reader import Arguments, CallBegin
+from deployments.parsers.call_reader import Arguments, CallBegin, CallReader
 from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.tool_parsers import (
     TOOL_PARSERS,
@@ -30,7 +30,7 @@ from deployments.parsers.tool_parsers import (
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from tests.deployments.parsers.calls import ToolCall, joined
-from tests.deployments.parsers.work import counted_calls
+from tests.deployments.parsers.work import CountedText, counted_calls
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</b>",  "n": [1]}}\n</tool_call>'
 READ = ToolCall("f", '{"a": "</b>",  "n": [1]}')
@@ -345,6 +345,14 @@ def test_white_space_before_a_head_is_passed_over_once(parser: type[ToolParser])
     before = thread_time()
     assert read(parser, [text]) == (text, [])
     assert thread_time() - before < 2
+
+
+def test_calls_that_are_read_at_the_end_are_each_read_once() -> None:
+    """Without copies of all those behind, for each of them."""
+    reader = CallReader()
+    reader.kept = text = CountedText('{"arguments": {}, "name": "f"}, ' * 500)
+    assert reader.end() == [CallBegin("f"), Arguments("{}", is_last=True)] * 500
+    assert text.counts["characters"] < 3 * len(text)
 
 
 MARKS = {

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.parsers.call_elements import GLM, QWEN, Elements
 from deployments.parsers.call_reader import Arguments, CallBegin
 from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.tool_parsers import GlmToolParser, Qwen3CoderToolParser
-from deployments.parsers.xml_call_reader import types_of, value_of
+from deployments.parsers.xml_call_reader import ArgumentTypes, types_of, value_of, xml_call_reader
 from tests.deployments.parsers.calls import ToolCall, joined
-from tests.deployments.parsers.work import counted_calls
+from tests.deployments.parsers.work import CountedText, counted_calls
 
 PROPERTIES: dict[str, Any] = {
     "city": {"type": "string"},
@@ -375,3 +376,27 @@ def test_noise_between_arguments_is_passed_over_at_once() -> None:
         parts = parser.push(f"<tool_call><function=f>{'noise ' * 1000}<parameter=a>b</parameter>")
     assert joined(parts) == ("", [ToolCall("f", '{"a": "b"')])
     assert calls.total() < 300
+
+
+WHOLE_VALUES = [
+    (QWEN, "<function=f><parameter=n>", "</parameter></function>"),
+    (GLM, "f<arg_key>n</arg_key><arg_value>", "</arg_value></tool_call>"),
+]
+
+
+@pytest.mark.parametrize("piece", ["12 ", "a\n</func", "</arg_value"])
+@pytest.mark.parametrize(("elements", "before", "after"), WHOLE_VALUES)
+def test_a_value_that_is_read_as_a_whole_is_looked_through_once(
+    elements: Elements, before: str, after: str, piece: str
+) -> None:
+    """But for the end of what has come, which may begin a mark, however many tokens it has."""
+    types = ArgumentTypes([Function("f", {"properties": {"n": {"type": "array"}}})])
+    reader = xml_call_reader("</tool_call>", types, elements)
+    reader.kept = kept = CountedText("")
+    parts = reader.push(before)
+    for _ in range(500):
+        parts += reader.push(piece)
+    for char in after:
+        parts += reader.push(char)
+    assert joined(parts) == ("", [ToolCall("f", json.dumps({"n": piece * 500}))])
+    assert kept.counts["characters"] < 500 * 5 * (len(piece) + 15)

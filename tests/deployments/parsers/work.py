@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 @contextmanager
@@ -61,3 +61,41 @@ class CountingPattern:
     def search(self, text: str, position: int = 0) -> re.Match[str] | None:
         self._counts.num_characters += len(text) - position
         return self._pattern.search(text, position)
+
+
+class CountedText(str):
+    """A text that counts the characters that are copied out of it or looked through by its methods,
+    and by those of texts made from it.
+
+    Attributes:
+        counts: ``characters``, shared with those texts.
+    """
+
+    counts: Counter[str]
+
+    def __new__(cls, text: str, counts: Counter[str] | None = None) -> CountedText:
+        made = super().__new__(cls, text)
+        made.counts = Counter() if counts is None else counts
+        return made
+
+    def __getitem__(self, key: SupportsIndex | slice) -> CountedText:
+        return self._copy(super().__getitem__(key))
+
+    def strip(self, chars: str | None = None, /) -> CountedText:
+        return self._copy(super().strip(chars))
+
+    def lstrip(self, chars: str | None = None, /) -> CountedText:
+        return self._copy(super().lstrip(chars))
+
+    def __add__(self, other: str) -> CountedText:
+        return CountedText(super().__add__(other), self.counts)
+
+    def find(
+        self, part: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /
+    ) -> int:
+        self.counts["characters"] += len(self) - int(start or 0)
+        return super().find(part, start, end)
+
+    def _copy(self, text: str) -> CountedText:
+        self.counts["characters"] += len(text)
+        return CountedText(text, self.counts)
