@@ -14,7 +14,8 @@ class Elements(NamedTuple):
     Attributes:
         head: what comes before the first argument; its one group is the name of the function.
         argument: what comes before the name of an argument.
-        named: what comes between that name and the value.
+        name_end: what comes behind that name.
+        named: what comes between that name and the value, from ``name_end`` on.
         value_ends: what ends a value; the first always does, the others if the first was forgotten;
             a value may quote them within a line.
         function_end: what ends a call, if there is something other than the mark that closes all.
@@ -23,6 +24,7 @@ class Elements(NamedTuple):
 
     head: re.Pattern[str]
     argument: str
+    name_end: str
     named: re.Pattern[str]
     value_ends: tuple[str, ...]
     function_end: str = ""
@@ -37,6 +39,7 @@ class Elements(NamedTuple):
 QWEN = Elements(
     head=re.compile(r"\s*<function=([\w.-]{1,128})>"),
     argument="<parameter=",
+    name_end=">",
     named=re.compile(">"),
     value_ends=("</parameter>", "\n<parameter=", "\n</function>"),
     function_end="</function>",
@@ -54,6 +57,7 @@ QWEN = Elements(
 GLM = Elements(
     head=re.compile(r"\s*([\w.-]{1,128})\s*(?=<arg_key>|</tool_call>)"),
     argument="<arg_key>",
+    name_end="</arg_key>",
     named=re.compile(r"</arg_key>\s*<arg_value>"),
     value_ends=("</arg_value>",),
 )

@@ -11,8 +11,8 @@ _SEPARATORS = ",; \n\r\t"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 """Models write either, whatever their template says."""
 
-_HEAD_ENDS = ("{", ">")
-"""What comes before arguments ends with one of them."""
+_MAX_BRACES = 2
+"""How many a head has at most, with that behind it."""
 
 _HEAD = r'{\s*"name"\s*:\s*"([\w.-]{1,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={)'
 
@@ -48,12 +48,14 @@ class CallReader:
 
     From the opening brace of its arguments on it is a call, whatever follows.  Anything else is
     buffered to the end, and consists of calls only if all of it does.  The buffer is only read
-    again when a head may be complete, and white space once: a model may write it without end.
+    again when a head may be complete, and no more once it is known to begin with none: a model may
+    write white space without end, or anything else.
 
     Args:
         closing: what ends the calls, outside of strings; by default nothing does.
         separators: the characters that may be before, between and after calls.
-        head: a regular expression for what comes before the arguments; its one group is the name.
+        head: a regular expression for what comes before the arguments and their brace, itself with
+            one brace at most; its one group is the name.
         ending: what may be left over after the last call.
         is_enclosed: whether a call is an object that contains the arguments; else it ends with
             them, or with ``closing``.
@@ -77,7 +79,8 @@ class CallReader:
         self._is_enclosed = is_enclosed
         self._separators = separators
         self._head = re.compile(f"[{re.escape(separators)}]*+{head}")
-        self._may_begin = False
+        self._is_none = False
+        self._new = ""
         self._call: _OpenCall | None = None
         self.num_calls = 0
         self.is_closed = False
@@ -87,7 +90,7 @@ class CallReader:
     def push(self, text: str) -> list[CallPart]:
         """Return what is certain with ``text``, the next piece; nothing may follow ``closing``."""
         self.kept += text
-        self._may_begin = any(end in text for end in _HEAD_ENDS)
+        self._new = text
         return list(self._take())
 
     def end(self) -> list[CallPart]:
@@ -109,7 +112,7 @@ class CallReader:
                 yield from self._read_on(self._call)
                 if self._call is not None:
                     return
-            elif self._may_begin and (head := self._head.match(self.kept)):
+            elif head := self._begun():
                 self._call = _OpenCall(self._closing, is_enclosed=self._is_enclosed)
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
@@ -117,6 +120,14 @@ class CallReader:
             else:
                 self._close()
                 return
+
+    def _begun(self) -> re.Match[str] | None:
+        """Return the head that the buffer begins with, if it may have become complete."""
+        if self._is_none or "{" not in self._new:
+            return None
+        head = self._head.match(self.kept)
+        self._is_none = head is None and self.kept.count("{") >= _MAX_BRACES
+        return head
 
     def _read_on(self, call: _OpenCall) -> Iterator[CallPart]:
         piece, num_read = call.read(self.kept)
@@ -129,10 +140,13 @@ class CallReader:
             self._call = None
 
     def _close(self) -> None:
-        """Stop at ``closing`` if it has arrived."""
-        if self._closing and self._closing in self.kept:
+        """Stop at ``closing`` if it has arrived, which ends in the last piece."""
+        start = len(self.kept) - len(self._new) - len(self._closing) + 1
+        place = self.kept.find(self._closing, max(0, start)) if self._closing else -1
+        if place >= 0:
             self.is_closed = True
-            self.kept, _, self.rest = self.kept.partition(self._closing)
+            self.rest = self.kept[place + len(self._closing) :]
+            self.kept = self.kept[:place]
 
 
 class _OpenCall:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 
 from deployments.parsers.call_reader import Arguments, CallBegin, CallPart, CallReader
 
+_HEAD_ENDS = ("{", ">")
+"""A head has none of them before its end, where it has one or is followed by what has one."""
+
 
 class OpenArguments(ABC):
     """The arguments of a call that has begun.
@@ -59,7 +62,7 @@ class OwnFormReader(CallReader):
         self._begin = begin
         self._is_bare = is_bare
         self._arguments: OpenArguments | None = None
-        self._is_json = False
+        self._is_other = False
 
     def end(self) -> list[CallPart]:
         if self._arguments is None:
@@ -79,16 +82,22 @@ class OwnFormReader(CallReader):
             elif self._is_bare and self.num_calls:
                 self._close_bare()
                 return
-            elif self._may_begin and not self._is_json and (head := self._opening.match(self.kept)):
+            elif head := self._begun_own():
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 self._arguments = self._begin(head[1])
                 yield CallBegin(head[1])
             else:
-                num_calls = self.num_calls
                 yield from super()._take()
-                self._is_json |= self.num_calls > num_calls
                 return
+
+    def _begun_own(self) -> re.Match[str] | None:
+        """Return the opening that the buffer begins with, if it may have become complete."""
+        if self._is_other or not any(end in self._new for end in _HEAD_ENDS):
+            return None
+        head = self._opening.match(self.kept)
+        self._is_other = head is None and any(end in self.kept for end in _HEAD_ENDS)
+        return head
 
     def _close_bare(self) -> None:
         """Stop if what follows the call is ``closing``, or cannot become it."""

@@ -86,10 +86,17 @@ class _XmlArguments(OpenArguments):
             self.are_complete = self.is_over = True
             closing = "{}" if self._separator == "{" else "}"
             return closing, text.removeprefix(self._elements.function_end)
-        named = self._elements.named.search(text)
+        named = self._elements.named.search(text, self._num_searched)
         if named is None:
+            self._num_searched = self._end_of_name(text)
             return "", text
         return self._open(text[len(mark[0]) : named.start()]), text[named.end() :]
+
+    def _end_of_name(self, text: str) -> int:
+        """Return where the end of an argument's name may be, in a text that has not all of it."""
+        mark = self._elements.name_end
+        begun = text.rfind(mark, self._num_searched)
+        return begun if begun >= 0 else max(0, len(text) - len(mark) + 1)
 
     def _open(self, name: str) -> str:
         self._types = self._types_of_name(name)
@@ -107,7 +114,7 @@ class _XmlArguments(OpenArguments):
         start = max(0, self._num_searched - self._overlap)
         ends = [end for mark in marks if (end := text.find(mark, start)) >= 0]
         if ends:
-            self._is_inside = False
+            self._is_inside, self._num_searched = False, 0
             value, rest = text[: min(ends)], text[min(ends) :]
             if self._elements.has_lines:
                 value = value.removesuffix("\n")

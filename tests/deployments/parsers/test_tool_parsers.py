@@ -336,6 +336,31 @@ def test_a_head_is_looked_for_where_one_may_end(parser: type[ToolParser], piece:
     assert not calls["search"]
 
 
+@pytest.mark.parametrize("piece", ["x> ", '{ "', "{x> ", '{"n', "\n>"])
+@pytest.mark.parametrize("parser", TOOL_PARSERS.values())
+def test_no_head_is_looked_for_in_what_will_begin_with_none(
+    parser: type[ToolParser], piece: str
+) -> None:
+    """However often it has what may end one, behind whatever is passed over before one."""
+    made = parser()
+    made.push(getattr(parser, "OPEN", "{"))
+    with counted_calls() as calls:
+        for _ in range(50):
+            assert made.push(piece) == []
+    assert calls["match"] <= 3
+
+
+@pytest.mark.parametrize("piece", ["word ", "</tool_call"])
+def test_what_is_no_call_yet_is_looked_through_once_for_its_end(piece: str) -> None:
+    reader = CallReader("</tool_call>")
+    reader.kept = kept = CountedText("")
+    for _ in range(500):
+        assert reader.push(piece) == []
+    assert kept.counts["characters"] < 500 * 25
+    assert reader.push("</tool") == reader.push("_call> so") == []
+    assert (reader.kept, reader.rest) == (piece * 500, " so")
+
+
 @pytest.mark.parametrize("parser", TOOL_PARSERS.values())
 def test_white_space_before_a_head_is_passed_over_once(parser: type[ToolParser]) -> None:
     """Where each of its characters were tried as the beginning of the rest, this would take ten

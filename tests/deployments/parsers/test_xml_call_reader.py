@@ -16,7 +16,7 @@ from deployments.parsers.tool_parser import Function, Part, ToolParser
 from deployments.parsers.tool_parsers import GlmToolParser, Qwen3CoderToolParser
 from deployments.parsers.xml_call_reader import ArgumentTypes, types_of, value_of, xml_call_reader
 from tests.deployments.parsers.calls import ToolCall, joined
-from tests.deployments.parsers.work import CountedText, counted_calls
+from tests.deployments.parsers.work import CountedText, CountingRe, counted_calls
 
 PROPERTIES: dict[str, Any] = {
     "city": {"type": "string"},
@@ -400,3 +400,25 @@ def test_a_value_that_is_read_as_a_whole_is_looked_through_once(
         parts += reader.push(char)
     assert joined(parts) == ("", [ToolCall("f", json.dumps({"n": piece * 500}))])
     assert kept.counts["characters"] < 500 * 5 * (len(piece) + 15)
+
+
+NAMES = [
+    (QWEN, "<function=f><parameter=", ">1</parameter></function>", "<para"),
+    (GLM, "f<arg_key>", "</arg_key>\n <arg_value>1</arg_value></tool_call>", "</arg_key"),
+    (GLM, "f<arg_key>", "</arg_key><arg_value>1</arg_value></tool_call>", "</arg_key> <arg"),
+]
+
+
+@pytest.mark.parametrize(("elements", "before", "after", "piece"), NAMES)
+def test_the_name_of_an_argument_is_looked_through_once(
+    elements: Elements, before: str, after: str, piece: str
+) -> None:
+    """But for the end of what has come, which may begin what is behind it."""
+    counts = CountingRe()
+    counted = elements._replace(named=counts.compile(elements.named.pattern))
+    reader = xml_call_reader("</tool_call>", ArgumentTypes(()), counted)
+    parts = reader.push(before)
+    for text in [*[piece] * 500, *after]:
+        parts += reader.push(text)
+    assert joined(parts) == ("", [ToolCall("f", json.dumps({piece * 500: "1"}))])
+    assert counts.num_characters < 500 * 3 * len(piece)

@@ -96,6 +96,10 @@ class CountedText(str):
         self.counts["characters"] += len(self) - int(start or 0)
         return super().find(part, start, end)
 
+    def __contains__(self, part: object) -> bool:
+        self.counts["characters"] += len(self)
+        return isinstance(part, str) and super().__contains__(part)
+
     def _copy(self, text: str) -> CountedText:
         self.counts["characters"] += len(text)
         return CountedText(text, self.counts)
