@@ -153,8 +153,10 @@ async def answer(
                     yield found
 
     async def write_error(error: HdserveError) -> bytes:
-        size = len(await arrival.request.body())  # much of which an event may repeat
-        return await gateway.off_loop(size, lambda: form.written(fail(error)) + form.last)
+        # Long events may repeat much of the body.
+        size = len(await arrival.request.body()) if form.has_long_events else 0
+        making = partial(_failed, form, fail, error)
+        return await gateway.off_loop(min(size, MAX_SHARED_SIZE), making)
 
     stream = EventStream(
         events(),
@@ -165,6 +167,12 @@ async def answer(
         told_errors=form.told_errors,
     )
     return stream
+
+
+def _failed(
+    form: EventForm, fail: Callable[[HdserveError], list[Event]], error: HdserveError
+) -> bytes:
+    return form.written(fail(error)) + form.last
 
 
 async def _whole_answer(

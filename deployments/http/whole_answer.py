@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
 from fastapi.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from deployments.deadline import Deadline
 
@@ -37,24 +37,25 @@ class WholeAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        head = {
+        with suppress(TimeoutError):
+            async with self._deadline.reading_limit():
+                for message in self._messages():
+                    async with asyncio.timeout(_MAX_UNREAD_S):
+                        await send(message)
+
+    def _messages(self) -> Iterator[Message]:
+        """Yield the head and the pieces.  The head may have to wait, too: for an answer before it
+        on the connection."""
+        yield {
             "type": "http.response.start",
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        await send(head)
-        with suppress(TimeoutError):
-            async with self._deadline.reading_limit():
-                await self._send_body(send)
-
-    async def _send_body(self, send: Send) -> None:
         body = bytes(self.body)
         for start in range(0, len(body), _PIECE_BYTES):
             end = start + _PIECE_BYTES
-            message = {
+            yield {
                 "type": "http.response.body",
                 "body": body[start:end],
                 "more_body": end < len(body),
             }
-            async with asyncio.timeout(_MAX_UNREAD_S):
-                await send(message)

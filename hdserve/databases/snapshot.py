@@ -166,12 +166,17 @@ class UnreadableFile(SnapshotError):
     """A file that could not be read; what it holds may be intact.
 
     Attributes:
+        path: of the file.
         reason: why.
     """
 
     def __init__(self, path: Path, reason: OSError) -> None:
         super().__init__(f"cannot read {path}: {reason}")
+        self.path = path
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.reason)
 
     @property
     def is_missing(self) -> bool:

@@ -334,10 +334,18 @@ class PrefixCache:
             if part is not None and part.num_ended_rows <= _MAX_MOVED * wanted:
                 self._push(part, to=part.start)
                 continue
-            num_idle = sum(1 for _ in self._idle())
-            for _ in range(1 + num_idle // _NUM_LOOKS):
-                self._drop(wanted)
+            self._drop_some(wanted)
         return segment
+
+    def _drop_some(self, num_rows: int) -> None:
+        """Drop entries until the next look at where rows may move: one, or of many several, unless
+        one of them leaves a gap that is large enough."""
+        num_idle = sum(1 for _ in self._idle())
+        for _ in range(1 + num_idle // _NUM_LOOKS):
+            is_enough = next(self._idle()).segment.num_rows >= num_rows
+            self._drop(num_rows)
+            if is_enough:
+                return
 
     def _has_room(self, num_rows: int) -> bool:
         """Whether ``num_rows`` contiguous rows would be free without entries of ended sequences."""

@@ -79,7 +79,7 @@ def test_one_that_is_never_read_ends(is_timed: bool, monkeypatch: pytest.MonkeyP
     """Soon after the time of its request, or when nothing has been read for long."""
     if is_timed:
         monkeypatch.setattr("deployments.deadline._READING_GRACE_S", SHORT_S)
-        limits = {"request_timeout_s": 2.0}
+        limits = {"request_timeout_s": 5.0}
     else:
         monkeypatch.setattr("deployments.http.whole_answer._MAX_UNREAD_S", SHORT_S)
         limits = {}
@@ -88,7 +88,6 @@ def test_one_that_is_never_read_ends(is_timed: bool, monkeypatch: pytest.MonkeyP
         ask(address, "/v1/completions", stream=False) as connection,
     ):
         assert connection.recv(1)
-        assert app.num_open == 1
         eventually(lambda: app.num_open == 0)
         with pytest.raises(json.JSONDecodeError):
             json.loads(rest_of(connection)[1])

@@ -135,6 +135,29 @@ def test_one_piece_is_dropped_beside_many_running_sequences() -> None:
     assert prefixes.usage == (len(running) + 4) / (num_running + 6)
 
 
+def test_no_more_is_dropped_than_leaves_room() -> None:
+    """Of many long pieces the one used first is cut, and the others stay."""
+    num_pieces = 2 * prefix_cache._NUM_LOOKS
+    prefixes = PrefixCache(make_cache((4 * num_pieces + 3) * BLOCK_TOKENS))
+    gaps = []
+    for seed in range(num_pieces):
+        text = make_prompt(4 * BLOCK_TOKENS, seed)
+        placed = prefixes.place(KeyedTokens.of(text, "a"), len(text))
+        assert placed is not None
+        if seed % (num_pieces // 2) == 0:
+            gaps.append(prefixes.place(KeyedTokens.of([], "b"), BLOCK_TOKENS))
+        prefixes.release(placed[0], text, "a")
+    last = prefixes.place(KeyedTokens.of([], "b"), BLOCK_TOKENS)
+    for gap in (gaps[0], last):
+        assert gap is not None
+        prefixes.release(gap[0], [], None)
+    num_before = prefixes.cache.rows.num_free
+    wanted = 2 * BLOCK_TOKENS
+    assert num_before == wanted
+    assert prefixes.place(KeyedTokens.of([], "b"), wanted) is not None
+    assert prefixes.cache.rows.num_free <= wanted
+
+
 def test_no_more_pieces_are_kept_than_are_quickly_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
