@@ -63,6 +63,24 @@ print(int(rebase_stamps._cache._lock.is_locked))
 """Compiles a function the second time; says whether others still wait for it."""
 
 
+IN_C = """
+import sys
+import numba
+from hdserve.engine.kernels.compiled import address_in_c, entry_point
+
+@entry_point
+def nothing(number: int, other: float) -> None:
+    pass
+
+if sys.argv[1] == "in C":
+    address_in_c(nothing, numba.void(numba.int64, numba.float64))
+else:
+    nothing(1, 1.0)
+print(sum(nothing.stats.cache_hits.values()))
+"""
+"""Compiles a function for callers in C, or by calling it; says whether it was compiled before."""
+
+
 FULL = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -83,8 +101,12 @@ kernel_cache._Implementation._locator_classes = []
 
 def start(cache: Path, settings: Mapping[str, str], program: str = LOADED) -> subprocess.Popen[str]:
     """``program`` in a process whose compiled code is kept in ``cache``."""
+    return started(cache, settings, "-c", program)
+
+
+def started(cache: Path, settings: Mapping[str, str], *program: str) -> subprocess.Popen[str]:
     environment = os.environ | settings | {"NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, *program]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -181,3 +203,13 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_what_was_interrupted_and_compiled_then(tmp_path: Path) -> None:
     assert hits(start(tmp_path, {}, INTERRUPTED)) == ["0"]
+
+
+@pytest.mark.parametrize("callers", [("in C", "in Python"), ("in Python", "in C")], ids=str)
+def test_callers_in_c_and_in_python_have_the_same_code(
+    callers: tuple[str, str], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IN_C)
+    found = [hits(started(tmp_path / "cache", {}, str(program), caller)) for caller in callers]
+    assert found == [["0"], ["1"]]

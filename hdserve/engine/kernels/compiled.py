@@ -53,10 +53,11 @@ def address_in_c(kernel: Callable[..., None], signature: Any) -> int:
     """The address of an entry point for callers in C, with the argument types of ``signature``;
     valid for the rest of the process.
 
-    It is the same code that Python calls with arguments of these types.
+    It is the same code that Python calls with arguments of these types, also on disk, where it is
+    kept under what is compiled: a call from Python gives types of arguments and nothing else.
     """
     compiled = cast("Any", kernel)
-    compiled.compile(signature)
+    compiled.compile(signature.args)
     made = compiled.overloads[signature.args]
     address: int = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)
     return address
