@@ -83,7 +83,8 @@ class Comparison:
         self._root = root
         self._num_left = _MAX_COMPARISONS
         self._values: dict[int, _Values | None] = {}
-        """The values of schemas, by ``id``."""
+        self._kinds: dict[int, set[str] | None] = {}
+        """The values of schemas, and their types, by ``id``."""
 
     def exclude_each_other(self, schemas: Sequence[Any]) -> bool:
         """Return whether it is certain that no value matches two of the schemas."""
@@ -141,8 +142,10 @@ class Comparison:
         """Return the types of a schema; ``None`` if it says nothing of them."""
         if schema.get("type") is not None:
             return kinds_of(schema)
-        values = self._values_of(schema)
-        return None if values is None else {kind for kind, _ in values}
+        if id(schema) not in self._kinds:
+            values = self._values_of(schema)
+            self._kinds[id(schema)] = None if values is None else {kind for kind, _ in values}
+        return self._kinds[id(schema)]
 
     def _values_of(self, schema: Any) -> _Values | None:
         if id(schema) not in self._values:

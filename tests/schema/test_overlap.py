@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hdserve.schema.overlap import Comparison
+from tests.deployments.parsers.work import counted_calls
 
 TEXT = {"type": "string"}
 
@@ -73,5 +74,12 @@ def test_comparing_takes_no_long() -> None:
     """However many there are that differ in nothing."""
     forms: list[Any] = [{"anyOf": [{"anyOf": [{}] * 50}] * 50}] * 1000
     assert not Comparison({}).exclude_each_other(forms)
-    many = {"enum": [str(number) for number in range(100_000)]}
-    assert not Comparison({}).exclude_each_other([many, *[{"type": "null"}] * 2000])
+
+
+def test_types_of_values_are_found_once() -> None:
+    """However many other schemas the values are compared with."""
+    many = {"enum": [str(number) for number in range(1000)]}
+    with counted_calls() as calls:
+        assert not Comparison({}).exclude_each_other([many, *[{"type": "null"}] * 2000])
+    assert calls["_are_apart"] > 100
+    assert calls["<setcomp>"] < 10
