@@ -28,9 +28,10 @@ Item = StepOutput | BaseException | Records | None
 Outputs = asyncio.Queue[Item]
 
 _MAX_SIZE = 2048
-"""How many tokens and log probabilities go into one message, and one output more: what has
-gathered while a client did not read would else hold up replica and gateway for seconds, or be too
-long for a message.  An output takes the gateway 27 us, each log probability 7 us."""
+"""How many tokens, log probabilities and drafts that are shown go into one message, and one output
+more: what has gathered while a client did not read would else hold up replica and gateway for
+seconds, or be too long for a message.  An output takes the gateway 27 us, each log probability
+7 us."""
 
 
 class RecordStreams:
@@ -96,7 +97,7 @@ class RecordStreams:
             num_open, records = len(tasks), tuple[Delta, ...]()
             with heartbeat:
                 while num_open:
-                    items = await _taken(merged)
+                    items = await _taken(merged, shows_drafts=request.includes_sources)
                     heartbeat.is_silent = False
                     outputs = [item for item in items if isinstance(item, StepOutput)]
                     num_open -= items.count(None)
@@ -204,18 +205,20 @@ def _num_prompt_logprobs(outputs: Iterable[StepOutput]) -> int:
     )
 
 
-async def _taken(items: Outputs) -> list[Item]:
+async def _taken(items: Outputs, *, shows_drafts: bool) -> list[Item]:
     """Take what is in the queue, as far as one message may have; wait for at least one item."""
     found = [await items.get()]
-    size = _size(found[0])
+    size = _size(found[0], shows_drafts=shows_drafts)
     while size <= _MAX_SIZE and not items.empty():
         found.append(items.get_nowait())
-        size += _size(found[-1])
+        size += _size(found[-1], shows_drafts=shows_drafts)
     return found
 
 
-def _size(item: Item) -> int:
-    """Return how many tokens and log probabilities of the answer an item has, at least 1."""
+def _size(item: Item, *, shows_drafts: bool) -> int:
+    """Return how many tokens and log probabilities of the answer an item has, and drafts if they
+    are shown; at least 1."""
     if not isinstance(item, StepOutput):
         return 1
-    return 1 + len(item.token_ids) * (1 + (item.sequence.params.logprobs or 0))
+    num_drafts = len(item.draft) if shows_drafts and item.draft is not None else 0
+    return 1 + num_drafts + len(item.token_ids) * (1 + (item.sequence.params.logprobs or 0))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,8 +23,10 @@ from deployments.tracing import GenerationTrace
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest
-from tests.engine.async_engines import run_async, started
+from tests.drafters import JunkDrafter
+from tests.engine.async_engines import make, run_async, started
 from tests.engines import make_sequence
+from tests.models import VOCAB_SIZE
 
 WHOLE = GenerationRequest("r", prompts=((5, 6),), num_choices=2)
 NUM_TOKENS = 24
@@ -106,17 +109,27 @@ def test_a_whole_answer_ends_where_it_has_too_many_log_probabilities(
     run_async(test)
 
 
-@pytest.mark.parametrize("num_top", [None, 3])
+def size_but_for_one_record(message: Records, num_top: int) -> int:
+    """Tokens, log probabilities and drafts of a message; the largest record does not count."""
+    sizes = [
+        len(record.draft) + len(record.token_ids) * (1 + num_top)
+        for record in message
+        if isinstance(record, Delta)
+    ]
+    return sum(sizes) - max(sizes, default=0)
+
+
+@pytest.mark.parametrize(("num_top", "shows_drafts"), [(None, False), (3, False), (None, True)])
 def test_what_gathers_while_nobody_reads_comes_in_parts(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_top: int | None
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_top: int | None, shows_drafts: bool
 ) -> None:
     """All of it, in order."""
     monkeypatch.setattr(record_stream, "_MAX_SIZE", 12)
-    request = replace(WHOLE, is_streamed=True)
+    request = replace(WHOLE, is_streamed=True, includes_sources=shows_drafts)
 
     async def read(*, waits: bool) -> list[Records]:
         messages = []
-        async with started() as engine:
+        async with started(partial(make, JunkDrafter(VOCAB_SIZE))) as engine:
             async for message in records(engine, tokenizer, request, logprobs=num_top):
                 messages.append(message)
                 while waits and engine.num_open:
@@ -134,10 +147,7 @@ def test_what_gathers_while_nobody_reads_comes_in_parts(
         late = await read(waits=True)
         assert token_ids(late) == token_ids(await read(waits=False))
         assert isinstance(late[-1][-1], Summary)
-        most = max(
-            sum(len(record.token_ids) for record in message if isinstance(record, Delta))
-            for message in late
-        )
-        assert most * (1 + (num_top or 0)) <= 12 + 2 * NUM_TOKENS / 3
+        assert shows_drafts == any(isinstance(r, Delta) and r.draft for r in chain(*late))
+        assert max(size_but_for_one_record(message, num_top or 0) for message in late) <= 12
 
     run_async(test)
