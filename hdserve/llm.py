@@ -318,11 +318,17 @@ class LLM:
                 self._abort_dropped()
 
     def _drop(self, request_ids: Iterable[str]) -> None:
-        """However often this is interrupted, the next call removes them."""
-        with self._lock:
-            self._dropped += request_ids
-            if not self._is_in_use:
-                self._abort_dropped()
+        """However often this is interrupted, the next call removes them.
+
+        Waits for nobody: garbage may be collected in a thread for which the step under way waits.
+        """
+        self._dropped += request_ids
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._is_in_use:
+                    self._abort_dropped()
+            finally:
+                self._lock.release()
 
     def _abort_dropped(self) -> None:
         self._is_in_use = True

@@ -586,15 +586,26 @@ def test_a_thread_whose_answers_are_there_leaves_no_threads_behind() -> None:
         thread.join()
 
 
-def test_a_stream_that_is_collected_within_a_step_harms_nobody(llm: LLM) -> None:
-    """Python may close an iterator that nobody holds any more at any time."""
+def collect_in_another_thread() -> None:
+    """As in one that computes a part of the step, which waits for it."""
+    thread = threading.Thread(target=gc.collect, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("collect", [gc.collect, collect_in_another_thread])
+def test_a_stream_that_is_collected_within_a_step_harms_nobody(
+    llm: LLM, collect: Callable[[], object]
+) -> None:
+    """Python may close an iterator that nobody holds any more at any time, in any thread."""
     params = SamplingParams(temperature=0.0, max_tokens=24)
     (wanted,) = llm.generate([[5, 300]], params)
     left: list[Any] = [llm.stream([9, 8], params)]
     next(left[0])
     left.append(left)  # not freed before it is collected
     del left
-    with _in_next_step(gc.collect):
+    with _in_next_step(collect):
         (found,) = llm.generate([[5, 300]], params)
     assert found.token_ids == wanted.token_ids
     (again,) = llm.generate([[5, 300]], params)
