@@ -161,6 +161,36 @@ def test_lines_within_a_serve_config_file(tmp_path: Path) -> None:
         assert f"\n{place}: there is no directory {missing}" in error.message
 
 
+def test_what_a_manifest_names_may_be_in_its_pods(tmp_path: Path) -> None:
+    """What is not here is told; other mistakes are mistakes."""
+    path = tmp_path / "rendered.yaml"
+    config: dict[str, Any] = {
+        "models": [{"name": "a", "model": "/no/model", "chat_template": "/no/template"}],
+        "access": {"api_keys_file": "/no/keys"},
+    }
+
+    def checked() -> Result:
+        application = {"import_path": "deployments:app", "args": {"config": config}}
+        spec = {"serveConfigV2": yaml.safe_dump({"applications": [application]})}
+        path.write_text(yaml.safe_dump({"kind": "RayService", "spec": spec}))
+        return check(path)
+
+    told = checked()
+    assert told.exit_code == 0, told.exception
+    for place, missing in (
+        ("access", "/no/keys"),
+        ("models.0.model", "/no/model"),
+        ("models.0.chat_template", "/no/template"),
+    ):
+        (line,) = (line for line in told.stderr.splitlines() if missing in line)
+        assert line.startswith(f"warning: {place}: ")
+        assert line.endswith("; this does not matter if it is in the pods")
+    config["models"][0]["drafting"] = {"drafters": [{"name": "hierarchie"}]}
+    error: Any = checked().exception
+    assert "unknown drafter 'hierarchie'" in error.message
+    assert "/no/" not in error.message
+
+
 def test_a_policy_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``serve run`` finds it in the directory it is run in."""
     path = tmp_path / "serve.yaml"

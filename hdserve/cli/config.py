@@ -13,7 +13,7 @@ from hdserve.cli.file_names import shown
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import ConfigFile
 from hdserve.config import ModelConfig, ServeConfig, load_config
-from hdserve.config.deployed import APPLICATION, IMPORT_PATH, read_deployed_config
+from hdserve.config.deployed import application_of, read_deployed_config
 from hdserve.config.mistakes import LineOf, nowhere, place_of
 from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
 from hdserve.doctor.problems import find_problems, find_warnings
@@ -33,20 +33,20 @@ def check_config(
     Mistakes are named with their lines, unknown keys with the nearest known one, and the exit
     status is 2.  What several keys say together is named by model, once each of them is right.
     A missing file of the administrator's key, files of keys that everybody can read, gateways that
-    are full before the replicas, and a GPU that no replica has are warnings.  With --json they are
-    `problems` and `warnings`.  `hdserve doctor --config FILE` says what of it this machine can
-    serve.
+    are full before the replicas, a GPU that no replica has, and what is not on this machine but may
+    be in the pods of a RayService are warnings.  With --json they are `problems` and `warnings`.
+    `hdserve doctor --config FILE` says what of it this machine can serve.
     """
     output = JsonOutput(json_path)
     try:
         deployed = read_deployed_config(file)
         config, line_of = deployed.config, deployed.line_of
-        problems = find_problems(config, line_of)
+        problems = find_problems(config, line_of, is_for_pods=deployed.is_for_pods)
+        warnings = [*find_warnings(config, line_of, is_for_pods=deployed.is_for_pods)]
     except ConfigError as error:
-        config, line_of, problems = None, nowhere, error.message.splitlines()
+        config, warnings, problems = None, [], error.message.splitlines()
     models = () if config is None else config.models
     facts = list(map(_facts, models))
-    warnings = [] if config is None else [*find_warnings(config, line_of)]
     output.write(
         {
             "file": str(file),
@@ -115,13 +115,8 @@ def _serve_config(config: ServeConfig) -> dict[str, Any]:
     chosen = config.model_dump(mode="json", exclude_unset=True, exclude={"access": {"admin_key"}})
     access = {name: value for name, value in chosen.pop("access").items() if value is not None}
     chosen |= {"access": access} if access else {}
-    application = {
-        "name": APPLICATION,
-        "route_prefix": "/",
-        "import_path": IMPORT_PATH,
-        "args": {"config": chosen},
-    }
-    return {"http_options": {"host": "0.0.0.0"}, "applications": [application]}
+    applications = [application_of({"config": chosen})]
+    return {"http_options": {"host": "0.0.0.0"}, "applications": applications}
 
 
 def _facts(model: ModelConfig) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from rich.markup import escape
 from hdserve.cli.json_option import Json, JsonOutput
 from hdserve.cli.options import CONFIG_DEFAULT
 from hdserve.config import load_config
-from hdserve.config.deployed import as_it_is, read_deployed_config
+from hdserve.config.deployed import DEFAULT_PORT, as_it_is, read_deployed_config
 from hdserve.doctor.finding import Verdict
 
-_DEFAULT_PORT = 8000
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
@@ -50,7 +49,7 @@ def doctor(
     from hdserve.doctor.diagnosis import diagnose
 
     console, findings = Console(highlight=False, soft_wrap=True), []
-    listening_at = port or deployed.port or _DEFAULT_PORT
+    listening_at = port or deployed.port or DEFAULT_PORT
     for finding in diagnose(deployed, listening_at, os.environ.get("RAY_ADDRESS", "")):
         findings.append(finding)
         if not output.has_text:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from hdserve.arguments import naming
 from hdserve.core import SamplingParams
-from hdserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from hdserve.llm import LLM, Prompt
@@ -22,7 +22,5 @@ def check_rows(llm: LLM, prompts: Iterable[Prompt], params: SamplingParams) -> N
         InvalidRequest: one cannot be answered; the message names its row, counting from 1.
     """
     for number, prompt in enumerate(prompts, 1):
-        try:
+        with naming(f"row {number}"):
             llm.stream(prompt, params)  # only checks it; the answer is not read
-        except InvalidRequest as error:
-            raise type(error)(f"row {number}: {error.message}", error.param) from error

@@ -27,7 +27,7 @@ from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
-from hdserve.config.deployed import APPLICATION, GRPC_VARIABLES, IMPORT_PATH, OWN_CLUSTER
+from hdserve.config.deployed import DEFAULT_PORT, GRPC_VARIABLES, OWN_CLUSTER, application_of
 from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import LineOf, nowhere
 from hdserve.config.strict_model import at_home
@@ -52,7 +52,6 @@ _RUNNER = (
     "from deployments.runner import main; main()"
 )
 _POLL_S = 0.1
-_DEFAULT_PORT = 8000
 
 Source = Path | dict[str, Any] | None
 """A file with a configuration, or its content; ``None`` for the bundled models."""
@@ -99,7 +98,7 @@ def serve(
     address = _address()
     with contextlib.ExitStack() as holding:
         if address == OWN_CLUSTER:
-            port = port or _DEFAULT_PORT
+            port = port or DEFAULT_PORT
             check_is_free(host, port, holding)
             check_can_start(loaded, source)
         else:
@@ -151,14 +150,8 @@ def _run(
         port: ``None`` for that of a Ray Serve that runs already, if any.
         holding: keeps other servers from taking the ports.
     """
-    application = {
-        "name": APPLICATION,
-        "route_prefix": "/",
-        "import_path": IMPORT_PATH,
-        "args": _arguments(source),
-    }
     place = {"host": host} if port is None else {"host": host, "port": port}
-    deploy = {"http_options": place, "applications": [application]}
+    deploy = {"http_options": place, "applications": [application_of(_arguments(source))]}
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")

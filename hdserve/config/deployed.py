@@ -10,7 +10,7 @@ Three kinds of YAML files hold one::
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,8 +41,8 @@ GRPC_VARIABLES: Mapping[str, str] = {"grpc_proxy": ""}
 """Environment variables with which processes call each other by gRPC past a proxy that
 ``http_proxy`` or ``https_proxy`` names, whether or not ``no_proxy`` has the nodes' addresses."""
 
-_SERVE_PORT = 8000
-"""Ray Serve's default."""
+DEFAULT_PORT = 8000
+"""Where Ray Serve listens unless it is told otherwise."""
 
 _AUTO, _MAX_AUTO_REPLICAS = "auto", 100
 """The ``num_replicas`` with which Ray Serve scales by itself, and then its default bound."""
@@ -60,17 +60,29 @@ class DeployedConfig:
         port: where Ray Serve is told to listen; ``None`` in a plain configuration, which does not
             say.
         line_of: finds the line of a location of the configuration in the file.
+        is_for_pods: whether it is in a manifest, so that what it names is where its pods run.
     """
 
     config: ServeConfig
     built: ServeConfig
     port: int | None = None
     line_of: LineOf = nowhere
+    is_for_pods: bool = False
 
 
 def as_it_is(config: ServeConfig, line_of: LineOf = nowhere) -> DeployedConfig:
     """Return a configuration that nothing is next to."""
     return DeployedConfig(config, config, line_of=line_of)
+
+
+def application_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the application as a Serve config file of Ray has it."""
+    return {
+        "name": APPLICATION,
+        "route_prefix": "/",
+        "import_path": IMPORT_PATH,
+        "args": arguments,
+    }
 
 
 def deployment_name(model: str) -> str:
@@ -116,7 +128,7 @@ def _in_documents(documents: list[Any], line_of: LineOf) -> DeployedConfig:
         raise ConfigError(f"spec.serveConfigV2: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError("spec.serveConfigV2: the text of a Serve config file is expected")
-    return _in_serve_config(data, nowhere, "spec.serveConfigV2: ")
+    return replace(_in_serve_config(data, nowhere, "spec.serveConfigV2: "), is_for_pods=True)
 
 
 def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "") -> DeployedConfig:
@@ -140,7 +152,7 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
     beside = application.get("deployments") or []
     config = _with_deployments(beside, built, f"{place}.deployments")
     options = data.get("http_options") or {}
-    port = options.get("port", _SERVE_PORT) if isinstance(options, dict) else None
+    port = options.get("port", DEFAULT_PORT) if isinstance(options, dict) else None
     if type(port) is not int or not 1 <= port <= 65535:
         raise ConfigError(f"{within}http_options.port: {port!r} is not a port")
     is_inside = isinstance(arguments.get("config"), dict)

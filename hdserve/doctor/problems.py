@@ -27,6 +27,8 @@ _NO_GPU = (
     "a replica sees no GPU with num_gpus: 0, unless a Serve config file reserves one in its "
     "ray_actor_options; num_gpus: 1, or a part of one, is expected"
 )
+_ON_THE_MACHINE = frozenset({"chat_template", "policy_function"})
+"""The settings that name files or modules of the machine that serves."""
 
 
 class Problem(NamedTuple):
@@ -42,23 +44,29 @@ class Problem(NamedTuple):
     remedy: str
 
 
-def find_problems(config: ServeConfig, line_of: LineOf) -> list[str]:
+def find_problems(config: ServeConfig, line_of: LineOf, *, is_for_pods: bool = False) -> list[str]:
     """Return what keeps a server from starting: one line for each, which begins with its place.
 
     Args:
         line_of: finds the lines of the file that ``config`` is from.
+        is_for_pods: whether the server is to run in pods: what is not on this machine may be there.
     """
-    found = [*_what_is_not_here(config)]
-    found += [(problem.where, problem.text) for problem in setting_problems(config)]
+    found = [] if is_for_pods else [*_faults(config, of_machine=True)]
+    found += _faults(config, of_machine=False)
     return [f"{place_of(where, line_of)}: {text}" for where, text in found]
 
 
-def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
+def find_warnings(
+    config: ServeConfig, line_of: LineOf, *, is_for_pods: bool = False
+) -> Iterator[str]:
     """Yield what is probably a mistake, each in one line.
 
     Args:
-        line_of: finds the lines of the file that ``config`` is from.
+        line_of, is_for_pods: as for :func:`find_problems`.
     """
+    if is_for_pods:
+        for where, text in _faults(config, of_machine=True):
+            yield f"{place_of(where, line_of)}: {text}; this does not matter if it is in the pods"
     from hdserve.access import key_file_warnings
 
     for item in key_file_warnings(config.access):
@@ -103,6 +111,15 @@ def statistics_fault(path: str, fingerprint: str) -> str:
     if fingerprint in ("", info.tokenizer):
         return ""
     return f"{directory} was made with another tokenizer; {_LESS}"
+
+
+def _faults(config: ServeConfig, *, of_machine: bool) -> Iterator[tuple[Location, str]]:
+    """Yield what keeps a server from starting: either what is not on this machine, or all else."""
+    if of_machine:
+        yield from _what_is_not_here(config)
+    for problem in setting_problems(config):
+        if (problem.where[-1] in _ON_THE_MACHINE) == of_machine:
+            yield problem.where, problem.text
 
 
 def _what_is_not_here(config: ServeConfig) -> Iterator[tuple[Location, str]]:
