@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hdserve.databases import snapshot
-from hdserve.databases.generation_file import VERSIONS_PER_GENERATION
+from hdserve.databases.generation_file import VERSIONS_PER_GENERATION, GenerationFile
 from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import (
     NamespaceState,
@@ -41,6 +41,7 @@ class DatabaseFiles:
         key: of the database; files with another key are refused.
 
     Attributes:
+        generation_file: numbers the openings.
         is_writable: whether the files may be changed.
         namespaces: the files of each.
         incomplete: names of directories where something is missing or was set aside.
@@ -53,6 +54,7 @@ class DatabaseFiles:
 
     def __init__(self, directory: Path, key: DatabaseKey) -> None:
         self.directory = directory
+        self.generation_file = GenerationFile(directory, key)
         self.is_writable = False
         self.namespaces: dict[str, NamespaceFiles] = {}
         self.incomplete: set[str] = set()
@@ -70,6 +72,20 @@ class DatabaseFiles:
             files = NamespaceFiles(self.directory / directory_name(namespace))
             self.namespaces[namespace] = files
         return files
+
+    def read_generation(self) -> tuple[int, tuple[str, ...]]:
+        """The number and the epochs of the last opening that could write; a file that cannot be
+        used is set aside.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            return self.generation_file.read()
+        except SnapshotError as error:
+            _raise_if_unreadable(error)
+            self.set_aside(self.generation_file.path, error)
+            return 0, ()
 
     def restore(self, log: OutputLog) -> None:
         """Fill the empty ``log``; unusable files are logged, set aside and left out.
@@ -112,7 +128,7 @@ class DatabaseFiles:
             try:
                 namespace, state = read_state(path, self._key)
             except SnapshotError as error:
-                raise_if_unreadable(error)
+                _raise_if_unreadable(error)
             else:
                 yield namespace, state.flushed_version
 
@@ -188,7 +204,7 @@ class DatabaseFiles:
         try:
             namespace, state = read_state(path, self._key)
         except SnapshotError as error:
-            raise_if_unreadable(error)
+            _raise_if_unreadable(error)
             self.set_aside(path, error)
             return nothing
         self.of(namespace)
@@ -263,7 +279,7 @@ class DatabaseFiles:
                 self.count_failure(error)
 
 
-def raise_if_unreadable(error: SnapshotError) -> None:
+def _raise_if_unreadable(error: SnapshotError) -> None:
     """
     Raises:
         OSError: the file could not be read, but may be intact.

@@ -31,14 +31,14 @@ from filelock import FileLock, Timeout
 
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import OpenLogs
-from hdserve.databases.database_files import DatabaseFiles, raise_if_unreadable
-from hdserve.databases.generation_file import VERSIONS_PER_GENERATION, GenerationFile
+from hdserve.databases.database_files import DatabaseFiles
+from hdserve.databases.generation_file import VERSIONS_PER_GENERATION
 from hdserve.databases.namespace_files import NamespaceFiles
 from hdserve.databases.output_files import directory_name, encode_log_head, versioned_files
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.partition import Appended
 from hdserve.databases.snapshot import DatabaseKey
-from hdserve.errors import DatabaseError, DatabaseInUse, SnapshotError
+from hdserve.errors import DatabaseError, DatabaseInUse
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class OutputStore:
         directory: used by this database alone; created if needed.
         key: of the database; files with another key are refused.
         lock_timeout_s: how long to wait for a predecessor that is about to end.
-        is_read_only: whether to leave everything on disk unchanged.
 
     Attributes:
         epoch: a new id of this opening.
@@ -77,14 +76,7 @@ class OutputStore:
         DatabaseError: the directory cannot be read; this may be temporary.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        key: DatabaseKey,
-        lock_timeout_s: float = 5.0,
-        *,
-        is_read_only: bool = False,
-    ) -> None:
+    def __init__(self, directory: Path, key: DatabaseKey, lock_timeout_s: float = 5.0) -> None:
         self.directory = directory
         self.epoch = uuid4().hex
         self._key = key
@@ -93,13 +85,10 @@ class OutputStore:
         self._flushed_here: set[str] = set()
         self.is_overtaken = False
         self.is_closed = False
-        self._may_take_over = not is_read_only
         # a lock file instead of a lock would outlive a killed process, for other nodes for ever
         self._lock = FileLock(directory / "lock", thread_local=False, fallback_to_soft=False)
-        self._generation_file = GenerationFile(directory, key)
         try:
-            if self._may_take_over:
-                self._begin_writing(lock_timeout_s)
+            self._begin_writing(lock_timeout_s)
             self._open_generation()
         except OSError as error:
             self._lock.release()
@@ -142,7 +131,7 @@ class OutputStore:
     def close(self) -> None:
         """Let another process write."""
         self.is_closed = True
-        self._files.is_writable = self._may_take_over = False
+        self._files.is_writable = False
         for files in self._files.namespaces.values():
             self._close_logs(files)
         self._lock.release()
@@ -173,7 +162,7 @@ class OutputStore:
             DatabaseError: the directory or a state cannot be read, perhaps temporarily: ``log`` is
                 incomplete, so close this store, and retry with a new store and a new log.
         """
-        if self._may_take_over and not self.is_writable and not self._files.failure:
+        if not self.is_writable and not self._files.failure:
             logger.error(
                 "%s is in use by another process: its outputs are read, new ones stay in "
                 "memory until it ends",
@@ -305,7 +294,7 @@ class OutputStore:
 
     def _follow(self, log: OutputLog, lock: AbstractContextManager[object]) -> bool:
         """Apply the flushes of the process that writes; whether they could be read."""
-        if not self._may_take_over:
+        if self.is_closed:
             return False
         try:
             flushes = list(self._files.flushes())
@@ -361,7 +350,7 @@ class OutputStore:
         """Number this opening and record its epoch."""
         generation, self.epochs = self._newest_generation()
         self.generation = generation + 1
-        if self._may_take_over and not self.is_writable:
+        if not self.is_writable:
             self.generation += _NUM_LEFT_FREE
         if self.is_writable:
             try:
@@ -374,7 +363,7 @@ class OutputStore:
     def _newest_generation(self) -> tuple[int, tuple[str, ...]]:
         """The number and the epochs of the last opening that could write, according to
         ``generation`` or to the files of outputs."""
-        generation, epochs = self._read_generation()
+        generation, epochs = self._files.read_generation()
         versions = [version for _, version in versioned_files(self.directory.glob("*/*"))]
         flushed = [] if generation else [version for _, version in self._files.flushes()]
         highest = max([*versions, *flushed], default=0)
@@ -403,16 +392,7 @@ class OutputStore:
                     log.append(namespace, segment)
 
     def _write_generation(self, epochs: tuple[str, ...]) -> None:
-        self._generation_file.write(self.generation, [*epochs, self.epoch])
-
-    def _read_generation(self) -> tuple[int, tuple[str, ...]]:
-        """The number and the epochs of the last opening that could write."""
-        try:
-            return self._generation_file.read()
-        except SnapshotError as error:
-            raise_if_unreadable(error)
-            self._files.set_aside(self._generation_file.path, error)
-            return 0, ()
+        self._files.generation_file.write(self.generation, [*epochs, self.epoch])
 
     def _sync_namespace(
         self, namespace: str, log: OutputLog, lock: AbstractContextManager[object]

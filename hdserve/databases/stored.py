@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from hdserve.databases import snapshot
+from hdserve.databases.database_files import DatabaseFiles
 from hdserve.databases.output_files import (
     database_directory,
     databases_root,
     left_by_other_versions,
 )
 from hdserve.databases.output_log import OutputLog
-from hdserve.databases.output_store import OutputStore
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 
@@ -192,7 +192,7 @@ def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
     Raises:
         DatabaseError: it cannot be read.
     """
-    store, log = open_to_read(root, key)
+    files, log = open_to_read(root, key)
     namespaces = []
     for name in sorted(log.namespaces()):
         partition = log.partition(name)
@@ -202,11 +202,11 @@ def describe(root: Path, key: DatabaseKey) -> DatabaseInfo:
         namespaces.append(
             NamespaceInfo(name, partition.num_outputs, num_tokens, bool(partition.calibration))
         )
-    return DatabaseInfo(key, store.directory, store.num_refused, tuple(namespaces))
+    return DatabaseInfo(key, files.directory, files.num_refused, tuple(namespaces))
 
 
-def open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
-    """The files of a database, which may be in use, and their content.
+def open_to_read(root: Path, key: DatabaseKey) -> tuple[DatabaseFiles, OutputLog]:
+    """The files of a database, which may be in use and stay as they are, and their content.
 
     Raises:
         DatabaseError: it does not exist, or cannot be read.
@@ -216,11 +216,12 @@ def open_to_read(root: Path, key: DatabaseKey) -> tuple[OutputStore, OutputLog]:
     try:
         if not directory.is_dir():
             raise DatabaseError(f"there is no database at {directory}")
-        store = OutputStore(directory, key, is_read_only=True)
-        store.restore(log)
+        files = DatabaseFiles(directory, key)
+        files.read_generation()  # so that a damaged one counts
+        files.restore(log)
     except OSError as error:
         raise DatabaseError(f"{directory} cannot be read: {error}") from error
-    return store, log
+    return files, log
 
 
 def _generations(root: Path) -> list[Path]:

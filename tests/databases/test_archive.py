@@ -17,6 +17,7 @@ from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.append_log import AppendLog, take_record
 from hdserve.databases.corpus import corpus_files
+from hdserve.databases.database_files import DatabaseFiles
 from hdserve.databases.messages import Publish
 from hdserve.databases.output_files import database_directory
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
@@ -51,7 +52,7 @@ def fill(
 
 def kept(root: Path, key: DatabaseKey = KEY) -> OutputLog:
     log = OutputLog(10**9, 10**9)
-    OutputStore(database_directory(root, key), key, is_read_only=True).restore(log)
+    DatabaseFiles(database_directory(root, key), key).restore(log)
     return log
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from hdserve.databases import append_log, output_log, seen_outputs, snapshot
 from hdserve.databases.append_log import AppendLog
+from hdserve.databases.database_files import DatabaseFiles
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
-from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError, DatabaseInUse
 from tests.databases.stored import KEY, Database, no_room, run_program, unreadable
@@ -535,7 +535,7 @@ def test_a_log_that_becomes_a_chunk_while_it_is_read_is_not_lost(tmp_path):
     writer.sync()
     (tail,) = writer.files(".log")
     log = LogOfASlowReader(writer)
-    reader = OutputStore(tmp_path, KEY, is_read_only=True)
+    reader = DatabaseFiles(tmp_path, KEY)
     reader.restore(log)
     assert not tail.exists()
     assert log.partition("n").num_outputs >= 60
@@ -546,7 +546,7 @@ def test_an_evicted_file_is_no_refused_one_to_a_reader(tmp_path):
     writer = Database(tmp_path, max_bytes=3000)
     writer.append("n", *range(60))
     writer.sync()
-    reader = OutputStore(tmp_path, KEY, is_read_only=True)
+    reader = DatabaseFiles(tmp_path, KEY)
     reader.restore(LogOfASlowReader(writer))
     assert reader.num_refused == 0
 
