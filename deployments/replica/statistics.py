@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -160,26 +160,30 @@ class ChosenStatistics:
         return database
 
     def _run(self) -> None:
-        self._check_first()
+        self._attempt(self._check_first)
         offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
         while not self._is_closed.wait(_POLL_INTERVAL_S):
-            try:
-                if time.monotonic() >= offer_at_s:
-                    offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
-                    self._offer()
-                self._follow()
-                self._look()
-                self._has_failed = False
-            except Exception as error:  # drafting continues with the present database
-                self.num_failures += 1
-                if not self._has_failed:
-                    is_expected = isinstance(error, DatabaseError)
-                    logger.warning(
-                        "choices of statistics databases are not seen: %s",
-                        error,
-                        exc_info=not is_expected,
-                    )
-                self._has_failed = True
+            parts = [self._follow, self._look]
+            if time.monotonic() >= offer_at_s:
+                offer_at_s = time.monotonic() + _OFFER_INTERVAL_S
+                parts.insert(0, self._offer)
+            self._attempt(*parts)
+
+    def _attempt(self, *parts: Callable[[], None]) -> None:
+        try:
+            for part in parts:
+                part()
+            self._has_failed = False
+        except Exception as error:  # drafting continues with the present database
+            self.num_failures += 1
+            if not self._has_failed:
+                is_expected = isinstance(error, DatabaseError)
+                logger.warning(
+                    "choices of statistics databases are not seen: %s",
+                    error,
+                    exc_info=not is_expected,
+                )
+            self._has_failed = True
 
     def _check_first(self) -> None:
         """Read all of the database the replica started with."""
