@@ -42,7 +42,10 @@ class BlockAttention:
         self._attend: Any = flex_attention
         if is_compiled:
             self._attend = cast("Any", torch.compile)(
-                flex_attention, dynamic=False, isolate_recompiles=True
+                flex_attention,
+                dynamic=False,
+                isolate_recompiles=True,
+                options={"compile_threads": 1},  # no process pool next to the replica
             )
         self._masks: dict[int | None, BlockMask] = {}
         self._scores: dict[float, ScoreFunction] = {}
