@@ -87,18 +87,20 @@ def test_scaling_by_hand_replaces_nothing() -> None:
 
 
 def test_bounds_beside_the_arguments_replace_nothing() -> None:
-    """Of a model that scales by itself, when there were some before: the first entry, or that it
-    is taken away, does."""
-    bounds = {"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 24}
-    configs = [serve_config(ray_service("gpu")) for _ in range(3)]
-    for config, num_replicas in zip(configs[1:], (1, 5), strict=True):
-        entry = {
-            "name": "model-qwen2.5-7b",
-            "autoscaling_config": {**bounds, "min_replicas": num_replicas},
-        }
-        config["applications"][0]["deployments"].append(entry)
-    without, few, many = map(code_version, configs)
-    assert few == many != without
+    """Of models that scale by themselves, when they had some before: those of one more model, or
+    that they are taken away, do."""
+
+    def version(**min_replicas: int) -> str:
+        config = serve_config(ray_service("multi-model"))
+        deployments = config["applications"][0].setdefault("deployments", [])
+        deployments += [
+            {"name": f"model-qwen2.5-{size}", "autoscaling_config": {"min_replicas": number}}
+            for size, number in min_replicas.items()
+        ]
+        return code_version(config)
+
+    assert version(**{"7b": 1}) == version(**{"7b": 5})
+    assert len({version(), version(**{"7b": 5}), version(**{"7b": 5, "1.5b": 1})}) == 3
 
 
 def test_all_images_of_a_development_machine_are_named() -> None:
