@@ -9,7 +9,7 @@ instead, which say the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from hdserve.schema.closing import can_close, opened
@@ -143,10 +143,12 @@ class _Holding:
         if listed is None or not isinstance(properties, Mapping) or "patternProperties" in found:
             return False
         other = found.get("additionalProperties", True)
-        num_schemas = len(listed) * sum(1 for _ in walk(other, members))
-        if num_schemas > self._num_listed_left:
+        most = self._num_listed_left // max(len(listed), 1)
+        num_schemas = sum(1 for _ in islice(walk(other, members), most + 1))
+        if num_schemas > most:  # what is large counts, too, so that not each level counts it again
+            self._num_listed_left = max(self._num_listed_left - num_schemas, 0)
             return False
-        self._num_listed_left -= num_schemas
+        self._num_listed_left -= len(listed) * num_schemas
         found["properties"] = {name: properties.get(name, other) for name in listed}
         found["additionalProperties"] = False
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from hdserve.schema.parts import SCALARS, Schema
@@ -84,7 +84,8 @@ class Comparison:
         self._num_left = _MAX_COMPARISONS
         self._values: dict[int, _Values | None] = {}
         self._kinds: dict[int, set[str] | None] = {}
-        """The values of schemas, and their types, by ``id``."""
+        self._required: dict[int, list[str]] = {}
+        """The values of schemas, their types and what objects need, by ``id``."""
 
     def exclude_each_other(self, schemas: Sequence[Any]) -> bool:
         """Return whether it is certain that no value matches two of the schemas."""
@@ -135,17 +136,25 @@ class Comparison:
             return False
         return any(
             self._are_apart(_property(one, name), _property(other, name), depth + 1)
-            for name in dict.fromkeys([*required_by(one), *required_by(other)])
+            for name in chain(self._required_by(one), self._required_by(other))
         )
 
     def _kinds_of(self, schema: Schema) -> set[str] | None:
         """Return the types of a schema; ``None`` if it says nothing of them."""
+        if id(schema) not in self._kinds:
+            self._kinds[id(schema)] = self._find_kinds(schema)
+        return self._kinds[id(schema)]
+
+    def _find_kinds(self, schema: Schema) -> set[str] | None:
         if schema.get("type") is not None:
             return kinds_of(schema)
-        if id(schema) not in self._kinds:
-            values = self._values_of(schema)
-            self._kinds[id(schema)] = None if values is None else {kind for kind, _ in values}
-        return self._kinds[id(schema)]
+        values = self._values_of(schema)
+        return None if values is None else {kind for kind, _ in values}
+
+    def _required_by(self, schema: Schema) -> list[str]:
+        if id(schema) not in self._required:
+            self._required[id(schema)] = required_by(schema)
+        return self._required[id(schema)]
 
     def _values_of(self, schema: Any) -> _Values | None:
         if id(schema) not in self._values:

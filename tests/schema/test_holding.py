@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from hdserve import grammar
 from hdserve.schema.holding import MAX_UNHELD, held
+from tests.deployments.parsers.work import counted_calls
 from tests.engine.structured_output.test_grammar import SCHEMA
 
 TOKENIZER = LLTokenizer("byte")
@@ -226,6 +227,18 @@ def test_lists_of_names_stay_small() -> None:
     other = {"anyOf": [{}] * 20_000}
     large = {"propertyNames": {"enum": names}, "additionalProperties": other}
     assert held(large).unheld == ("propertyNames",)
+
+
+def test_what_many_lists_of_names_are_for_is_counted_a_few_times() -> None:
+    """At however many levels."""
+    names = [str(number) for number in range(20)]
+    schema: dict[str, Any] = {"enum": [1] * 3_000}
+    for _ in range(90):
+        schema = {"propertyNames": {"enum": names}, "additionalProperties": schema}
+    with counted_calls() as calls:
+        found = held(schema)
+    assert found.unheld[-1] == "propertyNames"
+    assert calls["walk"] < 100_000
 
 
 def test_what_is_in_a_keyword_that_is_written_in_other_words_is_named() -> None:

@@ -83,3 +83,14 @@ def test_types_of_values_are_found_once() -> None:
         assert not Comparison({}).exclude_each_other([many, *[{"type": "null"}] * 2000])
     assert calls["_are_apart"] > 100
     assert calls["<setcomp>"] < 10
+
+
+def test_what_objects_need_is_found_once() -> None:
+    """However many other schemas they are compared with."""
+    names = [str(number) for number in range(100)]
+    wide = {**record(a={"const": "x"}), "required": ["a", *names]}
+    forms = [record(a={"type": "number"}) for _ in range(250)]
+    with counted_calls() as calls:
+        assert not Comparison({}).exclude_each_other([wide, *forms])
+    assert calls["_are_objects_apart"] > 200
+    assert calls["required_by"] <= 1 + len(forms)
