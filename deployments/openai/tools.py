@@ -153,7 +153,8 @@ class ToolFields(BaseModel):
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
         """The tools that ``tool_choice`` leaves to be called."""
-        names = self._chosen_names()
+        chosen = self._chosen_names()
+        names = None if chosen is None else frozenset(chosen)
         return tuple(
             tool for tool in self.tools or () if names is None or tool.function.name in names
         )
@@ -194,8 +195,9 @@ class ToolFields(BaseModel):
         Raises:
             Unsupported: there are tools, but nothing that reads calls.
             InvalidRequest: a chosen tool is not among the tools, or the parameters of one can be no
-                object, or are strict and cannot be held.
+                object, or are strict and cannot be held, or all are too large.
         """
+        self._check_size()
         if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
             return None
         if not self.tools:
@@ -216,8 +218,8 @@ class ToolFields(BaseModel):
         """Return ``constraint``, or calls, where the model may make some instead of answering.
 
         Raises:
-            InvalidRequest: the parameters of tools are too large or too deep, are strict and cannot
-                be held, or can be no object.
+            InvalidRequest: the parameters of tools are too deep, are strict and cannot be held, or
+                can be no object.
         """
         if parser is None or not self.tools or self.call_mode != "auto":
             return constraint
@@ -225,11 +227,21 @@ class ToolFields(BaseModel):
         either = grammar.either(calls.grammar, constraint.grammar)
         return Constraint(either, constraint.param, constraint.unheld + calls.unheld)
 
+    def _check_size(self) -> None:
+        """
+        Raises:
+            InvalidRequest: the parameters of all tools are too large: also where no grammar is made
+                of them, templates write them, and so do some answers.
+        """
+        try:
+            check_size([tool.function.parameters for tool in self.tools or ()])
+        except ValueError as error:
+            raise InvalidRequest(f"the parameters of tools: {error}", "tools") from error
+
     def _calls(self, functions: list[Function], parser: type[ToolParser]) -> Constraint:
         is_one = self.names_tool or self.parallel_tool_calls is False
         strict = {tool.function.name for tool in self.tools or () if tool.function.strict}
         try:
-            check_size([function.parameters for function in functions])
             held = [self._held(function, strict) for function in functions]
             text = parser.grammar([function for function, _ in held], is_one=is_one)
         except RecursionError as error:
@@ -270,13 +282,14 @@ class ToolFields(BaseModel):
             Function(tool.function.name, tool.function.call_parameters())
             for tool in self.tools or ()
         ]
-        names = self._chosen_names()
-        if names is None:
+        chosen = self._chosen_names()
+        if chosen is None:
             return functions
         known = {function.name for function in functions}
-        for name in names:
+        for name in chosen:
             if name not in known:
                 raise InvalidRequest(f"there is no tool {name[:64]!r}", "tool_choice")
+        names = frozenset(chosen)
         return [function for function in functions if function.name in names]
 
     def _chosen_names(self) -> tuple[str, ...] | None:

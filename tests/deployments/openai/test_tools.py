@@ -550,13 +550,16 @@ def test_strict_tools_whose_numbers_are_multiples_of_too_much_are_refused() -> N
     assert caught.value.param == "tools"
 
 
-def test_tools_of_too_many_values_together_are_refused() -> None:
+@pytest.mark.parametrize("choice", ["required", "auto", "none", None])
+def test_tools_of_too_many_values_together_are_refused(choice: str | None) -> None:
+    """Also where no grammar is made of them: templates write them, and responses show them."""
+
     def tool(name: str) -> dict[str, Any]:
         parameters = {"properties": {"n": {"enum": list(range(60_000))}}}
         return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
     with pytest.raises(InvalidRequest, match="more than 100000 values") as caught:
-        request(tools=[tool("f"), tool("g")], tool_choice="required")
+        request(tools=[tool("f"), tool("g")], tool_choice=choice)
     assert caught.value.param == "tools"
 
 
