@@ -69,17 +69,9 @@ class Body(BaseModel):
         }
 
 
-class Options(BaseModel):
-    """A part of a request in which ``null`` means that a field is not set."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        return without_nulls(data)
-
-
-class ClosedBody(Options):
-    """A part of a request in which undocumented fields are refused."""
+class ClosedBody(BaseModel):
+    """A part of a request in which undocumented fields are refused, and ``null`` means that a field
+    is not set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

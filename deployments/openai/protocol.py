@@ -15,7 +15,7 @@ from deployments.generation import (
     GenerationRequest,
     Prompt,
 )
-from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Integer, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import (
     Messages,
@@ -102,18 +102,18 @@ def variables_of(
     return found
 
 
-class StreamOptions(Options, Body):
+class StreamOptions(Body):
     """``stream_options`` of the OpenAI API."""
 
-    include_usage: Truth = False
-    continuous_usage_stats: Truth = False
+    include_usage: Truth | None = None
+    continuous_usage_stats: Truth | None = None
     """Whether the chunks before the last one say how many tokens there are so far; as vLLM has it,
     only beside ``include_usage``."""
 
     include_obfuscation: Truth | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
 
-    include_sources: Truth = False
+    include_sources: Truth | None = None
     """Whether chunks say where each token came from; an extension of hdserve."""
 
 
@@ -189,7 +189,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def counts_in_chunks(self) -> bool:
@@ -201,7 +201,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     @property
     def includes_sources(self) -> bool:
         """Whether a stream says where tokens come from."""
-        return self.stream_options is not None and self.stream_options.include_sources
+        return bool(self.stream_options and self.stream_options.include_sources)
 
     def sampling(self, num_logprobs: int | None, constraint: Constraint | None) -> dict[str, Any]:
         """Return the fields of ``SamplingParams`` that the client set."""
