@@ -26,6 +26,7 @@ from deployments.openai.messages import (
 )
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
+from deployments.openai.sampling_fields import SamplingFields
 from deployments.openai.structured import Constraint, StructuredFields, one_of
 from deployments.openai.thinking import ReasoningEffort as ReasoningEffort
 from deployments.openai.thinking import ThinkingFields
@@ -53,14 +54,10 @@ TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_
 Verbosity = Literal["low", "medium", "high"]
 
 _SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
+    *SamplingFields.model_fields,
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "seed",
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
@@ -139,21 +136,16 @@ class Prediction(Body):
     content: str | Parts
 
 
-class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
+class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, SamplingFields):
     """What chat and plain completions have in common."""
 
     without_effect: ClassVar[frozenset[str]] = RequestBody.without_effect | {"metadata", "user"}
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[Mapping[int, StrictFloat], at_most(MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
-    seed: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name, which goes first; clients send both."""

@@ -29,6 +29,7 @@ from deployments.openai.responses_input import (
     messages_of,
 )
 from deployments.openai.responses_tools import ResponseToolFields
+from deployments.openai.sampling_fields import SamplingFields
 from deployments.openai.structured import Schema
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
@@ -45,12 +46,8 @@ PARAM_NAMES: Mapping[str, str] = {
 
 _SAME_AS_CHAT = (
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
+    *SamplingFields.model_fields,
     "repetition_penalty",
-    "seed",
     "stop",
     "min_tokens",
     "ignore_eos",
@@ -182,7 +179,7 @@ class Reasoning(Body):
         }
 
 
-class ResponsesBody(RequestBody, ResponseToolFields):
+class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
     """``POST /v1/responses``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -211,13 +208,8 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     context_management: Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)] | None = (
         None
     )
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    top_k: int | None = None
-    min_p: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
     stop: str | Texts | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
