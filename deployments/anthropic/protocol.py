@@ -17,7 +17,7 @@ from deployments.anthropic.content import (
     texts_of,
 )
 from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES
-from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.body import Body, ClosedBody, Integer, Truth
 from deployments.openai.kinds import only_kinds, unsupported
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
@@ -268,9 +268,9 @@ class CountTokensBody(OfferedBody):
 class MessagesBody(CountTokensBody, SamplingFields):
     """``POST /v1/messages``."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Integer = Field(ge=1)
     stop_sequences: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = None
-    stream: bool | None = None
+    stream: Truth | None = None
     speculation: Speculation | None = None
 
     def _chat(self) -> dict[str, Any]:

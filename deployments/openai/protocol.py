@@ -15,7 +15,7 @@ from deployments.generation import (
     GenerationRequest,
     Prompt,
 )
-from deployments.openai.body import Body, ClosedBody, Integer, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import (
     Messages,
@@ -141,24 +141,24 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, Samplin
 
     without_effect: ClassVar[frozenset[str]] = RequestBody.without_effect | {"metadata", "user"}
 
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     logit_bias: Annotated[Mapping[int, StrictFloat], at_most(MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
     """The newer name, which goes first; clients send both."""
 
-    min_tokens: int | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    min_tokens: Integer | None = None
+    n: Integer | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: str | Texts | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: Truth | None = None
+    ignore_eos: Truth | None = None
+    skip_special_tokens: Truth | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
+    return_token_ids: Truth | None = None
     speculation: Speculation | None = None
 
     @property
@@ -253,7 +253,7 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
 
     messages: Messages = Field(min_length=1)
     logprobs: StrictBool | None = None  # a completion has a number here
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     verbosity: Verbosity | None = None
 
@@ -354,9 +354,9 @@ class CompletionBody(GenerationBody):
     prompt: (
         str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] | None
     ) = Field(union_mode="left_to_right")
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    echo: bool | None = None
-    best_of: int | None = None
+    logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: Truth | None = None
+    best_of: Integer | None = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -427,9 +427,9 @@ class TokenizeBody(OfferedBody, ChatFields):
 
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Truth = True
     tools: Tools | None = None
-    return_token_strs: bool | None = None
+    return_token_strs: Truth | None = None
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:

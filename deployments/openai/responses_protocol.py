@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.openai.body import Body, ClosedBody, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth, at_most
 from deployments.openai.kinds import unsupported
 from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
@@ -201,18 +201,18 @@ class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
     input: Input
     include: Texts | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    max_tool_calls: int | None = Field(default=None, ge=0)
+    max_output_tokens: Integer | None = Field(default=None, ge=1)
+    max_tool_calls: Integer | None = Field(default=None, ge=0)
     """Of the tools that a server runs itself: here none."""
 
     context_management: Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)] | None = (
         None
     )
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    repetition_penalty: float | None = None
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    repetition_penalty: Number | None = None
     stop: str | Texts | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    ignore_eos: Truth | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponseStreamOptions | None = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from deployments.openai.body import Integer, Number
+
 
 class SamplingFields(BaseModel):
     """What all APIs call the same; some have more."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    seed: Integer | None = None
