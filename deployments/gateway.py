@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.logs import log_with_serve
 from deployments.deadline import Deadline
-from deployments.generation import GenerationRequest, ModelInfo, Records, Summary
+from deployments.generation import GenerationRequest, Records, Summary
 from deployments.http.body_room import BodyRoom
 from deployments.http.errors import RETRY_AFTER_S
 from deployments.http.metrics import HttpMetrics
@@ -40,7 +40,6 @@ from hdserve.current_access import CurrentAccess
 from hdserve.engine.request_check import check_num_sequences
 from hdserve.errors import (
     EngineGone,
-    EngineStopped,
     ModelNotFound,
     Overloaded,
     RequestTimeout,
@@ -92,7 +91,7 @@ class Gateway:
             handles, config.gateway.max_replica_silence_s, self.http_metrics.fell_silent
         )
         self._refusals = Refusals()
-        self._infos = ModelInfos(self._describe)
+        self.infos = ModelInfos(self._servers, self._check_open, describe_timeout_s)
         self.tracing = Tracing(config.telemetry, "hdserve-gateway")
         self._closing.callback(self.tracing.close)
         self.off_loop = OffLoop()
@@ -218,51 +217,6 @@ class Gateway:
         finally:
             self._num_answering -= 1
 
-    async def describe(self, model: str) -> ModelInfo:
-        """Return a replica's description of the model.
-
-        Raises:
-            EngineStopped: none answered within ``describe_timeout_s``.
-        """
-        return await self._infos.describe(model)
-
-    async def description_now(self, model: str) -> ModelInfo | None:
-        """Return a replica's current description of the model.  If the model may have no replica,
-        and has none, return the last description, if any, without starting a replica.
-
-        Raises:
-            EngineStopped: a replica that exists, or always should, has not answered.
-        """
-        config = self.model(model)
-        name = config.name
-        if not config.may_sleep:
-            return await self.describe(name)
-        answers: list[ModelInfo] = await self._ask_all(name, "describe")
-        for info in answers:
-            self._infos.learn(info)
-        known = self._infos.known(name)
-        return known if answers or known is None else replace(known, num_running=0, num_waiting=0)
-
-    async def last_description(self, model: str) -> ModelInfo:
-        """Return a description of the model without starting a replica: the last one where there
-        may be none, else a current one.
-
-        Raises:
-            EngineStopped: there is no description yet, and no running replica gives one.
-        """
-        config = self.model(model)
-        known = self._infos.known(config.name) if config.may_sleep else None
-        found = known or await self.description_now(config.name)
-        if found is None:
-            raise EngineStopped("no replica of the model has answered yet; a request starts one")
-        return found
-
-    async def context_lengths(self) -> dict[str, int]:
-        """Return the context lengths in tokens by the models' own names; without models of which no
-        replica has answered yet."""
-        asleep = [name for name, config in self._configs.items() if config.may_sleep]
-        return await self._infos.context_lengths(self._configs, unasked=asleep)
-
     async def tool_parser(
         self, model: str, deadline: Deadline, *, has_tools: bool
     ) -> type[ToolParser] | None:
@@ -272,7 +226,8 @@ class Gateway:
             return None
         if config.tool_parser != AUTO:
             return TOOL_PARSERS[config.tool_parser]
-        return TOOL_PARSERS.get((await self._info(config.name, deadline)).tool_parser or "")
+        info = await self.infos.within(config, deadline)
+        return TOOL_PARSERS.get(info.tool_parser or "")
 
     async def unread_by_template(
         self, model: str, deadline: Deadline, variables: Mapping[str, Collection[str]]
@@ -284,18 +239,9 @@ class Gateway:
         """
         if not variables:
             return frozenset()
-        known = (await self._info(self.model(model).name, deadline)).template_variables
-        return frozenset(name for name in variables if not set(known).intersection(variables[name]))
-
-    async def _info(self, model: str, deadline: Deadline) -> ModelInfo:
-        """Return a replica's last description, or wait for one as long as the request may take: the
-        model may have no replica yet."""
-        known = self._infos.known(model)
-        if known is not None:
-            return known
-        info: ModelInfo = await deadline.wait(self._servers.call(model, "describe"))
-        self._infos.learn(info)
-        return info
+        info = await self.infos.within(self.model(model), deadline)
+        known = set(info.template_variables)
+        return frozenset(name for name in variables if not known.intersection(variables[name]))
 
     async def tokenize(self, model: str, text: str, adds_special_tokens: bool) -> list[int]:
         """Return the token ids of a text."""
@@ -318,8 +264,12 @@ class Gateway:
         return text
 
     async def statistics(self, model: str) -> list[StatisticsState]:
-        """Return the statistics database that each replica of the model drafts from."""
-        return await self._ask_all(model, "statistics")
+        """Return the statistics database that each replica of the model drafts from; none if the
+        model may have no replica and has none."""
+        config = self.model(model)
+        return await self._servers.call_all(
+            config.name, self._describe_timeout_s, "statistics", may_have_none=config.may_sleep
+        )
 
     async def check_statistics(self, model: str, directory: str) -> None:
         """Check that every replica of the model can draft from the database in ``directory``; if
@@ -328,16 +278,16 @@ class Gateway:
         Raises:
             InvalidRequest: a replica says why it cannot.
         """
-        name = self.model(model).name
-        await self.describe(name)
-        await self._servers.call_all(name, _CHECK_TIMEOUT_S, "check_statistics", directory)
+        config = self.model(model)
+        await self.infos.ask(config)
+        await self._servers.call_all(config.name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
     async def unready_models(self) -> list[str]:
         """Return the models whose replicas do not answer, and have not answered a moment ago,
         except models that may have no replica."""
-        names = [name for name, config in self._configs.items() if not config.may_sleep]
-        answers = await asyncio.gather(*map(self._infos.is_ready, names))
-        return [name for name, ready in zip(names, answers, strict=True) if not ready]
+        models = [model for model in self.config.models if not model.may_sleep]
+        answers = await asyncio.gather(*map(self.infos.is_ready, models))
+        return [model.name for model, ready in zip(models, answers, strict=True) if not ready]
 
     async def report(self) -> Report:
         """Return what this gateway counted."""
@@ -349,26 +299,9 @@ class Gateway:
         assert self._metrics_poll is not None, "it was made with the application"
         return await self._metrics_poll.text()
 
-    async def _describe(self, model: str) -> ModelInfo:
-        try:
-            async with asyncio.timeout(self._describe_timeout_s):
-                info: ModelInfo = await self._ask(model, "describe")
-        except TimeoutError as error:
-            reason = f"no replica of the model has answered in {self._describe_timeout_s:g} s"
-            raise EngineStopped(f"{reason}; try again") from error
-        return info
-
     async def _ask(self, model: str, method: str, *arguments: Any) -> Any:
         self._check_open()
         return await self._servers.call(self.model(model).name, method, *arguments)
-
-    async def _ask_all(self, model: str, method: str) -> list[Any]:
-        """Return the answers of all replicas to a question they answer at once; none if the model
-        may have no replica and has none."""
-        config = self.model(model)
-        return await self._servers.call_all(
-            config.name, self._describe_timeout_s, method, may_have_none=config.may_sleep
-        )
 
 
 def gateway_deployment(

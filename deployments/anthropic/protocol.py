@@ -17,11 +17,12 @@ from deployments.anthropic.content import (
     texts_of,
 )
 from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES
-from deployments.openai.body import Body, ClosedBody, Truth
+from deployments.openai.body import Body, ClosedBody, Integer, Truth
 from deployments.openai.kinds import only_kinds, unsupported
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
+from deployments.openai.sampling_fields import SamplingFields
 from deployments.openai.structured import Schema
 from deployments.openai.thinking import Thinking
 from deployments.openai.tools import MAX_TOOLS
@@ -39,15 +40,7 @@ _VARIABLES: Mapping[str, Collection[str]] = {
 }
 """The variables of chat templates, in any of which a parameter is met."""
 
-_SAME_AS_CHAT = (
-    "model",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-)
+_SAME_AS_CHAT = ("model", "max_tokens", *SamplingFields.model_fields)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -272,17 +265,12 @@ class CountTokensBody(OfferedBody):
         return {name: values[param] for param, names in self.variables.items() for name in names}
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(CountTokensBody, SamplingFields):
     """``POST /v1/messages``."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Integer = Field(ge=1)
     stop_sequences: Annotated[tuple[str, ...], Field(fail_fast=True)] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    stream: Truth | None = None
     speculation: Speculation | None = None
 
     def _chat(self) -> dict[str, Any]:

@@ -164,7 +164,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         )
         await gateway.check_statistics(model, body.directory)
         config = gateway.model(model)
-        key = choice_key(config, (await gateway.describe(model)).tokenizer_fingerprint)
+        info = await gateway.infos.ask(config)
+        key = choice_key(config, info.tokenizer_fingerprint)
         client = StatisticsClient(gateway.config.model_database.resources)
         await asyncio.to_thread(client.choose, key, body.directory)
         return {"model": config.name, "directory": body.directory}
@@ -196,8 +197,8 @@ async def _open(
         ModelNotFound: the model is not served.
         DatabaseGone: the cluster does not say which actors it has.
     """
-    describe = gateway.describe if starts_replica else gateway.last_description
-    info = await describe(model)
+    ask = gateway.infos.ask if starts_replica else gateway.infos.without_waking
+    info = await ask(gateway.model(model))
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
     found = await ask_actor(asyncio.to_thread(model_database.get_all, key, config.num_shards))

@@ -42,7 +42,7 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
     @api.get("/v1/models", responses={401: errors[401]})
     async def models() -> dict[str, Any]:
         """The served models, the default one first; with their context lengths, if known."""
-        lengths = await gateway.context_lengths()
+        lengths = await gateway.infos.context_lengths(gateway.config.models)
         entries = [entry(name) for name in gateway.model_names]
         for found in entries:
             if found["root"] in lengths:
@@ -55,7 +55,8 @@ def add_model_routes(api: FastAPI, gateway: Gateway) -> None:
         """One model and what its replica runs on, if known: no replica is started to find
         out."""
         found = entry(name)
-        info = await Arrival(gateway, request).deadline.wait(gateway.description_now(name))
+        deadline = Arrival(gateway, request).deadline
+        info = await deadline.wait(gateway.infos.now(gateway.model(name)))
         if info is None:
             return found
         told = asdict(info)

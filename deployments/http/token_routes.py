@@ -58,7 +58,7 @@ async def _tokenize(gateway: Gateway, arrival: Arrival) -> Response:
     else:
         chat = await arrival.sized(await arrival.generation(body.to_generation))
         tokens = await gateway.tokenize_chat(body.model, chat)
-    info = await gateway.describe(body.model)
+    info = await gateway.infos.ask(gateway.model(body.model))
     found: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": info.max_model_len,

@@ -7,22 +7,24 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core.core_schema import ErrorType
 
 
-def _is_number(value: Any) -> Any:
-    if isinstance(value, (bool, str)):  # which pydantic reads as numbers
-        raise PydanticKnownError("float_type")
-    return value
+def _refusing(kinds: type | tuple[type, ...], error: ErrorType) -> BeforeValidator:
+    """Return a validator that refuses what pydantic would read as a value of another kind, such as
+    ``true`` as 1."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kinds):
+            raise PydanticKnownError(error)
+        return value
+
+    return BeforeValidator(check)
 
 
-def _is_truth(value: Any) -> Any:
-    if isinstance(value, str):
-        raise PydanticKnownError("bool_type")
-    return value
-
-
-Integer = Annotated[int, BeforeValidator(_is_number)]
-Truth = Annotated[bool, BeforeValidator(_is_truth)]
+Integer = Annotated[int, _refusing((bool, str), "int_type")]
+Number = Annotated[float, _refusing((bool, str), "float_type")]
+Truth = Annotated[bool, _refusing(str, "bool_type")]
 """True or false; ``"false"`` is neither."""
 
 
@@ -69,17 +71,9 @@ class Body(BaseModel):
         }
 
 
-class Options(BaseModel):
-    """A part of a request in which ``null`` means that a field is not set."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        return without_nulls(data)
-
-
-class ClosedBody(Options):
-    """A part of a request in which undocumented fields are refused."""
+class ClosedBody(BaseModel):
+    """A part of a request in which undocumented fields are refused, and ``null`` means that a field
+    is not set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

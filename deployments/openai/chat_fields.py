@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from deployments.openai.body import Truth
 from hdserve.conversation import ChatEnd
 
 
@@ -14,8 +15,8 @@ class ChatFields(BaseModel):
     """What the chat template is given beside the messages."""
 
     chat_template_kwargs: Mapping[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    add_generation_prompt: Truth | None = None
+    continue_final_message: Truth | None = None
 
     @property
     def changes_chats(self) -> bool:

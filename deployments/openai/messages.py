@@ -235,8 +235,7 @@ def _arguments(data: str | Mapping[str, Any]) -> Mapping[str, Any] | str:
 
 def _text(part: Part, param: str, part_types: Collection[str]) -> str:
     if part.type not in (*part_types, _REFUSAL):
-        reason = f"content parts of type {str(part.type)[:50]!r} are not supported"
-        raise Unsupported(reason, param)
+        raise unsupported("content parts", str(part.type), param)
     text = part.refusal if part.type == _REFUSAL else part.text
     if not isinstance(text, str):
         raise InvalidRequest(f"the text of a part of type {part.type!r} must be a string", param)

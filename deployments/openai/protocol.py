@@ -15,7 +15,7 @@ from deployments.generation import (
     GenerationRequest,
     Prompt,
 )
-from deployments.openai.body import Body, ClosedBody, Integer, Options, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import (
     Messages,
@@ -26,6 +26,7 @@ from deployments.openai.messages import (
 )
 from deployments.openai.prompt_logprobs import PromptLogprobFields
 from deployments.openai.request_body import OfferedBody, RequestBody
+from deployments.openai.sampling_fields import SamplingFields
 from deployments.openai.structured import Constraint, StructuredFields, one_of
 from deployments.openai.thinking import ReasoningEffort as ReasoningEffort
 from deployments.openai.thinking import ThinkingFields
@@ -53,14 +54,10 @@ TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_
 Verbosity = Literal["low", "medium", "high"]
 
 _SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
+    *SamplingFields.model_fields,
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "seed",
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
@@ -102,18 +99,18 @@ def variables_of(
     return found
 
 
-class StreamOptions(Options, Body):
+class StreamOptions(Body):
     """``stream_options`` of the OpenAI API."""
 
-    include_usage: Truth = False
-    continuous_usage_stats: Truth = False
+    include_usage: Truth | None = None
+    continuous_usage_stats: Truth | None = None
     """Whether the chunks before the last one say how many tokens there are so far; as vLLM has it,
     only beside ``include_usage``."""
 
     include_obfuscation: Truth | None = None
     """Padding against an observer of packet sizes; this server never adds it."""
 
-    include_sources: Truth = False
+    include_sources: Truth | None = None
     """Whether chunks say where each token came from; an extension of hdserve."""
 
 
@@ -139,34 +136,29 @@ class Prediction(Body):
     content: str | Parts
 
 
-class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
+class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, SamplingFields):
     """What chat and plain completions have in common."""
 
     without_effect: ClassVar[frozenset[str]] = RequestBody.without_effect | {"metadata", "user"}
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     logit_bias: Annotated[Mapping[int, StrictFloat], at_most(MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
     """The newer name, which goes first; clients send both."""
 
-    min_tokens: int | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    min_tokens: Integer | None = None
+    n: Integer | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: str | Texts | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: Truth | None = None
+    ignore_eos: Truth | None = None
+    skip_special_tokens: Truth | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
+    return_token_ids: Truth | None = None
     speculation: Speculation | None = None
 
     @property
@@ -189,7 +181,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def counts_in_chunks(self) -> bool:
@@ -201,7 +193,7 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields):
     @property
     def includes_sources(self) -> bool:
         """Whether a stream says where tokens come from."""
-        return self.stream_options is not None and self.stream_options.include_sources
+        return bool(self.stream_options and self.stream_options.include_sources)
 
     def sampling(self, num_logprobs: int | None, constraint: Constraint | None) -> dict[str, Any]:
         """Return the fields of ``SamplingParams`` that the client set."""
@@ -261,7 +253,7 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
 
     messages: Messages = Field(min_length=1)
     logprobs: StrictBool | None = None  # a completion has a number here
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     verbosity: Verbosity | None = None
 
@@ -362,9 +354,9 @@ class CompletionBody(GenerationBody):
     prompt: (
         str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] | None
     ) = Field(union_mode="left_to_right")
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    echo: bool | None = None
-    best_of: int | None = None
+    logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: Truth | None = None
+    best_of: Integer | None = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -435,9 +427,9 @@ class TokenizeBody(OfferedBody, ChatFields):
 
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Truth = True
     tools: Tools | None = None
-    return_token_strs: bool | None = None
+    return_token_strs: Truth | None = None
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:

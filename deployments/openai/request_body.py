@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deployments.openai.body import Body, without_nulls
+from deployments.openai.body import Body, Truth, without_nulls
 from deployments.openai.body_errors import first_error
 from deployments.openai.labels import check_labels
 from hdserve.errors import InvalidRequest, Unsupported
@@ -79,12 +79,7 @@ class OfferedBody(Body):
             Unsupported: a documented parameter that is not offered is set.
             InvalidRequest: a value is wrong or missing.
         """
-        offered = cls._offered(data)
-        body = parse_body(cls, offered)
-        for name in cls.model_fields:
-            if reason := _wrong_kind(offered.get(name), getattr(body, name)):
-                raise InvalidRequest(f"{name}: {reason}", name)
-        return body
+        return parse_body(cls, cls._offered(data))
 
     @classmethod
     def _offered(cls, data: Any) -> dict[str, Any]:
@@ -143,9 +138,9 @@ class RequestBody(OfferedBody):
         }
     )
 
-    stream: bool | None = None
+    stream: Truth | None = None
     stream_options: Body | None = None
-    store: bool | None = None
+    store: Truth | None = None
     service_tier: str | None = None
 
     @classmethod
@@ -167,18 +162,6 @@ class RequestBody(OfferedBody):
     def unmet(self) -> frozenset[str]:
         is_met = {"store": not self.store, "service_tier": self.service_tier in _SERVICE_TIERS}
         return frozenset(name for name, met in is_met.items() if not met)
-
-
-def _wrong_kind(sent: Any, read: Any) -> str:
-    """Return what is wrong with a value that pydantic has converted to another type, such as
-    ``true`` to 1; empty if nothing is."""
-    is_truth = isinstance(read, bool)
-    if isinstance(sent, bool):
-        return "" if is_truth else "a number is expected, not true or false"
-    wanted = "true or false" if is_truth else "a number"
-    if isinstance(sent, str) and isinstance(read, (int, float)):
-        return f"{wanted} is expected, not a string"
-    return ""
 
 
 def parse_body(model: type[Model], data: Any) -> Model:

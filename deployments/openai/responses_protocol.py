@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.openai.body import Body, ClosedBody, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth, at_most
 from deployments.openai.kinds import unsupported
 from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
@@ -29,6 +29,7 @@ from deployments.openai.responses_input import (
     messages_of,
 )
 from deployments.openai.responses_tools import ResponseToolFields
+from deployments.openai.sampling_fields import SamplingFields
 from deployments.openai.structured import Schema
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
@@ -45,12 +46,8 @@ PARAM_NAMES: Mapping[str, str] = {
 
 _SAME_AS_CHAT = (
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
+    *SamplingFields.model_fields,
     "repetition_penalty",
-    "seed",
     "stop",
     "min_tokens",
     "ignore_eos",
@@ -182,7 +179,7 @@ class Reasoning(Body):
         }
 
 
-class ResponsesBody(RequestBody, ResponseToolFields):
+class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
     """``POST /v1/responses``."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -204,23 +201,18 @@ class ResponsesBody(RequestBody, ResponseToolFields):
     input: Input
     include: Texts | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    max_tool_calls: int | None = Field(default=None, ge=0)
+    max_output_tokens: Integer | None = Field(default=None, ge=1)
+    max_tool_calls: Integer | None = Field(default=None, ge=0)
     """Of the tools that a server runs itself: here none."""
 
     context_management: Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)] | None = (
         None
     )
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    repetition_penalty: Number | None = None
     stop: str | Texts | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    ignore_eos: Truth | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     stream_options: ResponseStreamOptions | None = None

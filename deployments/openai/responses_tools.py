@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from deployments.openai.body import Body, ClosedBody
+from deployments.openai.body import Body, ClosedBody, Truth
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.left_out import LeftOut
 from deployments.openai.tools import (
@@ -147,7 +147,7 @@ class ResponseToolFields(BaseModel):
         ]
         | None
     ) = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Truth | None = None
 
     @property
     def functions(self) -> tuple[FunctionTool, ...]:

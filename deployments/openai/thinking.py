@@ -48,7 +48,7 @@ class ThinkingFields(BaseModel):
     reasoning_effort: ReasoningEffort | None = None
     reasoning: ChatReasoning | None = None
     thinking: Thinking | None = None
-    enable_thinking: bool | None = None
+    enable_thinking: Truth | None = None
 
     @property
     def effort(self) -> tuple[str, ReasoningEffort | None]:

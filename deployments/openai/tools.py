@@ -134,7 +134,7 @@ class ToolFields(BaseModel):
         ]
         | None
     ) = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Truth | None = None
 
     @property
     def may_call_tools(self) -> bool:

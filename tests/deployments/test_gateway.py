@@ -172,9 +172,10 @@ def test_the_list_of_models_knows_what_a_replica_said_last() -> None:
     gateway = Gateway(CONFIG, {"m": handle})
 
     async def lengths() -> list[int]:
-        found = [(await gateway.context_lengths())["m"] for _ in range(2)]
-        await gateway.describe("alias")
-        return [*found, (await gateway.context_lengths())["m"]]
+        infos, models = gateway.infos, gateway.config.models
+        found = [(await infos.context_lengths(models))["m"] for _ in range(2)]
+        await infos.ask(gateway.model("alias"))
+        return [*found, (await infos.context_lengths(models))["m"]]
 
     assert asyncio.run(lengths()) == [2048, 2048, 1024]
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from deployments.deadline import Deadline
 from deployments.generation import ModelInfo
 from deployments.model_infos import ModelInfos
+from hdserve.config import AutoscalingConfig, ModelConfig
 from hdserve.errors import EngineStopped
+
+A, B, C = (ModelConfig(name=name, model="m") for name in "abc")
+D = ModelConfig(name="d", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
 
 
 def info(name: str, max_model_len: int) -> ModelInfo:
@@ -20,7 +26,7 @@ class Models:
         self.asked: list[str] = []
         self.is_c_up = asyncio.Event()
 
-    async def describe(self, name: str) -> ModelInfo:
+    async def call(self, name: str, _method: str) -> ModelInfo:
         self.asked.append(name)
         if name == "b" and self.asked.count("b") < 2:
             raise EngineStopped("the model's replica went away; try again")
@@ -29,22 +35,26 @@ class Models:
         return info(name, ord(name))
 
 
+def infos_of(servers: Any, **limits: float) -> ModelInfos:
+    return ModelInfos(servers, lambda: None, 60.0, **limits)
+
+
 def test_a_model_is_asked_until_it_has_answered() -> None:
     """Once if it answers, again if it fails, and never twice at a time."""
 
     async def run() -> None:
         models = Models()
-        infos = ModelInfos(models.describe, max_wait_s=0.01, keep_s=0)
-        assert await infos.context_lengths("abc") == {"a": 97}
+        infos = infos_of(models, max_wait_s=0.01, keep_s=0)
+        assert await infos.context_lengths([A, B, C]) == {"a": 97}
         first, second = await asyncio.gather(
-            infos.context_lengths("abc"), infos.context_lengths("cb")
+            infos.context_lengths([A, B, C]), infos.context_lengths([C, B])
         )
         assert (first, second) == ({"a": 97, "b": 98}, {"b": 98})
         models.is_c_up.set()
-        assert await infos.context_lengths("c") == {"c": 99}
-        assert await infos.context_lengths("abc") == {"a": 97, "b": 98, "c": 99}
+        assert await infos.context_lengths([C]) == {"c": 99}
+        assert await infos.context_lengths([A, B, C]) == {"a": 97, "b": 98, "c": 99}
         assert models.asked == ["a", "b", "c", "b"]
-        assert await infos.context_lengths("") == {}
+        assert await infos.context_lengths([]) == {}
 
     asyncio.run(run())
 
@@ -55,13 +65,13 @@ def test_a_late_answer_is_heard() -> None:
 
     async def run() -> None:
         models = Models()
-        infos = ModelInfos(models.describe, max_wait_s=0.01, timeout_s=0.01)
-        assert not await infos.is_ready("c")
-        assert await infos.context_lengths("c") == {}
-        assert not await infos.is_ready("c")
+        infos = infos_of(models, max_wait_s=0.01, timeout_s=0.01)
+        assert not await infos.is_ready(C)
+        assert await infos.context_lengths([C]) == {}
+        assert not await infos.is_ready(C)
         models.is_c_up.set()
-        assert await infos.is_ready("c")
-        assert await infos.context_lengths("c") == {"c": 99}
+        assert await infos.is_ready(C)
+        assert await infos.context_lengths([C]) == {"c": 99}
         assert models.asked == ["c"]
 
     asyncio.run(run())
@@ -72,10 +82,10 @@ def test_models_that_would_be_started_are_not_asked() -> None:
 
     async def run() -> None:
         models = Models()
-        infos = ModelInfos(models.describe)
-        assert await infos.context_lengths("ad", unasked="d") == {"a": 97}
-        await infos.describe("d")
-        assert await infos.context_lengths("ad", unasked="d") == {"a": 97, "d": 100}
+        infos = infos_of(models)
+        assert await infos.context_lengths([A, D]) == {"a": 97}
+        await infos.ask(D)
+        assert await infos.context_lengths([A, D]) == {"a": 97, "d": 100}
         assert models.asked == ["a", "d"]
 
     asyncio.run(run())
@@ -83,17 +93,18 @@ def test_models_that_would_be_started_are_not_asked() -> None:
 
 def test_the_last_answer_counts() -> None:
     """Whoever asked: a replica may have room for less than the one it replaces."""
-    sizes = iter((2048, 1024))
 
-    async def describe(name: str) -> ModelInfo:
-        return info("a", next(sizes))
+    class Shrinking:
+        sizes = iter((2048, 1024))
+
+        async def call(self, name: str, _method: str) -> ModelInfo:
+            return info(name, next(self.sizes))
 
     async def run() -> None:
-        infos = ModelInfos(describe)
-        assert await infos.context_lengths("a") == {"a": 2048}
-        assert infos.known("b") is None
-        assert (await infos.describe("alias of a")).max_model_len == 1024
-        assert infos.known("a") == info("a", 1024)
-        assert await infos.context_lengths("a") == {"a": 1024}
+        infos = infos_of(Shrinking())
+        assert await infos.context_lengths([A]) == {"a": 2048}
+        assert (await infos.ask(A)).max_model_len == 1024
+        assert await infos.within(A, Deadline()) == info("a", 1024)
+        assert await infos.context_lengths([A]) == {"a": 1024}
 
     asyncio.run(run())

@@ -17,7 +17,8 @@ from hdserve.config import ModelConfig, ServeConfig
 from hdserve.errors import EngineStopped
 from tests.deployments.gateways import INFO
 
-CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
+MODEL = ModelConfig(name="m", model="m")
+CONFIG = ServeConfig(models=(MODEL,))
 
 
 class Counting:
@@ -29,12 +30,16 @@ class Counting:
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    async def describe(self, name: str) -> ModelInfo:
+    async def call(self, _name: str, _method: str) -> ModelInfo:
         self.num_asked += 1
         await self.is_open.wait()
         if self.num_asked > self._answers:
             raise EngineStopped("the model's replica went away; try again")
         return INFO
+
+
+def infos_of(servers: Any, **limits: float) -> ModelInfos:
+    return ModelInfos(servers, lambda: None, 60.0, **limits)
 
 
 def test_many_who_ask_at_once_are_one_question() -> None:
@@ -43,14 +48,14 @@ def test_many_who_ask_at_once_are_one_question() -> None:
     async def run() -> None:
         model = Counting()
         model.is_open.clear()
-        readiness = ModelInfos(model.describe, timeout_s=60, keep_s=60)
-        asking = [asyncio.create_task(readiness.is_ready("m")) for _ in range(100)]
+        readiness = infos_of(model, timeout_s=60, keep_s=60)
+        asking = [asyncio.create_task(readiness.is_ready(MODEL)) for _ in range(100)]
         await asyncio.sleep(0)
         asking.pop(0).cancel()
         await asyncio.sleep(0)
         model.is_open.set()
         assert all(await asyncio.gather(*asking))
-        assert await readiness.is_ready("m")
+        assert await readiness.is_ready(MODEL)
         assert model.num_asked == 1
 
     asyncio.run(run())
@@ -61,12 +66,12 @@ def test_an_answer_is_kept_for_a_moment() -> None:
 
     async def run() -> None:
         model = Counting(answers=1)
-        readiness = ModelInfos(model.describe, keep_s=0.05)
-        while await readiness.is_ready("m"):
+        readiness = infos_of(model, keep_s=0.05)
+        while await readiness.is_ready(MODEL):
             await asyncio.sleep(0.01)
         assert model.num_asked == 2
-        kept = ModelInfos(model.describe, keep_s=60)
-        assert [await kept.is_ready("m") for _ in range(3)] == [False] * 3
+        kept = infos_of(model, keep_s=60)
+        assert [await kept.is_ready(MODEL) for _ in range(3)] == [False] * 3
         assert model.num_asked == 3
 
     asyncio.run(run())
@@ -78,8 +83,8 @@ def test_a_silent_model_is_not_ready() -> None:
     async def run() -> None:
         model = Counting()
         model.is_open.clear()
-        readiness = ModelInfos(model.describe, timeout_s=0.01, keep_s=60)
-        found = await asyncio.gather(*(readiness.is_ready("m") for _ in range(10)))
+        readiness = infos_of(model, timeout_s=0.01, keep_s=60)
+        found = await asyncio.gather(*(readiness.is_ready(MODEL) for _ in range(10)))
         assert found == [False] * 10
         assert model.num_asked == 1
 

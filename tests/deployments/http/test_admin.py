@@ -74,7 +74,7 @@ def sleeping_client(*, has_databases: bool = True, **options: Any) -> TestClient
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
     databases = ModelDatabaseConfig(is_enabled=has_databases)
     gateway = Gateway(ServeConfig(models=(model,), model_database=databases), {}, access)
-    gateway._infos.learn(INFO)
+    gateway.infos.learn(INFO)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     return TestClient(build_api(gateway), headers=headers, **options)
 

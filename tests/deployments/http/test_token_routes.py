@@ -28,6 +28,7 @@ class Tokenizing:
         self.http_metrics = HttpMetrics()
         self.config = SimpleNamespace(gateway=SimpleNamespace(strict_requests=False))
         self.off_loop = OffLoop()
+        self.infos = SimpleNamespace(ask=self._describe)
         self._tokens = [number % VOCABULARY for number in range(num_tokens)]
         self.asked: list[list[int]] = []
 
@@ -44,7 +45,10 @@ class Tokenizing:
         self.asked.append(token_ids)
         return [f"\u00e9{token_id}" for token_id in token_ids]
 
-    async def describe(self, _model: str) -> Any:
+    def model(self, _name: str) -> None:
+        return None
+
+    async def _describe(self, _model: None) -> Any:
         return SimpleNamespace(max_model_len=1024)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from deployments.openai.protocol import ChatBody, CompletionBody
+from deployments.anthropic.protocol import MessagesBody
+from deployments.openai.protocol import ChatBody, CompletionBody, TokenizeBody
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import ResponsesBody
 from hdserve.errors import InvalidRequest
@@ -68,7 +70,7 @@ WRONG: list[tuple[type[OfferedBody], dict[str, Any], str]] = [
     (
         ChatBody,
         {**CHAT, "speculation": {"max_draft_tokens": "5"}},
-        "speculation.max_draft_tokens: a number is expected",
+        "speculation.max_draft_tokens: an integer is expected",
     ),
     (
         ChatBody,
@@ -149,3 +151,24 @@ def test_where_and_what(body: type[OfferedBody], fields: dict[str, Any], message
         body.parse({"model": "m", **fields})
     assert caught.value.message == message
     assert caught.value.param == message.split(":", 1)[0].split(".", 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (ChatBody, CHAT),
+        (CompletionBody, {"prompt": "hi"}),
+        (TokenizeBody, {"prompt": "hi"}),
+        (ResponsesBody, {"input": "hi"}),
+        (MessagesBody, {**CHAT, "max_tokens": 5}),
+    ],
+)
+def test_nothing_is_read_as_a_value_of_another_kind(
+    body: type[OfferedBody], fields: dict[str, Any]
+) -> None:
+    """No text as a number, or as true or false, and ``true`` not as 1."""
+    for name in body.model_fields:
+        for value in ("1", "true", True):
+            with suppress(InvalidRequest):
+                found = body.parse({"model": "m", **fields, name: value})
+                assert type(getattr(found, name)) is type(value), name

@@ -268,13 +268,13 @@ def test_a_prompt_may_be_null() -> None:
     ("name", "value", "kind"),
     [
         ("temperature", "0", "a number"),
-        ("n", "2", "a number"),
+        ("n", "2", "an integer"),
         ("stream", "true", "true or false"),
     ],
 )
 def test_texts_are_no_numbers(name: str, value: str, kind: str) -> None:
     error = refused(ChatBody, **{name: value})
-    assert (error.param, error.message) == (name, f"{name}: {kind} is expected, not a string")
+    assert (error.param, error.message) == (name, f"{name}: {kind} is expected")
 
 
 def test_so_many_stop_token_ids_are_read() -> None:

@@ -1,0 +1,17 @@
+"""The parameters of a request that say how tokens are sampled, in all APIs."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from deployments.openai.body import Integer, Number
+
+
+class SamplingFields(BaseModel):
+    """What all APIs call the same; some have more."""
+
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    seed: Integer | None = None
