@@ -382,6 +382,8 @@ class Sequence:
         recorded_token_ids: an output to repeat instead of the model's choices; for benchmarks of
             models whose weights are not available.
         prompt_scores: shared by the choices of a prompt, which is computed for one of them.
+        keyed_prompt: what finds the prompt in the KV cache, shared by its choices; if it is
+            missing, the engine's thread makes it.
         grammar_state: how far this sequence has come in ``params.grammar``; if it is missing, the
             engine's thread compiles the grammar.
         allowed_tokens: the tokens of ``params.allowed_token_ids``, shared by the choices of a
@@ -408,6 +410,7 @@ class Sequence:
     drafter_state: dict[str, Any] = field(default_factory=dict)
     recorded_token_ids: tuple[int, ...] | None = None
     prompt_scores: PromptScores | None = None
+    keyed_prompt: Any = None
     grammar_state: Any = None
     allowed_tokens: Any = None
     is_prompt_checked: bool = False

@@ -92,6 +92,7 @@ class SequenceBuilder:
         params_by_prompt = [params, *others]
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
+        keyed = [self._host.keyed_prompt(token_ids, request.namespace) for token_ids in prompts]
         return [
             Sequence(
                 request_id=f"{own_id}/{prompt_index}/{choice_index}",
@@ -101,6 +102,7 @@ class SequenceBuilder:
                 choice_index=choice_index,
                 namespace=request.namespace,
                 prompt_scores=shared[prompt_index],
+                keyed_prompt=keyed[prompt_index],
                 grammar_state=self._grammar_state(params.grammar, request),
                 allowed_tokens=allowed_tokens,
                 is_prompt_checked=True,

@@ -289,7 +289,7 @@ class Scheduler:
         """The tokens that ``seq`` had when it came into the queue."""
         found = self._keyed_tokens.get(seq)
         if found is None:
-            found = KeyedTokens.of(seq.token_ids, seq.namespace)
+            found = KeyedTokens.of(seq.token_ids, seq.namespace, seq.keyed_prompt)
             self._keyed_tokens[seq] = found
         return found
 
