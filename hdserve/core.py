@@ -388,6 +388,8 @@ class Sequence:
             engine's thread compiles the grammar.
         allowed_tokens: the tokens of ``params.allowed_token_ids``, shared by the choices of a
             request; if they are missing, the engine's thread reads the ids.
+        seen_tokens: of the prompt, for a repetition penalty, shared by its choices; if they are
+            missing, the engine's thread collects them.
         is_prompt_checked: whether the prompt's ids are known to be in the vocabulary; if not, the
             engine's thread looks at each.
     """
@@ -413,6 +415,7 @@ class Sequence:
     keyed_prompt: Any = None
     grammar_state: Any = None
     allowed_tokens: Any = None
+    seen_tokens: Any = None
     is_prompt_checked: bool = False
 
     def __post_init__(self) -> None:

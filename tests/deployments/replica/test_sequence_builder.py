@@ -205,6 +205,20 @@ def test_choices_share_what_finds_their_prompt(host: ModelHost) -> None:
     assert SequenceBuilder(without, OffLoop()).build(request)[0].keyed_prompt is None
 
 
+def test_choices_share_what_a_penalty_needs_of_their_prompt(host: ModelHost) -> None:
+    """Without one that is nothing."""
+    request = GenerationRequest(
+        "r", prompts=((5, 6, 5), (7,)), num_choices=2, sampling={"repetition_penalty": 1.2}
+    )
+    build = SequenceBuilder(host, OffLoop()).build
+    first, second, third, fourth = [seq.seen_tokens for seq in build(request)]
+    assert sorted(first.tolist()) == [5, 6]
+    assert second is first
+    assert third.tolist() == [7]
+    assert fourth is third
+    assert build(replace(request, sampling={}))[0].seen_tokens.tolist() == []
+
+
 def test_all_choices_share_the_tokens_that_are_allowed(host: ModelHost) -> None:
     """Which may be most of a vocabulary; those outside it are refused before any sequence is."""
     build = SequenceBuilder(host, OffLoop()).build
