@@ -382,10 +382,14 @@ class Sequence:
         recorded_token_ids: an output to repeat instead of the model's choices; for benchmarks of
             models whose weights are not available.
         prompt_scores: shared by the choices of a prompt, which is computed for one of them.
+        keyed_prompt: what finds the prompt in the KV cache, shared by its choices; if it is
+            missing, the engine's thread makes it.
         grammar_state: how far this sequence has come in ``params.grammar``; if it is missing, the
             engine's thread compiles the grammar.
         allowed_tokens: the tokens of ``params.allowed_token_ids``, shared by the choices of a
             request; if they are missing, the engine's thread reads the ids.
+        seen_tokens: of the prompt, for a repetition penalty, shared by its choices; if they are
+            missing, the engine's thread collects them.
         is_prompt_checked: whether the prompt's ids are known to be in the vocabulary; if not, the
             engine's thread looks at each.
     """
@@ -408,8 +412,10 @@ class Sequence:
     drafter_state: dict[str, Any] = field(default_factory=dict)
     recorded_token_ids: tuple[int, ...] | None = None
     prompt_scores: PromptScores | None = None
+    keyed_prompt: Any = None
     grammar_state: Any = None
     allowed_tokens: Any = None
+    seen_tokens: Any = None
     is_prompt_checked: bool = False
 
     def __post_init__(self) -> None:

@@ -397,6 +397,7 @@ class LLM:
             seq.grammar_state = self._host.grammars.state(seq.params.grammar)
         with self._lock:
             self._engine.check(seq)
+        seq.seen_tokens = self._host.seen_tokens(seq.params, token_ids)
         return seq
 
     def _token_ids(self, prompt: Prompt) -> list[int]:

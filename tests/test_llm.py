@@ -524,6 +524,11 @@ def test_others_go_on_while_a_grammar_is_compiled(
     assert len(answers) == 1
 
 
+def test_what_a_penalty_needs_of_a_prompt_is_there_before_the_engine_is_in_use(llm: LLM) -> None:
+    seq = llm._sequence([5, 6, 5], SamplingParams(repetition_penalty=1.2), None)
+    assert sorted(seq.seen_tokens.tolist()) == [5, 6]
+
+
 def test_each_of_many_grammars_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they are more than are kept, for which other calls would wait."""
     compiled: list[str] = []

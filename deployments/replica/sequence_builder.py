@@ -92,6 +92,8 @@ class SequenceBuilder:
         params_by_prompt = [params, *others]
         own_id = f"{request.request_id}/{uuid4().hex[:8]}"  # a client may use its ids again
         shared = [PromptScores() if request.num_choices > 1 else None for _ in prompts]
+        keyed = [self._host.keyed_prompt(token_ids, request.namespace) for token_ids in prompts]
+        seen = [self._host.seen_tokens(params, token_ids) for token_ids in prompts]
         return [
             Sequence(
                 request_id=f"{own_id}/{prompt_index}/{choice_index}",
@@ -101,8 +103,10 @@ class SequenceBuilder:
                 choice_index=choice_index,
                 namespace=request.namespace,
                 prompt_scores=shared[prompt_index],
+                keyed_prompt=keyed[prompt_index],
                 grammar_state=self._grammar_state(params.grammar, request),
                 allowed_tokens=allowed_tokens,
+                seen_tokens=seen[prompt_index],
                 is_prompt_checked=True,
             )
             for prompt_index, token_ids in enumerate(prompts)

@@ -10,7 +10,7 @@ from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.request_check import check_params, check_prompt_length, check_token_ids
 from hdserve.engine.sampling.allowed_tokens import AllowedTokens
-from hdserve.engine.sampling.logits_processor import LogitsProcessor
+from hdserve.engine.sampling.logits_processor import LogitsProcessor, seen_tokens
 from hdserve.engine.sampling.prompt_scorer import PromptScorer
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.detokenizer import Detokenizer
@@ -67,9 +67,11 @@ class DecoderFactory:
         eos, ending = self._eos_token_ids(params), self._ending_token_ids(params)
         logits_processor = None
         if params.needs_logits_processor:
+            if seq.seen_tokens is None:
+                seq.seen_tokens = seen_tokens(params, seq.token_ids)
             allowed = self._allowed(seq)
             logits_processor = LogitsProcessor(
-                params, seq.token_ids, ending, model.vocab_size, model.device, allowed
+                params, seq.seen_tokens, ending, model.vocab_size, model.device, allowed
             )
         detokenizer = None
         if self._backend is not None:

@@ -160,16 +160,17 @@ class Engine:
         self._finish_or_end(lambda: self._abort(request_id))
 
     def _abort(self, request_id: str) -> None:
-        if request_id not in self._decoders:
+        decoder = self._decoders.get(request_id)
+        if decoder is None:
             return
-        for seq in self._scheduler.waiting:
-            if seq.request_id == request_id:
-                self._scheduler.withdraw(seq)
-                seq.finish_reason = FinishReason.ABORT
-                self._finish(seq)
-                return
+        seq = decoder.seq
+        if seq in self._scheduler.waiting:
+            self._scheduler.withdraw(seq)
+            seq.finish_reason = FinishReason.ABORT
+            self._finish(seq)
+            return
         for slot in self._scheduler.running:
-            if slot.seq.request_id == request_id:
+            if slot.seq is seq:
                 slot.seq.finish_reason = FinishReason.ABORT
                 self._release(slot)
                 return
@@ -225,11 +226,10 @@ class Engine:
         self._is_unfinished = True
         self._forget_undecided()
         told = {out.sequence.request_id for out in self._outputs if out.finish_reason is not None}
-        waiting = {seq.request_id for seq in self._scheduler.waiting}
         self._scheduler.reset()
         for request_id, decoder in [*self._decoders.items()]:
             seq = decoder.seq
-            if request_id in waiting:
+            if seq in self._scheduler.waiting:
                 continue
             if request_id not in told:
                 seq.finish_reason = FinishReason.ERROR

@@ -28,9 +28,11 @@ from hdserve.engine.forward.compiled import CompiledForward, can_compile
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.cpu_count import available_cpus
 from hdserve.engine.hardware.workers import end_own_threads
+from hdserve.engine.kv_cache.prefix_cache import KeyedTokens
 from hdserve.engine.loading.compilation import compile_in_background, compile_model
 from hdserve.engine.loading.loader import load_model, read_architecture
 from hdserve.engine.sampling.allowed_tokens import AllowedTokens
+from hdserve.engine.sampling.logits_processor import seen_tokens
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from hdserve.errors import ConfigError, SnapshotError, UnsupportedModel
@@ -238,6 +240,15 @@ class ModelHost:
         """
         token_ids = params.allowed_token_ids
         return AllowedTokens(token_ids, self.model.vocab_size) if token_ids else None
+
+    def seen_tokens(self, params: SamplingParams, token_ids: Iterable[int]) -> torch.Tensor:
+        """What a repetition penalty needs to know of a prompt."""
+        return seen_tokens(params, token_ids)
+
+    def keyed_prompt(self, token_ids: Sequence[int], namespace: str) -> KeyedTokens | None:
+        """What finds a prompt in the KV cache; ``None`` if nothing is reused."""
+        is_reused = self.config.engine.prefix_caching
+        return KeyedTokens.of(token_ids, namespace) if is_reused else None
 
     def _open_statistics(self, missing_level: int) -> StatisticsDatabase | None:
         """The statistics database of the configuration; the model is served without one too.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from hdserve.core import Sequence
 
 
-class CountedQueue(deque[Sequence]):
+class CountedQueue(OrderedDict[Sequence, None]):
     """Counts the sequences that were looked at one after the other."""
 
     num_read = 0

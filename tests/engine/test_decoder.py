@@ -11,7 +11,7 @@ from hdserve.core import SamplingParams, Sequence, Source
 from hdserve.engine.decoder import SequenceDecoder
 from hdserve.engine.forward.node_outputs import NodeOutputs, TopTokens
 from hdserve.engine.sampling.batched_choices import choose_together
-from hdserve.engine.sampling.logits_processor import LogitsProcessor
+from hdserve.engine.sampling.logits_processor import LogitsProcessor, seen_tokens
 from hdserve.engine.sampling.logprobs import chosen_logprobs
 from hdserve.tree import DraftTree
 
@@ -77,8 +77,9 @@ def test_choices_are_free_after_min_tokens(params: dict[str, Any], min_tokens: i
     root = DraftTree(11, 0)
     for lasting, stays in (({}, False), ({"presence_penalty": 0.5}, True)):
         decoder = make_decoder(**params, **lasting, min_tokens=min_tokens)
+        seen = seen_tokens(decoder.seq.params, decoder.seq.token_ids)
         decoder.logits_processor = LogitsProcessor(
-            decoder.seq.params, decoder.seq.token_ids, [7], VOCAB_SIZE, torch.device("cpu")
+            decoder.seq.params, seen, [7], VOCAB_SIZE, torch.device("cpu")
         )
         for number in range(min_tokens):
             assert decoder.logits_processor is not None, number

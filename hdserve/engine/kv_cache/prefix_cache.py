@@ -49,10 +49,22 @@ class KeyedTokens:
     namespace: str
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], namespace: str) -> KeyedTokens:
-        """The tokens of a sequence; takes time in proportion to their number."""
-        tokens = np.asarray(token_ids, np.int64)
-        return cls(tokens, list(_keys(tokens, namespace)), namespace)
+    def of(
+        cls, token_ids: Sequence[int], namespace: str, known: KeyedTokens | None = None
+    ) -> KeyedTokens:
+        """The tokens of a sequence; takes time in proportion to how many are not known.
+
+        Args:
+            known: the first of ``token_ids``, or all and more, in the same namespace.
+        """
+        if known is None:
+            known = cls(np.empty(0, np.int64), (), namespace)
+        known = known.first(len(token_ids))
+        others = np.asarray(token_ids[len(known.token_ids) :], np.int64)
+        if not len(others):
+            return known
+        tokens = np.concatenate((known.token_ids, others))
+        return cls(tokens, [*known.keys, *_keys(tokens, namespace, known.keys)], namespace)
 
     def first(self, num_tokens: int) -> KeyedTokens:
         """The first ``num_tokens`` tokens, or all if there are fewer."""
@@ -243,11 +255,13 @@ class PrefixCache:
         Args:
             namespace: whose sequences may reuse them; ``None`` keeps nothing.
         """
-        self._remove(self._by_start.get(segment.start))
+        offered = self._by_start.get(segment.start)
+        self._remove(offered)
         if not self.is_enabled or namespace is None or len(token_ids) < BLOCK_TOKENS:
             self.cache.rows.free(segment)
             return
-        tokens = KeyedTokens.of(token_ids, namespace)
+        known = None if offered is None else offered.tokens
+        tokens = KeyedTokens.of(token_ids, namespace, known)
         if self._is_known(tokens):
             self.cache.rows.free(segment)
             return
@@ -456,11 +470,12 @@ def _held(entry: _Entry) -> Iterator[None]:
         entry.is_running = was_running
 
 
-def _keys(token_ids: np.ndarray, namespace: str) -> Iterator[int]:
-    """A key for each whole block, of all tokens up to its end; keys of different texts may collide,
-    so tokens and namespaces are compared as well."""
-    key = hash(namespace)
-    for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+def _keys(token_ids: np.ndarray, namespace: str, known: Sequence[int]) -> Iterator[int]:
+    """A key for each whole block after those whose keys are ``known``, of all tokens up to its end;
+    keys of different texts may collide, so tokens and namespaces are compared as well."""
+    key = known[-1] if known else hash(namespace)
+    first = len(known) * BLOCK_TOKENS
+    for start in range(first, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         key = hash((key, token_ids[start : start + BLOCK_TOKENS].tobytes()))
         yield key
 

@@ -23,12 +23,19 @@ class _Terms(NamedTuple):
     ending: torch.Tensor
 
 
+def seen_tokens(params: SamplingParams, prompt: Iterable[int]) -> torch.Tensor:
+    """What a repetition penalty needs to know of a prompt: each of its tokens once, int64; without
+    a penalty nothing."""
+    seen = set(prompt) if params.repetition_penalty != 1.0 else set[int]()
+    return torch.tensor([*seen], dtype=torch.int64)
+
+
 class LogitsProcessor:
     """Changes to the logits of one sequence that depend on its tokens so far, or are constant:
     penalties, biases, allowed tokens, and ``min_tokens``.
 
     Args:
-        token_ids: the prompt.
+        seen: :func:`seen_tokens` of the prompt.
         ending_token_ids: tokens that ``min_tokens`` forbids at first.
         device: where they take :data:`BYTES_PER_TOKEN` bytes for each token of the vocabulary, from
             their first use until they are set aside.
@@ -40,7 +47,7 @@ class LogitsProcessor:
     def __init__(
         self,
         params: SamplingParams,
-        token_ids: Iterable[int],
+        seen: torch.Tensor,
         ending_token_ids: Iterable[int],
         vocab_size: int,
         device: torch.device,
@@ -48,7 +55,7 @@ class LogitsProcessor:
     ) -> None:
         self._params, self._allowed = params, allowed
         self._chosen: list[int] = []
-        self._seen = sorted(set(token_ids)) if params.repetition_penalty != 1.0 else []
+        self._seen = seen
         self._ending = sorted(ending_token_ids)
         self._vocab_size, self._device = vocab_size, device
 
@@ -57,7 +64,7 @@ class LogitsProcessor:
         size, device, params = self._vocab_size, self._device, self._params
         is_seen = torch.zeros(size, dtype=torch.bool, device=device)
         chosen = torch.tensor(self._chosen, dtype=torch.int64)
-        is_seen[torch.tensor(self._seen, dtype=torch.int64)] = True
+        is_seen[self._seen] = True
         is_seen[chosen] = True
         counts = torch.bincount(chosen, minlength=size).to(device, torch.float32)
         allowed = self._allowed

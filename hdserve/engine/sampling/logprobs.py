@@ -42,17 +42,17 @@ def chosen_logprobs(
 
 def _found(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
     """Per row of ``logits``, in float64: the log probability of its one of ``tokens``; then, if
-    alternatives are wanted, how many are at least as likely as the last of them, and the log
-    probabilities and the ids of some of the likeliest."""
+    alternatives are wanted, the log probabilities and the ids of some of the likeliest, in order.
+
+    These are looked for among the logits, of which a larger one is never less likely.
+    """
     logprobs = _float64_logprobs(logits)
     chosen = logprobs.gather(1, tokens)
     if not num_top:
         return chosen
-    num_tokens = logprobs.shape[1]
-    values, indices = logprobs.topk(min(max(num_top, _NUM_CANDIDATES), num_tokens))
-    least = values[:, min(num_top, num_tokens) - 1, None]
-    number = (logprobs >= least).sum(dim=1, keepdim=True)
-    return torch.cat((chosen, number.double(), values, indices.double()), dim=1)
+    largest, indices = topk(logits, min(max(num_top, _NUM_CANDIDATES), logits.shape[1]))
+    values = logprobs.gather(1, indices).masked_fill_(largest.isneginf(), -torch.inf)
+    return torch.cat((chosen, values, indices.double()), dim=1)
 
 
 def _score(
@@ -61,21 +61,19 @@ def _score(
     """
     Args:
         found: see :func:`_found`.
-        logits: of the row; if ``found`` lacks some tokens as likely as the last alternative, all
+        logits: of the row; if ``found`` may lack some tokens as likely as the last alternative, all
             are searched for here.
     """
     top: list[tuple[float, int]] = []
     if num_top:
-        number = int(found[1])
-        values, tokens = np.split(found[2:], 2)
-        if number > len(values):
+        values, tokens = np.split(found[1:], 2)
+        if not values[-1] < values[:num_top][-1]:
             logprobs = _float64_logprobs(logits)
             least = logprobs.topk(min(num_top, len(logprobs))).values[-1]
             candidates = (logprobs >= least).nonzero()[:, 0]
             both = torch.stack((logprobs[candidates], candidates.double())).cpu().numpy()
             values, tokens = both[0], both[1]
-            number = len(values)
-        order = np.lexsort((tokens[:number], -values[:number]))[:num_top]
+        order = np.lexsort((tokens, -values))[:num_top]
         top = [*zip(values[order].tolist(), tokens[order].astype(int).tolist(), strict=True)]
     return TokenLogprob(token_id, float(found[0]), tuple((token, value) for value, token in top))
 

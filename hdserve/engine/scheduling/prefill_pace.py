@@ -16,6 +16,10 @@ _MAX_AGE_STEPS = 32
 
 _MOST_CHANGE, _LEAST_SHARE = 0.5, 0.25
 
+_LEAST_PART = 0.25
+"""A chunk of a smaller part of what is allowed does not count: a model takes about as long for a
+few tokens more, which says nothing of longer chunks, however often it is seen."""
+
 
 class PrefillPace:
     """Keeps steps short for decoding sequences, whatever a prompt token costs.
@@ -62,8 +66,12 @@ class PrefillPace:
         measure = self._measure(num_decoding)
         if measure.is_due:
             return 0
-        allowed_s = (self._slowdown - 1.0) * measure.seconds * num_prompts
-        return max(self._min_tokens, self._cost.num_tokens(allowed_s, self._max_tokens))
+        return max(self._min_tokens, self._num_allowed(self._slowdown, measure, num_prompts))
+
+    def _num_allowed(self, slowdown: float, measure: _Measure, num_prompts: int = 1) -> int:
+        """How many prompt tokens take as much longer as they may; 0 before the first chunk."""
+        allowed_s = (slowdown - 1.0) * measure.seconds * num_prompts
+        return self._cost.num_tokens(allowed_s, self._max_tokens)
 
     def reset(self) -> None:
         """Forget all times: steps take a different time from now on."""
@@ -79,7 +87,8 @@ class PrefillPace:
             measure.add(seconds)
         else:
             measure.grow_older()
-            self._cost.add(num_prompt_tokens, seconds, measure.seconds)
+            if num_prompt_tokens >= _LEAST_PART * self._num_allowed(self._slowdown, measure):
+                self._cost.add(num_prompt_tokens, seconds, measure.seconds)
 
     def _measure(self, num_decoding: int) -> _Measure:
         number = num_decoding.bit_length()

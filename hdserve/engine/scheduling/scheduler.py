@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
@@ -123,7 +123,8 @@ class Scheduler:
         self._growth_tokens = growth_tokens
         self._num_drafts = 0
         """Of the last step."""
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        """First in line first; any of thousands is taken out at once."""
         self.running: list[Slot] = []
         self._keyed_tokens: dict[Sequence, KeyedTokens] = {}
         """Of sequences whose prompts are not offered yet, once they were needed; what running ones
@@ -147,11 +148,11 @@ class Scheduler:
         """Queue ``seq``, which must fit."""
         fits = seq.max_total_tokens <= self.max_total_tokens
         assert fits, "a sequence larger than the cache was queued"
-        self.waiting.append(seq)
+        self.waiting[seq] = None
 
     def withdraw(self, seq: Sequence) -> None:
         """Take a waiting sequence out of the queue."""
-        self.waiting.remove(seq)
+        del self.waiting[seq]
         self._keyed_tokens.pop(seq, None)
 
     def make_room(self) -> list[Sequence]:
@@ -174,7 +175,8 @@ class Scheduler:
         slot = next(slot for slot in reversed(self.running) if not slot.seq.scores_prompt)
         self.release(slot)
         slot.seq.num_cached_tokens = 0
-        self.waiting.appendleft(slot.seq)
+        self.waiting[slot.seq] = None
+        self.waiting.move_to_end(slot.seq, last=False)
         return slot.seq
 
     def admit(self) -> list[Sequence]:
@@ -204,7 +206,7 @@ class Scheduler:
             self.running.append(Slot(seq, segment))
             admitted.append(seq)
         for seq in admitted:  # which would go on waiting if this was interrupted before
-            self.waiting.remove(seq)
+            del self.waiting[seq]
         return admitted
 
     def _num_rows(self, seq: Sequence) -> int:
@@ -287,7 +289,7 @@ class Scheduler:
         """The tokens that ``seq`` had when it came into the queue."""
         found = self._keyed_tokens.get(seq)
         if found is None:
-            found = KeyedTokens.of(seq.token_ids, seq.namespace)
+            found = KeyedTokens.of(seq.token_ids, seq.namespace, seq.keyed_prompt)
             self._keyed_tokens[seq] = found
         return found
 

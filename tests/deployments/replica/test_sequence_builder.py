@@ -16,7 +16,7 @@ from deployments.off_loop import OffLoop
 from deployments.replica.answer_logprobs import MAX_ANSWER_LOGPROBS
 from deployments.replica.sequence_builder import MAX_PROMPT_IDS, SequenceBuilder
 from hdserve import grammar
-from hdserve.config import ModelConfig
+from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import Sequence
 from hdserve.engine.host import ModelHost
 from hdserve.errors import GrammarsOverloaded, InvalidRequest, PromptTooLong
@@ -190,6 +190,33 @@ def test_choices_of_a_prompt_share_its_log_probabilities(host: ModelHost) -> Non
     assert None not in scores
     alone = SequenceBuilder(host, OffLoop()).build(replace(request, num_choices=1))
     assert [seq.prompt_scores for seq in alone] == [None, None]
+
+
+def test_choices_share_what_finds_their_prompt(host: ModelHost) -> None:
+    """Where prompts are reused at all."""
+    prompts = ((5,) * 70, (6,) * 70)
+    request = GenerationRequest("r", prompts=prompts, num_choices=2, namespace="anna")
+    keyed = [seq.keyed_prompt for seq in SequenceBuilder(host, OffLoop()).build(request)]
+    assert [keyed.index(item) for item in keyed] == [0, 0, 2, 2]
+    assert keyed[2].token_ids.tolist() == [6] * 70
+    assert (len(keyed[2].keys), keyed[2].namespace) == (2, "anna")
+    config = ModelConfig(name="m", model="hdserve-mini", engine=EngineConfig(prefix_caching=False))
+    without = ModelHost(config, model=host.model)
+    assert SequenceBuilder(without, OffLoop()).build(request)[0].keyed_prompt is None
+
+
+def test_choices_share_what_a_penalty_needs_of_their_prompt(host: ModelHost) -> None:
+    """Without one that is nothing."""
+    request = GenerationRequest(
+        "r", prompts=((5, 6, 5), (7,)), num_choices=2, sampling={"repetition_penalty": 1.2}
+    )
+    build = SequenceBuilder(host, OffLoop()).build
+    first, second, third, fourth = [seq.seen_tokens for seq in build(request)]
+    assert sorted(first.tolist()) == [5, 6]
+    assert second is first
+    assert third.tolist() == [7]
+    assert fourth is third
+    assert build(replace(request, sampling={}))[0].seen_tokens.tolist() == []
 
 
 def test_all_choices_share_the_tokens_that_are_allowed(host: ModelHost) -> None:

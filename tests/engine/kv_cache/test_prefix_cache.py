@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -20,6 +20,7 @@ from hdserve.engine.kv_cache.row_runs import RowRun, find_runs
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from tests.drafters import OracleDrafter
 from tests.engine.caches import equal_layers
+from tests.engine.counted_tokens import CountedTokens
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
 from tests.models import make_model
 
@@ -76,6 +77,34 @@ def test_the_last_token_is_never_reused() -> None:
     assert model.serve(tokens) == 0
     assert model.serve(tokens) == LONG - 1
     assert model.serve([*tokens, 5, 6]) == LONG
+
+
+def test_what_was_offered_is_not_read_again() -> None:
+    """Of a sequence that ends, only what it added to its prompt; and all of it is found."""
+    model, prompt = Model(), make_prompt(LONG)
+    placed = model.prefixes.place(KeyedTokens.of(prompt, "a"), 2 * LONG)
+    assert placed is not None
+    model.prefixes.offer(placed[0], KeyedTokens.of(prompt, "a"))
+    text = CountedTokens([*prompt, *make_prompt(50, 1)])
+    model.write(placed[0], text)
+    text.num_read = 0
+    model.prefixes.release(placed[0], text, "a")
+    assert text.num_read == 50
+    assert model.serve([*text, 5, 6]) == LONG + 50
+
+
+@given(num_tokens=st.integers(0, 3 * BLOCK_TOKENS), num_known=st.integers(0, 3 * BLOCK_TOKENS))
+def test_tokens_are_found_by_the_same_however_many_were_known(
+    num_tokens: int, num_known: int
+) -> None:
+    text = make_prompt(3 * BLOCK_TOKENS)
+    known = KeyedTokens.of(text[:num_known], "a")
+    found = KeyedTokens.of(text[:num_tokens], "a", known)
+    wanted = KeyedTokens.of(text[:num_tokens], "a")
+    assert found.token_ids.tolist() == wanted.token_ids.tolist() == text[:num_tokens]
+    assert [*found.keys] == [*wanted.keys]
+    assert len(wanted.keys) == num_tokens // BLOCK_TOKENS
+    assert found.namespace == "a"
 
 
 def test_the_longest_beginning_is_found() -> None:
@@ -369,7 +398,7 @@ def test_the_same_is_kept_once() -> None:
 
 def test_equal_keys_of_other_tokens_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chance, or somebody who looked for it, cannot pass one prompt off for another."""
-    monkeypatch.setattr("hdserve.engine.kv_cache.prefix_cache._keys", lambda tokens, _: iter([1]))
+    monkeypatch.setattr("hdserve.engine.kv_cache.prefix_cache._keys", lambda *_: iter([1]))
     model = Model()
     model.serve(make_prompt(LONG))
     assert model.serve(make_prompt(LONG, seed=1)) == 0

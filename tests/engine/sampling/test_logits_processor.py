@@ -10,11 +10,13 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from hdserve.core import SamplingParams
+from hdserve.core import SamplingParams, Sequence
 from hdserve.engine.sampling.allowed_tokens import AllowedTokens
-from hdserve.engine.sampling.logits_processor import LogitsProcessor
+from hdserve.engine.sampling.logits_processor import LogitsProcessor, seen_tokens
 from hdserve.engine.sampling.sampler import choose_checked
+from tests.engine.counted_tokens import CountedTokens
 from tests.engine.sampling.test_sampler import CPU, random_logits
+from tests.engines import make_engine, make_prompt, run
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -23,7 +25,8 @@ def test_a_penalty_beyond_all_numbers_leaves_the_likeliest(temperature: float) -
     params = SamplingParams(temperature=temperature, repetition_penalty=Fraction(1, 10**39))  # type: ignore[arg-type]
     logits = random_logits(1, 61)
     seen = logits[0].topk(5).indices.tolist()
-    shaped = LogitsProcessor(params, seen, (), 61, CPU).apply(logits)
+    processor = LogitsProcessor(params, seen_tokens(params, seen), (), 61, CPU)
+    shaped = processor.apply(logits)
     chosen = {choose_checked(logits, shaped, params, key) for key in range(50)}
     assert chosen <= {(token, True) for token in seen}
     assert len(chosen) > 1 or temperature == 0.0
@@ -57,7 +60,8 @@ def test_logits_processors_equal_their_definitions(name: str) -> None:
     prompt, output, ending = [1, 1, 5], [3, 3, 5, 9], {6, 3}
     ids = params.allowed_token_ids
     allowed = AllowedTokens(ids, vocab_size) if ids else None
-    processor = LogitsProcessor(params, prompt, ending, vocab_size, CPU, allowed)
+    seen = seen_tokens(params, prompt)
+    processor = LogitsProcessor(params, seen, ending, vocab_size, CPU, allowed)
     for num_output in range(len(output) + 1):
         so_far = output[:num_output]
         logits = random_logits(1, vocab_size, seed=num_output)
@@ -88,11 +92,36 @@ def test_repetition_penalty_equals_that_of_transformers() -> None:
     """The repetition penalty is the one of transformers (Keskar et al. 2019)."""
     logits = random_logits(1, 61)
     prompt = list(range(0, 40, 3))
-    processor = LogitsProcessor(SamplingParams(repetition_penalty=1.7), prompt, (), 61, CPU)
+    params = SamplingParams(repetition_penalty=1.7)
+    processor = LogitsProcessor(params, seen_tokens(params, prompt), (), 61, CPU)
     wanted = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt]), logits.clone())
     torch.testing.assert_close(processor.apply(logits), wanted)
 
 
 def test_who_waits_has_no_vectors_yet() -> None:
     """Of a vocabulary that would not fit into memory."""
-    LogitsProcessor(SamplingParams(repetition_penalty=1.7), [1, 2], (), 1 << 50, CPU)
+    params = SamplingParams(repetition_penalty=1.7)
+    LogitsProcessor(params, seen_tokens(params, [1, 2]), (), 1 << 50, CPU)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+def test_a_prompt_that_was_read_for_another_choice_is_not_read_again(penalty: float) -> None:
+    """Nor at all if nothing of it is penalised."""
+    params, prompt = SamplingParams(repetition_penalty=penalty, min_tokens=1), make_prompt(9)
+    counted = CountedTokens(prompt)
+    known = None if penalty == 1.0 else seen_tokens(params, prompt)
+    seq = Sequence("a", counted, params, seen_tokens=known, is_prompt_checked=True)
+    make_engine().add(seq)
+    assert counted.num_read == 0
+
+
+def test_what_is_not_there_the_engine_collects() -> None:
+    """With the same answers."""
+    params = SamplingParams(repetition_penalty=5.0, temperature=1.0, seed=3, max_tokens=20)
+    prompt = make_prompt(9)
+    known, missing = Sequence("a", [*prompt], params), Sequence("a", [*prompt], params)
+    known.seen_tokens = seen_tokens(params, prompt)
+    for seq in (known, missing):
+        run(make_engine(), [seq])
+    assert missing.seen_tokens.sort().values.tolist() == sorted({*prompt})
+    assert known.token_ids == missing.token_ids

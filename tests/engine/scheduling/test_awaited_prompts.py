@@ -42,6 +42,17 @@ def add(engine: Engine, prompts: list[list[int]], **params: int) -> list[Sequenc
     return sequences
 
 
+def make_scheduler(prefixes: PrefixCache) -> Scheduler:
+    return Scheduler(
+        prefixes,
+        max_num_sequences=8,
+        pace=PrefillPace(32, None),
+        max_draft_tokens=8,
+        max_scored_tokens=8,
+        shapes=Shapes(),
+    )
+
+
 @pytest.mark.parametrize("is_drafting", [False, True])
 def test_all_but_the_first_reuse_it(is_drafting: bool) -> None:
     """And answer as they would by themselves."""
@@ -59,14 +70,7 @@ def test_all_but_the_first_reuse_it(is_drafting: bool) -> None:
 def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
     """Each begins with what is there already, so none waits for any other."""
     prefixes = PrefixCache(make_cache(num_rows=2**15))
-    many = Scheduler(
-        prefixes,
-        max_num_sequences=8,
-        pace=PrefillPace(32, None),
-        max_draft_tokens=8,
-        max_scored_tokens=8,
-        shapes=Shapes(),
-    )
+    many = make_scheduler(prefixes)
     before, *prompts = make_prompts(9, num_own=2000)
     placed = prefixes.place(KeyedTokens.of(before, DEFAULT_NAMESPACE), len(before))
     assert placed is not None
@@ -79,6 +83,21 @@ def test_prompts_are_not_read_again_for_each_that_begins_alike() -> None:
     assert [slot.seq.num_cached_tokens for slot in many.running] == [ALIKE] * len(prompts)
     num_tokens = sum(map(len, prompts))
     assert num_tokens <= sum(prompt.num_read for prompt in counted) < 2 * num_tokens
+
+
+def test_a_prompt_that_was_read_for_another_choice_is_not_read_again() -> None:
+    """Neither when it is looked up nor when it is offered."""
+    many, prompt = make_scheduler(PrefixCache(make_cache(num_rows=2**15))), make_prompt(2000)
+    keyed = KeyedTokens.of(prompt, DEFAULT_NAMESPACE)
+    counted = [CountedTokens(prompt) for _ in range(3)]
+    for number, own in enumerate(counted):
+        seq = Sequence(str(number), own, SamplingParams(), keyed_prompt=keyed)
+        seq.max_total_tokens = len(prompt) + 8
+        many.add(seq)
+        many.admit()
+        many.running[-1].seq.num_cached_tokens = len(prompt) - 1
+        many.offer(many.running[-1])
+    assert [own.num_read for own in counted] == [0] * 3
 
 
 def test_they_wait_for_no_more_than_their_beginning() -> None:

@@ -106,6 +106,17 @@ def test_short_chunks_leave_the_next_as_it_is(chunk_tokens: int, seed: int) -> N
     assert 500 / 2.5 < pace.num_tokens(1, 1) < 500 * 2.5
 
 
+@pytest.mark.parametrize("chunk_tokens", [20, 100])
+def test_short_chunks_that_cost_nothing_leave_the_next_as_it_is(chunk_tokens: int) -> None:
+    """As a model takes about as long for a few tokens more, but not for many."""
+    pace = PrefillPace(2048, 2.0)
+    *_, before = run(pace, 40, lambda num_tokens: 0.00002 * num_tokens)
+    for _ in range(5000):
+        pace.observe(1, chunk_tokens, DECODING_S)
+    pace.observe(1, 0, DECODING_S)
+    assert pace.num_tokens(1, 1) == pytest.approx(before, abs=1)
+
+
 def test_other_steps_are_measured_anew() -> None:
     """Where forwards take something else from now on, the next steps leave prompts out."""
     pace = PrefillPace(256, 2.0)
