@@ -127,6 +127,7 @@ class ModelServer(AnswersCalls):
             num_threads=num_threads,
             locate_statistics=partial(locate_statistics, resources=database.resources),
             on_output=self._publish,
+            between_steps=lambda command: self._engine.call(command),
             is_server=True,
         )
         if self._config.num_gpus and host.device_name == "cpu":

@@ -14,7 +14,7 @@ from typing import Any
 from hdserve.databases import snapshot
 from hdserve.databases.append_log import read_records
 from hdserve.databases.seen_outputs import OriginRanges, checked_ranges
-from hdserve.databases.segment import Segment, concatenate
+from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import SnapshotError
 
@@ -117,13 +117,13 @@ def read_log(path: Path, key: DatabaseKey) -> RestoredFile:
         head = snapshot.decode(
             records.bodies[0], kind="log", fingerprint=key.fingerprint, model=key.model
         )
-        segments = [Segment.from_wire(snapshot.unpack(body)) for body in records.bodies[1:]]
+        segment = Segment.from_records(records.bodies[1:])
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error.message}") from error
     if records.is_torn:
         logger.warning("%s ends in an incomplete record, which is left out", path)
     flaw = f"{path}: {records.error}" if records.error else ""
-    return RestoredFile(_checked_namespace(head, path), concatenate(segments), flaw)
+    return RestoredFile(_checked_namespace(head, path), segment, flaw)
 
 
 @dataclass(frozen=True, slots=True)

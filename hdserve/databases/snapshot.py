@@ -20,12 +20,15 @@ import hashlib
 import math
 import os
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from hdserve.errors import SnapshotError
 
@@ -36,6 +39,9 @@ MAX_FILE_BYTES = 64 * 2**20
 
 _ARRAY_EXTENSION = 1
 _MAX_DIMENSIONS = 8
+_VECTOR_START = 10
+"""Where the items of a packed array of one dimension begin."""
+
 _MAX_ITEMS = 2**14
 """Most items of one msgpack list or map: long lists of numbers are sent as arrays."""
 
@@ -82,6 +88,36 @@ def unpack(data: bytes) -> Any:
         SnapshotError: ``data`` was not made by ``pack``, or claims impossible sizes.
     """
     return _unpack(data, max_items=_MAX_ITEMS, max_ext_len=len(data))
+
+
+def unpack_lightly(data: bytes) -> Any:
+    """As :func:`unpack`, with arrays left packed for :func:`join_vectors`."""
+    return _unpack(data, max_items=_MAX_ITEMS, max_ext_len=len(data), unpack_array=_left_packed)
+
+
+def join_vectors(
+    packed: Iterable[Any], *dtypes: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The items of one-dimensional arrays of these types, and how many each array has.
+
+    Raises:
+        SnapshotError: one of them is something else.
+    """
+    heads = {bytes((_DTYPES.index(dtype), 1)): dtype for dtype in dtypes}
+    parts = [
+        each[1] if type(each) is tuple and each[0] == _ARRAY_EXTENSION else b"" for each in packed
+    ]
+    if not all(part[:2] in heads and len(part) >= _VECTOR_START for part in parts):
+        raise SnapshotError("corrupt: an array is missing or has another type")
+    numbers = np.frombuffer(b"".join([part[2:_VECTOR_START] for part in parts]), "<i8")
+    num_bytes = np.array([len(part) - _VECTOR_START for part in parts], np.int64)
+    item_bytes = np.array([heads[part[:2]].itemsize for part in parts], np.int64)
+    if (num_bytes % item_bytes).any() or not np.array_equal(numbers, num_bytes // item_bytes):
+        raise SnapshotError("corrupt: an array's shape does not match its size")
+    runs = groupby(parts, key=lambda part: heads[part[:2]])
+    joined = [(b"".join([part[_VECTOR_START:] for part in run]), dtype) for dtype, run in runs]
+    empty = np.empty(0, dtypes[0])
+    return np.concatenate([empty, *(np.frombuffer(*run) for run in joined)]), numbers
 
 
 def encode(payload: Any, *, kind: str, key: DatabaseKey) -> bytes:
@@ -252,11 +288,17 @@ def _checksum(fields: dict[str, Any]) -> bytes:
     return digest.digest()
 
 
-def _unpack(data: bytes, *, max_items: int, max_ext_len: int) -> Any:
+def _unpack(
+    data: bytes,
+    *,
+    max_items: int,
+    max_ext_len: int,
+    unpack_array: Callable[[int, bytes], Any] | None = None,
+) -> Any:
     try:
         return msgpack.unpackb(
             data,
-            ext_hook=_unpack_array,
+            ext_hook=unpack_array or _unpack_array,
             max_array_len=max_items,
             max_map_len=max_items,
             max_ext_len=max_ext_len,
@@ -275,6 +317,10 @@ def _pack_array(value: Any) -> msgpack.ExtType:
         raise TypeError(f"cannot pack an array of {value.dtype} with {value.ndim} dimensions")
     head = struct.pack(f"<BB{value.ndim}Q", _DTYPES.index(array.dtype), value.ndim, *value.shape)
     return msgpack.ExtType(_ARRAY_EXTENSION, head + array.tobytes())
+
+
+def _left_packed(code: int, data: bytes) -> tuple[int, bytes]:
+    return code, data
 
 
 def _unpack_array(code: int, data: bytes) -> np.ndarray[Any, Any]:

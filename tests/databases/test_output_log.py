@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hdserve.databases import output_log, seen_outputs
+from hdserve.databases import output_log, seen_outputs, snapshot
 from hdserve.databases.messages import Reply
 from hdserve.databases.output_log import (
     MAX_CALIBRATION_BYTES,
@@ -651,6 +651,68 @@ def test_a_segment_whose_arrays_contradict_one_another_is_refused():
                 Segment.from_wire({**good, name: value})
     with pytest.raises(SnapshotError):
         Segment.from_wire([1, 2])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from("abc"), min_size=1, max_size=3),
+            st.lists(st.lists(st.integers(0, 2**17), min_size=1, max_size=4), max_size=3),
+        ),
+        max_size=6,
+    )
+)
+def test_records_read_together_are_what_they_are_one_by_one(parts):
+    made = []
+    for number, (origins, outputs) in enumerate(parts):
+        each = segment("", 100 * number, *(output(*ids) for ids in outputs))
+        index = np.arange(len(each), dtype=np.uint16) % len(origins)
+        made.append(replace(each, origins=tuple(origins), origin_index=index))
+    together = Segment.from_records([snapshot.pack(each.to_wire()) for each in made])
+    one_by_one = concatenate([Segment.from_wire(each.to_wire()) for each in made])
+    assert texts(together) == texts(one_by_one)
+    assert names(together) == names(one_by_one)
+    assert fields_of(together)[2:] == fields_of(one_by_one)[2:]
+
+
+def test_a_record_that_contradicts_itself_is_refused_among_others():
+    """Even where the numbers of all records together are right."""
+    wires = [segment("a", 0, output(7)).to_wire(), segment("a", 1, output(7, 8)).to_wire()]
+    bad = {
+        "origins": [([], ["a", "b"]), (None, ["a"])],
+        "origin_index": [([], [0, 0]), ([1], [0])],
+        "sequence_numbers": [([], [0, 1]), ([0], [-1]), ([0], [2**62])],
+        "lengths": [([2], [1]), ([1, 2], []), ([0], [3])],
+        "token_ids": [([7, 8], [7]), ([[7]], [7, 8]), (b"7", [7, 8])],
+    }
+    assert len(Segment.from_records([snapshot.pack(wire) for wire in wires])) == 2
+    for name, pairs in bad.items():
+        for pair in pairs:
+            values = [as_in(wire[name], value) for wire, value in zip(wires, pair, strict=True)]
+            changed = [{**wire, name: each} for wire, each in zip(wires, values, strict=True)]
+            with pytest.raises(SnapshotError):
+                Segment.from_records([snapshot.pack(wire) for wire in changed])
+    for other in (b"", b"7", snapshot.pack([7]), snapshot.pack({})):
+        with pytest.raises(SnapshotError):
+            Segment.from_records([snapshot.pack(wires[0]), other])
+
+
+def as_in(known: object, value: object) -> object:
+    is_array = isinstance(known, np.ndarray) and isinstance(value, list)
+    return np.array(value, known.dtype) if is_array else value
+
+
+@given(st.integers(0, 200), st.integers(1, 255))
+def test_a_changed_byte_of_a_record_makes_no_difference_between_ways_to_read_it(place, change):
+    record = bytearray(snapshot.pack(segment("a", 5, output(7), output(8, 9)).to_wire()))
+    record[place % len(record)] ^= change
+    try:
+        alone = Segment.from_wire(snapshot.unpack(bytes(record)))
+    except SnapshotError:
+        with pytest.raises(SnapshotError):
+            Segment.from_records([bytes(record)])
+    else:
+        assert fields_of(Segment.from_records([bytes(record)])) == fields_of(alone)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS + 1, 100_000])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdserve.databases import append_log, snapshot
+from hdserve.databases import append_log, segment, snapshot
 from hdserve.databases.append_log import AppendLog, read_records
 from hdserve.databases.output_log import OutputLog
 from hdserve.databases.output_store import OutputStore
@@ -347,6 +347,23 @@ def test_no_damage_to_an_append_log_goes_unnoticed_or_raises(tmp_path_factory, d
     assert not is_cut_between_records or len(damaged) == sum(
         8 + len(body) for body in records.bodies
     )
+
+
+def test_the_records_of_a_log_are_checked_together(tmp_path, monkeypatch):
+    """There may be a million of them at a start."""
+    database = Database(tmp_path)
+    database.append("n", *range(20))
+    checked: list[int] = []
+    check = segment._checked
+
+    def counted(origins, columns):
+        checked.append(len(origins))
+        return check(origins, columns)
+
+    monkeypatch.setattr(segment, "_checked", counted)
+    num_records = [len(read_records(path, 10**6).bodies) - 1 for path in database.files(".log")]
+    assert database.restart().numbers("n") == list(range(20))
+    assert checked == num_records
 
 
 def test_a_record_that_did_not_fit_leaves_the_log_as_it_was(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from hdserve.config import ModelConfig
 from hdserve.core import FinishReason
 from hdserve.databases.statistics_builder import StatisticsBuilder
+from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost, first_directory
 from hdserve.engine.loading import exactness
 from hdserve.errors import InvalidRequest, UnsupportedModel
@@ -39,6 +40,31 @@ def test_a_model_that_does_not_share_keeps_nothing(is_shared: bool) -> None:
     database = host.own_database
     assert (database.num_tokens > 0) is is_shared
     assert (database.num_recycled_entries > 0) is is_shared
+
+
+def test_outputs_that_end_together_are_added_one_by_one_between_steps() -> None:
+    """And those that were flushed meanwhile not at all."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "kv_cache_tokens": 1024},
+        "drafting": {"adapts_budget": False, "drafters": []},
+    }
+    waiting: list[Callable[[Engine], None]] = []
+    host = ModelHost(ModelConfig.model_validate(config), between_steps=waiting.append)
+    engine = host.make_engine()
+    sequences = [make_sequence(name, [5, 300, 41, 7], temperature=0.0) for name in "abc"]
+    sequences[1].namespace = "flushed"
+    run(engine, sequences)
+    assert host.own_database.num_entries == 0
+    assert len(waiting) == 3
+    waiting[0](engine)
+    assert host.own_database.num_entries == 1
+    host.forget(engine, "m", "flushed")
+    for command in waiting[1:]:
+        command(engine)
+    assert host.own_database.namespaces == ("default",)
+    assert host.own_database.num_entries == 2
 
 
 def test_engines_of_a_host_are_all_exact_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
