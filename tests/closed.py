@@ -22,14 +22,15 @@ def open_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def closed(directory: Path) -> Iterator[None]:
-    """Nobody may look below ``directory``; root gives up its rights meanwhile."""
-    before, mode = os.getresuid(), directory.stat().st_mode
-    directory.chmod(0)
+def closed(directory: Path, mode: int = 0) -> Iterator[None]:
+    """Nobody may look below ``directory``, or do there what ``mode`` does not allow; root gives up
+    its rights meanwhile."""
+    before, mode_before = os.getresuid(), directory.stat().st_mode
+    directory.chmod(mode)
     if before[1] == 0:
         os.setresuid(_NOBODY, _NOBODY, 0)
     try:
         yield
     finally:
         os.setresuid(*before)
-        directory.chmod(mode)
+        directory.chmod(mode_before)

@@ -545,19 +545,20 @@ def check_origins(log: OutputLog) -> None:
     assert log._origin_limit.num_gone == num_gone
 
 
-def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many():
+def test_namespaces_of_which_everything_was_evicted_are_removed_where_there_are_many(monkeypatch):
     """Not those that were flushed, or have calibration; readers go on behind what they had."""
-    log = OutputLog(10**6, 400_000)
+    monkeypatch.setattr(output_log, "MIN_CLEARED_PARTITIONS", 512)
+    log = OutputLog(10**6, 20_000)
     log.set_calibration("learned", b"state")
     log.append("flushed", segment("a", 0, output(1)))
     log.flush("flushed")
     log.append("n", segment("a", 0, output(*range(40)), output(2)))
     cursor = log.changes_since({"n": 0}, max_bytes=1000)["n"].cursor
-    for number in range(2 * MIN_CLEARED_PARTITIONS):
+    for number in range(2 * 512):
         log.append(f"tenant-{number}", segment("a", 0, output(*range(20))))
     assert log.num_bytes == sum(log.partition(name).num_bytes for name in log.namespaces())
-    assert log.num_bytes <= 400_000
-    assert len(log.namespaces()) <= MIN_CLEARED_PARTITIONS
+    assert log.num_bytes <= 20_000
+    assert len(log.namespaces()) <= 512
     assert {"learned", "flushed"} <= set(log.namespaces())
     assert "n" not in log.namespaces()
     check_origins(log)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import openai
 import pytest
 
 from actors.statistics_database import StatisticsClient, StatisticsDatabaseActor
+from hdserve.engine.structured_output import grammar
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.serving import ServedApplication
@@ -16,6 +18,15 @@ from tests.serving import ServedApplication
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Who asks the shared server comes last, so that it does not run beside all others."""
     items.sort(key=lambda item: "bundled_application" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def tried_grammars() -> Iterator[None]:
+    """Each grammar is tried once in a process of its own, not again after each text that it does
+    not allow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar, "memory_bytes", cache(grammar.memory_bytes))
+        yield
 
 
 @pytest.fixture(scope="package")

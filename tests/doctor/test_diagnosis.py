@@ -53,6 +53,7 @@ from hdserve.doctor.weights import weight_bytes
 from hdserve.engine.hardware import description
 from hdserve.models import bundled_model_path, bundled_statistics
 from tests.closed import closed as closed_directory
+from tests.closed import open_directory
 from tests.ports import free_port
 
 
@@ -444,16 +445,16 @@ def test_model_database(tmp_path: Path) -> None:
     assert check(snapshot_dir="/proc/nothing") == ["failure"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    config = parse_config(
-        {
-            "models": [{"name": "m", "model": "hdserve-mini"}],
-            "model_database": {"snapshot_dir": tmp_path / "new"},
-        }
-    )
-    assert verdicts(check_model_database(config)) == ["failure"]
+def test_a_directory_that_cannot_be_written() -> None:
+    """Though all may look into it."""
+    with open_directory() as place:
+        models = [{"name": "m", "model": "hdserve-mini"}]
+        database = {"snapshot_dir": place / "new"}
+        config = parse_config({"models": models, "model_database": database})
+        with closed_directory(place, 0o555):
+            (found,) = check_model_database(config)
+    assert (found.verdict, found.text) == (Verdict.FAILURE, f"{place} cannot be written")
+    assert found.remedy.startswith("sudo install -d ")
 
 
 def test_what_may_not_be_looked_at(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -16,6 +17,14 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def untraced_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention computes its definition without being traced before each call, which takes most
+    of the time and changes no result."""
+    flex_attention = import_module("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from tests.engines import make_engine, make_sequence, run
 
 TOKENIZER = load_tokenizer("hdserve-tiny")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+SMALL: dict[str, Any] = {"kv_cache_tokens": 512, "max_num_sequences": 6}
+"""Options of an engine whose warm-up, where all rows attend in one call, is of fewer rows, which
+attend to fewer keys."""
 
 
 class RecordingDrafter(Drafter):

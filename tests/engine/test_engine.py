@@ -363,10 +363,11 @@ def test_an_interruption_while_sequences_are_admitted() -> None:
     """At any line: who had left the queue ends, who was still in it is answered, and nobody is
     lost."""
     prompts = {name: make_prompt(4, seed) for seed, name in enumerate("abcd")}
-    futures = {name: plain(prompt, **GREEDY).token_ids for name, prompt in prompts.items()}
+    params = {**GREEDY, "max_tokens": 4}
+    futures = {name: plain(prompt, **params).token_ids for name, prompt in prompts.items()}
     for number in count():
         engine = make_engine(max_num_sequences=3)
-        sequences = [make_sequence(name, prompt, **GREEDY) for name, prompt in prompts.items()]
+        sequences = [make_sequence(name, prompt, **params) for name, prompt in prompts.items()]
         for seq in sequences:
             engine.add(seq)
         with _interrupted_while_admitting(number) as was_interrupted, suppress(KeyboardInterrupt):

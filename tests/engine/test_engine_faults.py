@@ -13,11 +13,11 @@ from hdserve.drafting.base import Drafter
 from hdserve.errors import HdserveError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
-from tests.engine.helpers import GREEDY, TOKENIZER, plain
+from tests.engine.helpers import GREEDY, SMALL, TOKENIZER, plain
 from tests.engines import make_engine, make_prompt, make_sequence, run
 from tests.models import make_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+pytestmark = pytest.mark.usefixtures("untraced_attention")
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -94,7 +94,7 @@ def test_drafts_that_the_model_makes_no_numbers_of_change_nothing(
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
     engine = make_engine(
-        [PoisonDrafter(poison)], model=model, attends_in_one_call=attends_in_one_call
+        [PoisonDrafter(poison)], model=model, attends_in_one_call=attends_in_one_call, **SMALL
     )
     assert engine._runner.attends_in_one_call is attends_in_one_call
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
@@ -112,7 +112,7 @@ def test_such_drafts_change_no_long_prompt_beside_them() -> None:
     wanted = [plain(prompt, **params).token_ids for prompt in clean]
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = float("nan")
-    engine = make_engine([PoisonDrafter(poison)], model=model, attends_in_one_call=True)
+    engine = make_engine([PoisonDrafter(poison)], model=model, attends_in_one_call=True, **SMALL)
     assert engine._runner.attends_in_one_call
     sequences = [make_sequence(str(n), prompt, **params) for n, prompt in enumerate(clean)]
     run(engine, sequences)
@@ -201,9 +201,8 @@ def test_what_comes_behind_an_end_does_not_matter(
     with torch.no_grad():
         model.get_input_embeddings().weight[tokens[last]] = float("nan")
     stops = {"stop_token_ids": (tokens[last],)} if is_ending else {}
-    engine = make_engine(
-        [OracleDrafter({"a": tokens})], model=model, attends_in_one_call=attends_in_one_call
-    )
+    drafter = OracleDrafter({"a": tokens})
+    engine = make_engine([drafter], model=model, attends_in_one_call=attends_in_one_call, **SMALL)
     seq = make_sequence("a", prompt, **params, **stops)
     run(engine, [seq])
     assert seq.finish_reason is (FinishReason.STOP if is_ending else FinishReason.ERROR)

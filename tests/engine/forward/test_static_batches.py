@@ -30,46 +30,17 @@ from hdserve.errors import ConfigError
 from hdserve.tree import DraftTree
 from tests.drafters import OracleDrafter
 from tests.engine.caches import make_cache
+from tests.engine.helpers import SMALL
 from tests.engines import make_engine, make_prompt, make_sequence, plain_tokens, run
-from tests.models import ARCHITECTURES, make_model
+from tests.models import make_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+pytestmark = pytest.mark.usefixtures("untraced_attention")
 
 
 def make_runner(architecture: str, dtype: torch.dtype, *, attends_in_one_call: bool) -> ModelRunner:
     loaded = prepare_model(make_model(architecture, dtype), EngineConfig())
     cache = KVCache(loaded.kv_shape, 640, loaded.dtype, loaded.device)
     return ModelRunner(loaded, cache, attends_in_one_call=attends_in_one_call)
-
-
-def forwarded(runner: ModelRunner) -> torch.Tensor:
-    """The logits of a tree, of a row that decodes plainly, and of the end of a prompt."""
-    segments = [runner.cache.rows.allocate(100) for _ in range(3)]
-    assert all(segments)
-    own = [segment for segment in segments if segment is not None]
-    prompts = [make_prompt(20 + number, number) for number in range(3)]
-    runner.forward([Chunk(s, 0, p, None) for s, p in zip(own, prompts, strict=True)])
-    tree = DraftTree(5, 9)
-    for path in ([6, 7, 8], [9], [6, 10]):
-        tree.add_path(path, Source.OTHER)
-    chunks = [
-        Chunk(own[0], 20, [5], tree),
-        Chunk(own[1], 21, [5], DraftTree(5, 0)),
-        Chunk(own[2], 22, [1, 2, 3], DraftTree(3, 0)),
-    ]
-    outputs = [found for found in runner.forward(chunks) if found is not None]
-    return torch.cat([found.logits for found in outputs])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_attends_so(architecture: str, dtype: torch.dtype) -> None:
-    """With grouped heads, windows and whatever else its layers do; up to rounding, which in float32
-    takes either way up to 1.1e-5 from float64 (Gemma 4, whose scores are not scaled)."""
-    wanted = forwarded(make_runner(architecture, dtype, attends_in_one_call=False))
-    found = forwarded(make_runner(architecture, dtype, attends_in_one_call=True))
-    tolerance = 3e-5 if dtype == torch.float32 else 0.1
-    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
 def test_batches_of_as_many_rows_lie_in_the_same_place() -> None:
@@ -317,7 +288,7 @@ def test_drafts_change_nothing(params: dict[str, object]) -> None:
     sequences.append(make_sequence("d", make_prompt(9, 9), temperature=0.7, seed=4))
     wanted = plain_tokens(model, sequences)
     drafter = OracleDrafter(wanted)
-    engine = make_engine([drafter], model=model, attends_in_one_call=True)
+    engine = make_engine([drafter], model=model, attends_in_one_call=True, **SMALL)
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
     assert engine.stats.drafts.num_accepted_tokens > 0
@@ -366,7 +337,7 @@ def test_forwards_draw_what_is_sampled_freely(params: dict[str, Any], is_drawn: 
     sequences.append(make_sequence("e", make_prompt(9, 8), temperature=0.0))
     wanted = plain_tokens(model, sequences)
     drafter = OracleDrafter(wanted)
-    engine = make_engine([drafter], model=model, attends_in_one_call=True)
+    engine = make_engine([drafter], model=model, attends_in_one_call=True, **SMALL)
     choices = engine._runner._choices = FoundByPyTorch()
     run(engine, sequences)
     assert {seq.request_id: seq.token_ids for seq in sequences} == wanted
@@ -380,7 +351,7 @@ def test_what_a_forward_has_drawn_is_not_drawn_again() -> None:
             found = super().read(num_rows, num_read)
             return found._replace(drawn=np.full_like(found.drawn, 7))
 
-    engine = make_engine(attends_in_one_call=True)
+    engine = make_engine(attends_in_one_call=True, **SMALL)
     engine._runner._choices = Always()
     seq = make_sequence("a", make_prompt(12), max_tokens=5)
     run(engine, [seq])
@@ -393,7 +364,7 @@ def test_a_forward_that_can_draw_no_token_ends_its_sequence_alone() -> None:
             found = super().read(num_rows, num_read)
             return found._replace(drawn=np.full_like(found.drawn, NO_TOKEN))
 
-    engine = make_engine(attends_in_one_call=True)
+    engine = make_engine(attends_in_one_call=True, **SMALL)
     engine._runner._choices = Never()
     drawn, greedy = (
         make_sequence(name, make_prompt(12), temperature=temperature)
@@ -411,7 +382,7 @@ def test_drafts_hang_on_a_prompt_where_it_rounds_alike(attends_in_one_call: bool
     model = make_model()
     seq = make_sequence("a", make_prompt(12))
     drafter = OracleDrafter(plain_tokens(model, [seq]))
-    engine = make_engine([drafter], model=model, attends_in_one_call=attends_in_one_call)
+    engine = make_engine([drafter], model=model, attends_in_one_call=attends_in_one_call, **SMALL)
     engine.add(seq)
     engine.step()
     assert (engine.stats.drafts.num_draft_tokens == 0) == attends_in_one_call

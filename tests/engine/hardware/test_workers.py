@@ -15,11 +15,15 @@ from tests.waiting import eventually
 
 @pytest.fixture(params=[True, False], ids=["openmp", "own threads"])
 def workers(request: pytest.FixtureRequest) -> Workers:
+    return three_workers(uses_openmp=request.param)
+
+
+def three_workers(*, uses_openmp: bool) -> Workers:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    found = Workers(uses_openmp=request.param)
+    found = Workers(uses_openmp=uses_openmp)
     torch.set_num_threads(before)
-    if request.param and not found.uses_openmp:
+    if uses_openmp and not found.uses_openmp:
         pytest.skip("this PyTorch does not use GNU OpenMP")
     return found
 
@@ -85,10 +89,9 @@ def test_parts_are_not_too_small(workers: Workers) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's threads")
-def test_a_thread_ends_those_that_shared_its_work(workers: Workers) -> None:
+def test_a_thread_ends_those_of_openmp_that_shared_its_work() -> None:
     """So that those of another are not too many for the cores; it gets others when it goes on."""
-    if not workers.uses_openmp:
-        pytest.skip("own threads end with their workers")
+    workers = three_workers(uses_openmp=True)
     numbers: list[int] = []
 
     def threads() -> set[str]:

@@ -116,7 +116,7 @@ def test_models_that_would_be_wrong_are_refused(name: str) -> None:
     assert type(model).__name__ in caught.value.message
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("untraced_attention")
 @pytest.mark.parametrize("name", ["qwen2_moe", "phimoe"])
 def test_what_no_kernel_changes_is_told_at_once(
     name: str, caplog: pytest.LogCaptureFixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -218,14 +219,33 @@ def test_what_ends_reasoning_but_for_the_mark() -> None:
     assert one.output_token_ids == [OTHER]
 
 
-def test_long_reasoning_costs_no_more_than_short() -> None:
-    """Ten thousand tokens are followed, and read again where the lexer of others was full."""
+class CountedCalls:
+    """A matcher whose calls are counted by name."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self.numbers = Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.numbers[name] += 1
+        return getattr(self._matcher, name)
+
+
+@pytest.mark.parametrize("num_tokens", [1_000, 10_000])
+def test_long_reasoning_costs_no_more_than_short(num_tokens: int) -> None:
+    """Each token is read once, however many there are, since no lexer is full; a guide that comes
+    late reads all of them at once."""
     state = MARKED_GRAMMARS.state(FORMS["open"])
     assert state.guide is not None
-    written = [token_id % 256 for token_id in range(10_000)]
+    matcher, guide = CountedCalls(state._matcher), CountedCalls(state.guide._matcher)
+    state._matcher, state.guide._matcher = matcher, guide
+    written = [token_id % 256 for token_id in range(num_tokens)]
     for token_id in written:
         state.push(token_id)
     state.guide.follow(written)
+    names = ("consume_token", "consume_tokens", "compute_bitmask")
+    assert [matcher.numbers[name] for name in names] == [num_tokens, 0, 0]
+    assert [guide.numbers[name] for name in names] == [0, 1, 1]
     assert state.guide.forced() == []
     state.push(CLOSE)
     state.guide.follow([*written, CLOSE, *b"\n\n"])
