@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 
 from hdserve.schema.parts import SCALARS, Schema
@@ -84,7 +84,7 @@ class Comparison:
         self._num_left = _MAX_COMPARISONS
         self._values: dict[int, _Values | None] = {}
         self._kinds: dict[int, set[str] | None] = {}
-        self._required: dict[int, list[str]] = {}
+        self._required: dict[int, dict[str, None]] = {}
         """The values of schemas, their types and what objects need, by ``id``."""
 
     def exclude_each_other(self, schemas: Sequence[Any]) -> bool:
@@ -136,7 +136,7 @@ class Comparison:
             return False
         return any(
             self._are_apart(_property(one, name), _property(other, name), depth + 1)
-            for name in chain(self._required_by(one), self._required_by(other))
+            for name in self._names_in(one, other)
         )
 
     def _kinds_of(self, schema: Schema) -> set[str] | None:
@@ -151,9 +151,15 @@ class Comparison:
         values = self._values_of(schema)
         return None if values is None else {kind for kind, _ in values}
 
-    def _required_by(self, schema: Schema) -> list[str]:
+    def _names_in(self, one: Schema, other: Schema) -> Iterator[str]:
+        """Yield the properties that either object needs, each once."""
+        names = self._required_by(one)
+        yield from names
+        yield from (name for name in self._required_by(other) if name not in names)
+
+    def _required_by(self, schema: Schema) -> dict[str, None]:
         if id(schema) not in self._required:
-            self._required[id(schema)] = required_by(schema)
+            self._required[id(schema)] = dict.fromkeys(required_by(schema))
         return self._required[id(schema)]
 
     def _values_of(self, schema: Any) -> _Values | None:

@@ -85,6 +85,15 @@ def test_types_of_values_are_found_once() -> None:
     assert calls["<setcomp>"] < 10
 
 
+def test_what_objects_need_alike_is_compared_once() -> None:
+    """Else a few levels of it would use up all comparisons before what tells them apart."""
+    data = TEXT
+    for _ in range(3):
+        data = record(a=data, b=data, c=data)
+    forms = [record(data=data, n={"const": number}) for number in range(3)]
+    assert Comparison({}).exclude_each_other(forms)
+
+
 def test_what_objects_need_is_found_once() -> None:
     """However many other schemas they are compared with."""
     names = [str(number) for number in range(100)]
