@@ -289,18 +289,19 @@ class ModelHost:
         is_shared = self.config.share_output and seq.speculation.is_output_shared
         if not is_shared or not seq.num_output_tokens:
             return
-        self._ended.append(seq)
         if self._between_steps is None:
-            self._add_ended()
+            self.own_database.record(seq)
         else:
+            self._ended.append(seq)
             self._between_steps(self._add_ended)
         if self._on_output is not None:
             self._on_output(seq.namespace, seq.output_token_ids)
 
-    def _add_ended(self, _engine: Engine | None = None) -> None:
+    def _add_ended(self, engine: Engine) -> None:
         """Add the next output to the model database, unless it was forgotten meanwhile."""
         if self._ended:
-            self.own_database.record(self._ended.popleft())
+            record, seq = self.own_database.record, self._ended.popleft()
+            engine.drafters.run("engine", "on_finish", record, seq)
 
 
 def _load_tokenizer(config: ModelConfig) -> Tokenizer:

@@ -42,8 +42,10 @@ def test_a_model_that_does_not_share_keeps_nothing(is_shared: bool) -> None:
     assert (database.num_recycled_entries > 0) is is_shared
 
 
-def test_outputs_that_end_together_are_added_one_by_one_between_steps() -> None:
-    """And those that were flushed meanwhile not at all."""
+def test_outputs_that_end_together_are_added_one_by_one_between_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And those that were flushed meanwhile not at all; one that cannot be added is counted."""
     config = {
         "name": "m",
         "model": "hdserve-mini",
@@ -65,6 +67,10 @@ def test_outputs_that_end_together_are_added_one_by_one_between_steps() -> None:
         command(engine)
     assert host.own_database.namespaces == ("default",)
     assert host.own_database.num_entries == 2
+    monkeypatch.setattr(host.own_database, "record", lambda _: 1 // 0)
+    run(engine, [make_sequence("d", [5, 300], temperature=0.0)])
+    waiting[-1](engine)
+    assert engine.drafters.num_failures["engine", "on_finish"] == 1
 
 
 def test_engines_of_a_host_are_all_exact_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
