@@ -186,9 +186,15 @@ def test_what_a_manifest_names_may_be_in_its_pods(tmp_path: Path) -> None:
         assert line.startswith(f"warning: {place}: ")
         assert line.endswith("; this does not matter if it is in the pods")
     config["models"][0]["drafting"] = {"drafters": [{"name": "hierarchie"}]}
+    config["access"]["admin_key"] = "short"
     error: Any = checked().exception
     assert "unknown drafter 'hierarchie'" in error.message
+    assert "needs at least 16 characters" in error.message
     assert "/no/" not in error.message
+    (tmp_path / "keys").write_text("short")
+    config["access"] = {"api_keys_file": str(tmp_path / "keys")}
+    error = checked().exception
+    assert f"access: {tmp_path / 'keys'}" in error.message
 
 
 def test_a_policy_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

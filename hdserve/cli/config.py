@@ -16,7 +16,7 @@ from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import application_of, read_deployed_config
 from hdserve.config.mistakes import LineOf, nowhere, place_of
 from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
-from hdserve.doctor.problems import find_problems, find_warnings
+from hdserve.doctor.problems import find_faults, find_warnings
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models
 
@@ -41,10 +41,15 @@ def check_config(
     try:
         deployed = read_deployed_config(file)
         config, line_of = deployed.config, deployed.line_of
-        problems = find_problems(config, line_of, is_for_pods=deployed.is_for_pods)
-        warnings = [*find_warnings(config, line_of, is_for_pods=deployed.is_for_pods)]
+        problems, not_here = find_faults(config, line_of)
+        warnings = [*find_warnings(config, line_of)]
     except ConfigError as error:
         config, warnings, problems = None, [], error.message.splitlines()
+    else:
+        if deployed.is_for_pods:
+            warnings += [f"{line}; this does not matter if it is in the pods" for line in not_here]
+        else:
+            problems = [*not_here, *problems]
     models = () if config is None else config.models
     facts = list(map(_facts, models))
     output.write(

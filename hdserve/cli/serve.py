@@ -33,7 +33,7 @@ from hdserve.config.mistakes import LineOf, nowhere
 from hdserve.config.strict_model import at_home
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
-from hdserve.doctor.problems import find_problems
+from hdserve.doctor.problems import find_faults
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, is_path
 from hdserve.ports import reservation_error
@@ -246,9 +246,10 @@ def check_can_start(config: ServeConfig, source: Source) -> None:
         ConfigError: a part of ``config`` is wrong on this machine.
     """
     check_tracing(config.telemetry)
-    if problems := find_problems(config, _lines_of(source)):
+    wrong, not_here = find_faults(config, _lines_of(source))
+    if wrong or not_here:
         place = [f"{source}:"] if isinstance(source, Path) else []
-        raise ConfigError("\n".join([*place, *problems]))
+        raise ConfigError("\n".join([*place, *not_here, *wrong]))
 
 
 def _lines_of(source: Source) -> LineOf:

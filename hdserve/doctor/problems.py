@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hdserve.config import ModelConfig, ServeConfig
+from hdserve.config import AccessConfig, ModelConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, Location, place_of
 from hdserve.databases.statistics_info import read_info
 from hdserve.errors import ConfigError, InvalidRequest, SnapshotError
@@ -27,8 +27,6 @@ _NO_GPU = (
     "a replica sees no GPU with num_gpus: 0, unless a Serve config file reserves one in its "
     "ray_actor_options; num_gpus: 1, or a part of one, is expected"
 )
-_ON_THE_MACHINE = frozenset({"chat_template", "policy_function"})
-"""The settings that name files or modules of the machine that serves."""
 
 
 class Problem(NamedTuple):
@@ -44,29 +42,36 @@ class Problem(NamedTuple):
     remedy: str
 
 
-def find_problems(config: ServeConfig, line_of: LineOf, *, is_for_pods: bool = False) -> list[str]:
-    """Return what keeps a server from starting: one line for each, which begins with its place.
+class Faults(NamedTuple):
+    """What keeps a server from starting: one line for each, which begins with its place.
+
+    Attributes:
+        not_here: what is not on this machine, and may be on another.
+    """
+
+    wrong: list[str]
+    not_here: list[str]
+
+
+def find_faults(config: ServeConfig, line_of: LineOf) -> Faults:
+    """Return what keeps a server from starting.
 
     Args:
         line_of: finds the lines of the file that ``config`` is from.
-        is_for_pods: whether the server is to run in pods: what is not on this machine may be there.
     """
-    found = [] if is_for_pods else [*_faults(config, of_machine=True)]
-    found += _faults(config, of_machine=False)
-    return [f"{place_of(where, line_of)}: {text}" for where, text in found]
+    found = Faults([], [])
+    for where, text, is_missing in _faults(config):
+        lines = found.not_here if is_missing else found.wrong
+        lines.append(f"{place_of(where, line_of)}: {text}")
+    return found
 
 
-def find_warnings(
-    config: ServeConfig, line_of: LineOf, *, is_for_pods: bool = False
-) -> Iterator[str]:
+def find_warnings(config: ServeConfig, line_of: LineOf) -> Iterator[str]:
     """Yield what is probably a mistake, each in one line.
 
     Args:
-        line_of, is_for_pods: as for :func:`find_problems`.
+        line_of: as for :func:`find_faults`.
     """
-    if is_for_pods:
-        for where, text in _faults(config, of_machine=True):
-            yield f"{place_of(where, line_of)}: {text}; this does not matter if it is in the pods"
     from hdserve.access import key_file_warnings
 
     for item in key_file_warnings(config.access):
@@ -113,26 +118,41 @@ def statistics_fault(path: str, fingerprint: str) -> str:
     return f"{directory} was made with another tokenizer; {_LESS}"
 
 
-def _faults(config: ServeConfig, *, of_machine: bool) -> Iterator[tuple[Location, str]]:
-    """Yield what keeps a server from starting: either what is not on this machine, or all else."""
-    if of_machine:
-        yield from _what_is_not_here(config)
-    for problem in setting_problems(config):
-        if (problem.where[-1] in _ON_THE_MACHINE) == of_machine:
-            yield problem.where, problem.text
-
-
-def _what_is_not_here(config: ServeConfig) -> Iterator[tuple[Location, str]]:
-    from hdserve.access import read_access
-
-    try:
-        read_access(config.access)
-    except ConfigError as error:
-        yield ("access",), error.message
+def _faults(config: ServeConfig) -> Iterator[tuple[Location, str, bool]]:
+    """Yield what keeps a server from starting, and whether it is something that is missing here."""
+    for text, is_missing in _access_faults(config.access):
+        yield ("access",), text, is_missing
     for index, model in enumerate(config.models):
         if is_path(model.model) and not os.path.isdir(model.model):
             reason = f"there is no directory {Path(model.model).absolute()}"
-            yield ("models", index, "model"), reason
+            yield ("models", index, "model"), reason, not os.path.exists(model.model)
+    for problem in setting_problems(config):
+        yield problem.where, problem.text, _may_be_elsewhere(config, problem.where)
+
+
+def _access_faults(access: AccessConfig) -> Iterator[tuple[str, bool]]:
+    from hdserve.access import read_access
+
+    read = [(access, False)]
+    if access.api_keys_file is not None and not os.path.exists(access.api_keys_file):
+        read = [(access.model_copy(update={"api_keys_file": None}), False), (access, True)]
+    for config, is_missing in read:
+        try:
+            read_access(config)
+        except ConfigError as error:
+            yield error.message, is_missing
+            return
+
+
+def _may_be_elsewhere(config: ServeConfig, where: Location) -> bool:
+    """Whether a setting names a file that is not here, or a module, which may be another here."""
+    match where:
+        case ("models", int(index), "chat_template"):
+            template = config.models[index].chat_template
+            return template is not None and not os.path.exists(template)
+        case (*_, "policy_function"):
+            return True
+    return False
 
 
 def _model_problems(model: ModelConfig) -> Iterator[Problem]:
