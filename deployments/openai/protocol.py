@@ -30,7 +30,7 @@ from deployments.openai.sampling_fields import SamplingFields
 from deployments.openai.structured import Constraint, StructuredFields, one_of
 from deployments.openai.thinking import ReasoningEffort as ReasoningEffort
 from deployments.openai.thinking import ThinkingFields
-from deployments.openai.tools import ToolFields, Tools
+from deployments.openai.tools import ToolFields, Tools, check_tools
 from deployments.parsers.tool_parser import ToolParser
 from deployments.parsers.tool_parsers import HermesToolParser
 from hdserve.core import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
@@ -440,9 +440,10 @@ class TokenizeBody(OfferedBody, ChatFields):
         """Return the conversation as a request to continue it would have it.
 
         Raises:
-            InvalidRequest: parameters contradict each other.
+            InvalidRequest: parameters contradict each other, or tools are too large.
             Unsupported: a message has a part that is not text.
         """
+        check_tools(self.tools)
         return GenerationRequest(
             request_id="",
             messages=messages_for_template(self.messages or ()),

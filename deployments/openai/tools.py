@@ -115,6 +115,18 @@ Tools = Annotated[
 ]
 
 
+def check_tools(tools: Tools | None) -> None:
+    """
+    Raises:
+        InvalidRequest: the parameters of all tools are too large: also where no grammar is made of
+            them, templates write them, and so do some answers.
+    """
+    try:
+        check_size([tool.function.parameters for tool in tools or ()])
+    except ValueError as error:
+        raise InvalidRequest(f"the parameters of tools: {error}", "tools") from error
+
+
 class ToolFields(BaseModel):
     """The parameters of a chat that are about tools."""
 
@@ -197,7 +209,7 @@ class ToolFields(BaseModel):
             InvalidRequest: a chosen tool is not among the tools, or the parameters of one can be no
                 object, or are strict and cannot be held, or all are too large.
         """
-        self._check_size()
+        check_tools(self.tools)
         if self.tool_choice in {None, "none", "auto"} and not self.may_call_tools:
             return None
         if not self.tools:
@@ -226,17 +238,6 @@ class ToolFields(BaseModel):
         calls = self._calls(self._functions(), parser)
         either = grammar.either(calls.grammar, constraint.grammar)
         return Constraint(either, constraint.param, constraint.unheld + calls.unheld)
-
-    def _check_size(self) -> None:
-        """
-        Raises:
-            InvalidRequest: the parameters of all tools are too large: also where no grammar is made
-                of them, templates write them, and so do some answers.
-        """
-        try:
-            check_size([tool.function.parameters for tool in self.tools or ()])
-        except ValueError as error:
-            raise InvalidRequest(f"the parameters of tools: {error}", "tools") from error
 
     def _calls(self, functions: list[Function], parser: type[ToolParser]) -> Constraint:
         is_one = self.names_tool or self.parallel_tool_calls is False

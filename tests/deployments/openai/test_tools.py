@@ -14,7 +14,7 @@ from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.off_loop import MAX_INLINE_SIZE
 from deployments.openai.chat_format import ChatFormat
 from deployments.openai.completion_builder import CompletionBuilder
-from deployments.openai.protocol import ChatBody
+from deployments.openai.protocol import ChatBody, TokenizeBody
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.openai.tools import MAX_TOOLS
 from deployments.parsers.tool_parsers import HermesToolParser
@@ -561,6 +561,11 @@ def test_tools_of_too_many_values_together_are_refused(choice: str | None) -> No
     with pytest.raises(InvalidRequest, match="more than 100000 values") as caught:
         request(tools=[tool("f"), tool("g")], tool_choice=choice)
     assert caught.value.param == "tools"
+    tokenized = TokenizeBody.parse(
+        {"model": "m", "messages": USER, "tools": [tool("f"), tool("g")]}
+    )
+    with pytest.raises(InvalidRequest, match="more than 100000 values"):
+        tokenized.to_generation()
 
 
 def test_a_long_call_is_much_to_read() -> None:
