@@ -196,8 +196,8 @@ class Segment:
 
     @classmethod
     def from_records(cls, records: Iterable[bytes]) -> Segment:
-        """The outputs of all segments whose wire forms were packed into ``records``, in order.  Of
-        thousands of small ones this takes a quarter of the time that they take one by one.
+        """The outputs of all segments whose wire forms were packed into ``records``, in order.
+        Thousands of small ones are read two to three times as fast as one by one.
 
         Raises:
             SnapshotError: one is corrupt, or its fields are missing or contradict one another.
@@ -216,14 +216,14 @@ def concatenate(segments: Sequence[Segment]) -> Segment:
     segments = [segment for segment in segments if len(segment)]
     if len(segments) <= 1:
         return segments[0] if segments else Segment.empty()
-    numbers: dict[str, int] = {}
-    indices = []
-    for segment in segments:
-        mapped = [numbers.setdefault(origin, len(numbers)) for origin in segment.origins]
-        indices.append(np.array(mapped, np.uint16)[segment.origin_index])
+    origins, origin_index = _joined_origins(
+        [segment.origins for segment in segments],
+        np.array([len(segment) for segment in segments]),
+        np.concatenate([segment.origin_index for segment in segments]),
+    )
     return Segment(
-        origins=tuple(numbers),
-        origin_index=np.concatenate(indices),
+        origins=origins,
+        origin_index=origin_index,
         sequence_numbers=np.concatenate([segment.sequence_numbers for segment in segments]),
         lengths=np.concatenate([segment.lengths for segment in segments]),
         token_ids=np.concatenate([segment.token_ids for segment in segments]),
@@ -265,16 +265,31 @@ def _checked(
     )
     if not is_valid:
         raise SnapshotError("corrupt: the arrays of a segment contradict one another")
-    numbers: dict[str, int] = {}
-    mapped = [numbers.setdefault(origin, len(numbers)) for each in origins for origin in each]
-    first = np.repeat(np.cumsum(num_origins) - num_origins, num_outputs)
+    joined, origin_index = _joined_origins(origins, num_outputs, origin_index)
     return Segment(
-        origins=tuple(numbers),
-        origin_index=np.array(mapped, np.uint16)[first + origin_index],
+        origins=joined,
+        origin_index=origin_index,
         sequence_numbers=sequence_numbers,
         lengths=lengths,
         token_ids=token_ids.astype("<u4", copy=False),
     )
+
+
+def _joined_origins(
+    origins: Sequence[Sequence[str]], num_outputs: NDArray[np.int64], index: NDArray[np.uint16]
+) -> tuple[tuple[str, ...], NDArray[np.uint16]]:
+    """One list of the origins of several parts, and the index in it of each output's origin.
+
+    Args:
+        origins: of each part.
+        num_outputs: how many each part has.
+        index: of each output of all parts, in the list of its own.
+    """
+    numbers: dict[str, int] = {}
+    mapped = [numbers.setdefault(origin, len(numbers)) for each in origins for origin in each]
+    num_origins = np.array([len(each) for each in origins], np.int64)
+    first = np.repeat(np.cumsum(num_origins) - num_origins, num_outputs)
+    return tuple(numbers), np.array(mapped, np.uint16)[first + index]
 
 
 def _checked_origins(wire: Any) -> list[str]:
