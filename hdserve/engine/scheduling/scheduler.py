@@ -27,6 +27,10 @@ MIN_AWAITED_TOKENS = 256
 """A prompt waits for another one that is computing at least this many tokens of the same beginning:
 at least a chunk, which both would otherwise compute in turn."""
 
+_MAX_REUSED_TOKENS = 1 << 16
+"""Once admitted sequences reuse this many tokens, others wait for the next step: keys and values
+are copied, and drafters read the tokens, while running sequences stand still."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -186,9 +190,11 @@ class Scheduler:
         prompt blocks nobody, and a prompt that waits for its beginning reserves a slot.
         """
         admitted: list[Sequence] = []
-        num_kept_slots = 0
+        num_kept_slots = num_reused_tokens = 0
         for seq in self.waiting:
             if len(self.running) + num_kept_slots == self._max_num_sequences:
+                break
+            if num_reused_tokens >= _MAX_REUSED_TOKENS:
                 break
             if self._waits_for_choice(seq):
                 continue
@@ -203,7 +209,8 @@ class Scheduler:
             if placed is None:
                 break
             segment, seq.num_cached_tokens = placed
-            self.running.append(Slot(seq, segment))
+            num_reused_tokens += seq.num_cached_tokens
+            self.running.append(Slot(seq, segment, num_offered_tokens=seq.num_cached_tokens))
             admitted.append(seq)
         for seq in admitted:  # which would go on waiting if this was interrupted before
             del self.waiting[seq]
@@ -250,7 +257,8 @@ class Scheduler:
         if seq.scores_prompt:
             return bool(others)
         is_reused = seq.speculation.is_output_shared and self._prefixes.keeps(seq.num_prompt_tokens)
-        return is_reused and not all(slot.is_offered for slot in others)
+        num_reused = seq.num_prompt_tokens - 1 if is_reused else 0
+        return any(not slot.is_offered and slot.num_offered_tokens < num_reused for slot in others)
 
     def _waits_for_beginning(self, seq: Sequence) -> bool:
         """Whether another sequence is computing the beginning of the same prompt.

@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from hdserve.core import DEFAULT_NAMESPACE, SamplingParams, Sequence, SpeculationParams
+from hdserve.core import (
+    DEFAULT_NAMESPACE,
+    PromptScores,
+    SamplingParams,
+    Sequence,
+    SpeculationParams,
+)
 from hdserve.engine.batch.shapes import Shapes
 from hdserve.engine.engine import Engine
 from hdserve.engine.kv_cache.prefix_cache import KeyedTokens, PrefixCache
@@ -98,6 +104,56 @@ def test_a_prompt_that_was_read_for_another_choice_is_not_read_again() -> None:
         many.running[-1].seq.num_cached_tokens = len(prompt) - 1
         many.offer(many.running[-1])
     assert [own.num_read for own in counted] == [0] * 3
+
+
+def make_choices(prompt: list[int], number: int) -> list[Sequence]:
+    scores = PromptScores()
+    return [
+        Sequence(
+            str(index),
+            list(prompt),
+            SamplingParams(max_tokens=4, temperature=1.0, seed=3),
+            choice_index=index,
+            prompt_scores=scores,
+        )
+        for index in range(number)
+    ]
+
+
+@pytest.mark.parametrize("chunk_tokens", [39, 64])
+def test_choices_begin_together_once_their_prompt_is_cached(chunk_tokens: int) -> None:
+    """Also if all but its last token, which each of them computes, was cached before that."""
+    model, prompt = make_model(), make_prompt(40)
+    choices = make_choices(prompt, 5)
+    wanted = plain_tokens(model, choices)
+    engine = make_engine(model=model, prefill_chunk_tokens=chunk_tokens, prefill_slowdown=None)
+    for seq in choices:
+        engine.add(seq)
+    running = []
+    while not running or engine.stats.num_running == 1:
+        engine.step()
+        running.append(engine.stats.num_running)
+    assert running[-1] == 5
+    assert len(running) == 1 + -(-len(prompt) // chunk_tokens)
+    run(engine, [])
+    assert {seq.request_id: seq.token_ids for seq in choices} == wanted
+    assert [seq.num_reused_tokens for seq in choices] == [0, 39, 39, 39, 39]
+
+
+def test_a_step_admits_no_more_once_so_many_tokens_are_reused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Copying them would hold up those that run."""
+    monkeypatch.setattr(scheduler, "_MAX_REUSED_TOKENS", 2 * ALIKE)
+    engine = make_engine(prefill_chunk_tokens=32)
+    before, *prompts = make_prompts(6)
+    run(engine, [make_sequence("before", before)])
+    add(engine, prompts)
+    running = []
+    for _ in range(3):
+        engine.step()
+        running.append(engine.stats.num_running)
+    assert running == [2, 4, 5]
 
 
 def test_they_wait_for_no_more_than_their_beginning() -> None:
