@@ -22,7 +22,11 @@ def _refusing(kinds: type | tuple[type, ...], error: ErrorType) -> BeforeValidat
     return BeforeValidator(check)
 
 
-Integer = Annotated[int, _refusing((bool, str), "int_type")]
+_NO_INTEGER = _refusing((bool, str), "int_type")
+Integer = Annotated[int, _NO_INTEGER]
+OptionalInteger = Annotated[int | None, _NO_INTEGER]
+"""Unlike of ``Integer | None``, the schema of this one tells ``ge`` and ``le`` of its field."""
+
 Number = Annotated[float, _refusing((bool, str), "float_type")]
 Truth = Annotated[bool, _refusing(str, "bool_type")]
 """True or false; ``"false"`` is neither."""

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from deployments.generation import TokenInfo
-from deployments.openai.body import Integer
+from deployments.openai.body import OptionalInteger
 from hdserve.core import MAX_TOP_LOGPROBS
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -18,7 +18,7 @@ _NAME = "prompt_logprobs"
 class PromptLogprobFields(BaseModel):
     """The parameter of a generation request."""
 
-    prompt_logprobs: Integer | None = Field(
+    prompt_logprobs: OptionalInteger = Field(
         default=None, le=MAX_TOP_LOGPROBS, json_schema_extra={"minimum": 0}
     )
 

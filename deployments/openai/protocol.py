@@ -15,7 +15,7 @@ from deployments.generation import (
     GenerationRequest,
     Prompt,
 )
-from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Number, OptionalInteger, Truth, at_most
 from deployments.openai.chat_fields import ChatFields
 from deployments.openai.messages import (
     Messages,
@@ -118,7 +118,7 @@ class Speculation(ClosedBody):
     """How this request is drafted for; an extension of hdserve."""
 
     enabled: Truth = True
-    max_draft_tokens: Integer | None = Field(default=None, ge=0)
+    max_draft_tokens: OptionalInteger = Field(default=None, ge=0)
     databases: (
         Annotated[
             tuple[Literal["context", "model", "statistics", "recycled", "other", "grammar"], ...],
@@ -146,12 +146,12 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, Samplin
     frequency_penalty: Number | None = None
     logit_bias: Annotated[Mapping[int, StrictFloat], at_most(MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
-    max_tokens: Integer | None = None
-    max_completion_tokens: Integer | None = Field(default=None, ge=1)
+    max_tokens: OptionalInteger = None
+    max_completion_tokens: OptionalInteger = Field(default=None, ge=1)
     """The newer name, which goes first; clients send both."""
 
-    min_tokens: Integer | None = None
-    n: Integer | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    min_tokens: OptionalInteger = None
+    n: OptionalInteger = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: str | Texts | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: Truth | None = None
@@ -253,7 +253,7 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
 
     messages: Messages = Field(min_length=1)
     logprobs: StrictBool | None = None  # a completion has a number here
-    top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: OptionalInteger = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     prediction: Prediction | None = None
     verbosity: Verbosity | None = None
 
@@ -354,9 +354,9 @@ class CompletionBody(GenerationBody):
     prompt: (
         str | Texts | TokenIds | Annotated[tuple[TokenIds, ...], Field(fail_fast=True)] | None
     ) = Field(union_mode="left_to_right")
-    logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: OptionalInteger = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: Truth | None = None
-    best_of: Integer | None = None
+    best_of: OptionalInteger = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.openai.body import Body, ClosedBody, Integer, Number, Truth, at_most
+from deployments.openai.body import Body, ClosedBody, Number, OptionalInteger, Truth, at_most
 from deployments.openai.kinds import unsupported
 from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
@@ -201,17 +201,17 @@ class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
     input: Input
     include: Texts | None = None
     instructions: str | None = None
-    max_output_tokens: Integer | None = Field(default=None, ge=1)
-    max_tool_calls: Integer | None = Field(default=None, ge=0)
+    max_output_tokens: OptionalInteger = Field(default=None, ge=1)
+    max_tool_calls: OptionalInteger = Field(default=None, ge=0)
     """Of the tools that a server runs itself: here none."""
 
     context_management: Annotated[tuple[Mapping[str, Any], ...], Field(fail_fast=True)] | None = (
         None
     )
-    top_logprobs: Integer | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: OptionalInteger = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     repetition_penalty: Number | None = None
     stop: str | Texts | None = None
-    min_tokens: Integer | None = None
+    min_tokens: OptionalInteger = None
     ignore_eos: Truth | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None

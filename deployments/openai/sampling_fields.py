@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from deployments.openai.body import Integer, Number
+from deployments.openai.body import Number, OptionalInteger
 
 
 class SamplingFields(BaseModel):
@@ -12,6 +12,6 @@ class SamplingFields(BaseModel):
 
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: Integer | None = None
+    top_k: OptionalInteger = None
     min_p: Number | None = None
-    seed: Integer | None = None
+    seed: OptionalInteger = None

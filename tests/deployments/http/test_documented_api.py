@@ -65,6 +65,21 @@ def test_statuses_are_those_that_are_sent() -> None:
         assert ("requestBody" in operation) == (method == "post"), path
 
 
+def test_limits_are_documented_in_words_of_json_schema() -> None:
+    _, documented = operations(OPEN)
+    body = documented["post", "/v1/completions"]["requestBody"]
+    num_choices = body["content"]["application/json"]["schema"]["properties"]["n"]["anyOf"][0]
+    assert num_choices == {"type": "integer", "minimum": 1, "maximum": 64}
+    assert not keys_of(documented) & {"ge", "gt", "le", "lt"}
+
+
+def keys_of(part: Any) -> set[str]:
+    """Those of all objects in it."""
+    if isinstance(part, list):
+        return set().union(*map(keys_of, part))
+    return set(part).union(*map(keys_of, part.values())) if isinstance(part, dict) else set()
+
+
 def test_what_can_be_streamed_says_so() -> None:
     """Beside the answer in one object."""
     _, documented = operations(OPEN)
