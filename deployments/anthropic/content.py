@@ -88,23 +88,70 @@ Texts = Annotated[
 """Blocks of text alone, of whatever parameter."""
 
 
+class SearchResultBlock(Body):
+    """What a search found; answers do not cite it."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
+    type: Literal["search_result"]
+    title: str
+    source: str
+    content: Annotated[
+        tuple[Annotated[TextBlock, only_kinds("content blocks", {"text"}, PARAM)], ...],
+        Field(fail_fast=True),
+    ]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join((self.title, self.source, *texts_of(self.content)))
+
+    def unread_fields(self) -> dict[str, Any]:
+        """Return what is not read, and with it ``citations`` if they are asked for."""
+        found = super().unread_fields()
+        if found.get("citations") == {"enabled": False}:
+            del found["citations"]
+        return found
+
+
+class ToolReferenceBlock(Body):
+    """The name of a tool that was found among those of the request, all of which are shown."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.tool_name
+
+
 # Brackets tell forms of a value from its fields where an error is told.
 def _form_of_returned(block: Any) -> str:
-    return "[media]" if is_media(named_kind(block)) else "[text]"
+    kind = named_kind(block)
+    return "[media]" if is_media(kind) else f"[{kind or 'text'}]"
 
 
 Returned = Annotated[
     tuple[
         Annotated[
-            Annotated[TextBlock, Tag("[text]")] | Annotated[Media, Tag("[media]")],
+            Annotated[TextBlock, Tag("[text]")]
+            | Annotated[SearchResultBlock, Tag("[search_result]")]
+            | Annotated[ToolReferenceBlock, Tag("[tool_reference]")]
+            | Annotated[Media, Tag("[media]")],
             Discriminator(_form_of_returned),
-            only_kinds("content blocks", {"text", *MEDIA}, PARAM),
+            only_kinds(
+                "content blocks", {"text", "search_result", "tool_reference", *MEDIA}, PARAM
+            ),
         ],
         ...,
     ],
     Field(fail_fast=True),
 ]
-"""What a tool returned: texts, and images and the like, for which texts stand."""
+"""What a tool returned: texts, what can be told as one, and images and the like, for which texts
+stand."""
 
 
 class ToolResultBlock(Body):
@@ -138,6 +185,7 @@ def _type_of_block(block: Any) -> Any:
 
 InputBlock = Annotated[
     Annotated[TextBlock, Tag("[text]")]
+    | Annotated[SearchResultBlock, Tag("[search_result]")]
     | Annotated[ThinkingBlock, Tag("[thinking]")]
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
@@ -146,7 +194,15 @@ InputBlock = Annotated[
     Discriminator(_type_of_block),
     only_kinds(
         "content blocks",
-        {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *LEFT_OUT_BLOCKS},
+        {
+            "text",
+            "search_result",
+            "thinking",
+            "redacted_thinking",
+            "tool_use",
+            "tool_result",
+            *LEFT_OUT_BLOCKS,
+        },
         PARAM,
     ),
 ]
@@ -203,7 +259,8 @@ def texts_of(content: str | Iterable[Body] | None) -> list[str]:
     """Return the texts of a content: of each block that has one, its own."""
     if content is None or isinstance(content, str):
         return [content or ""]
-    return [block.text for block in content if isinstance(block, (TextBlock, Media))]
+    told = (TextBlock, SearchResultBlock, ToolReferenceBlock, Media)
+    return [block.text for block in content if isinstance(block, told)]
 
 
 def text_of(content: str | Iterable[Body] | None) -> str:
@@ -233,10 +290,10 @@ def chat_messages(messages: Iterable[InputMessage]) -> Iterator[dict[str, Any]]:
 
 def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:
     said = system_text if role == "system" else text_of
-    texts: list[TextBlock] = []
+    texts: list[TextBlock | SearchResultBlock] = []
     has_results = False
     for block in blocks:
-        if isinstance(block, TextBlock):
+        if isinstance(block, (TextBlock, SearchResultBlock)):
             texts.append(block)
         elif isinstance(block, ToolResultBlock) and role == "user":
             if texts:

@@ -10,6 +10,7 @@ from deployments.openai.body import Body
 MEDIA: Mapping[str, str] = {
     "audio": "audio",
     "audio_url": "audio",
+    "browser_state": "browser state",
     "document": "document",
     "file": "file",
     "image": "image",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from anthropic.types.beta import BetaContentBlock
+from anthropic.types.tool_result_block_param import Content
 
 from deployments.anthropic.content import LEFT_OUT_BLOCKS
 from deployments.anthropic.protocol import MessagesBody
@@ -20,6 +21,21 @@ IMAGE = {
 }
 DOCUMENT = {"type": "document", "title": "t", "source": {"type": "url", "url": "x"}}
 TEXT = {"type": "text", "text": "a"}
+TAB = {"tab_id": "1", "title": "t", "url": "https://t.org", "active": True}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+FOUND = {"type": "search_result", "title": "t", "source": "s", "content": [TEXT, TEXT], **CACHED}
+RETURNED = {
+    "text": (TEXT, "a"),
+    "search_result": (FOUND, "t\ns\na\na"),
+    "tool_reference": ({"type": "tool_reference", "tool_name": "f", **CACHED}, "f"),
+    "image": (IMAGE, "[image left out: this model reads text only]"),
+    "document": (DOCUMENT, "[document left out: this model reads text only]"),
+    "browser_state": (
+        {"type": "browser_state", "tabs": [TAB], **CACHED},
+        "[browser state left out: this model reads text only]",
+    ),
+}
+"""What a tool may return, by its type, and what the model is told of it."""
 
 
 def body(*messages: dict[str, Any]) -> MessagesBody:
@@ -58,6 +74,31 @@ def test_a_text_stands_for_an_image_that_a_tool_returned() -> None:
     assert body(*returning([TEXT])).ignored == body(*returning("a")).ignored == ()
 
 
+def test_every_block_of_a_result_is_known() -> None:
+    """By all types that the client's library has for one."""
+    kinds = {kind for each in get_args(Content) for kind in get_args(get_type_hints(each)["type"])}
+    assert kinds == RETURNED.keys()
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_what_the_model_is_told_of_a_result(kind: str) -> None:
+    """All of it, or that it is left out, which is named."""
+    block, text = RETURNED[kind]
+    messages = returning([TEXT, block])
+    assert told(*messages)[-1]["content"] == f"a\n{text}"
+    is_left_out = kind in {"image", "document", "browser_state"}
+    assert body(*messages).ignored == (f"messages.content.content.{kind}",) * is_left_out
+
+
+def test_what_a_search_found_is_said_as_text() -> None:
+    """Answers do not cite it, which is named where citations are asked for."""
+    for enabled, names in ((False, ()), (True, ("messages.content.citations",))):
+        block = {**FOUND, "citations": {"enabled": enabled}}
+        message = {"role": "user", "content": [TEXT, block, TEXT]}
+        assert told(message) == ({"role": "user", "content": "a\nt\ns\na\na\na"},)
+        assert body(message).ignored == names
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "reason"),
     [
@@ -65,6 +106,8 @@ def test_a_text_stands_for_an_image_that_a_tool_returned() -> None:
         ([{"type": 5}], InvalidRequest, r"^messages\.2\.content\.0\.content\.0\.type: 'text' is"),
         ([TEXT, "a"], InvalidRequest, r"^messages\.2\.content\.0\.content\.1: an object is"),
         ([{"type": "text"}], InvalidRequest, r"content\.0\.text: is missing$"),
+        ([{"type": "tool_reference"}], InvalidRequest, r"content\.0\.tool_name: is missing$"),
+        ([{**FOUND, "content": [IMAGE]}], Unsupported, r"^content blocks of type 'image' are not"),
     ],
 )
 def test_what_a_tool_cannot_return(content: Any, kind: type[InvalidRequest], reason: str) -> None:
