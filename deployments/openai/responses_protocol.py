@@ -186,7 +186,7 @@ class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
         "access_programs": (),
         "background": (False,),
         "conversation": (),
-        "image": ({}, {"context_compression": "auto"}),
+        "image": ({}, {"context_compression": "auto"}, {"context_compression": "disabled"}),
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),

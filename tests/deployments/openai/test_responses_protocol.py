@@ -71,6 +71,7 @@ def test_a_text_is_a_message_of_the_user() -> None:
         ({"top_logprobs": 20}, {"logprobs": True, "top_logprobs": 20}),
         ({"top_logprobs": 0}, {}),
         ({"max_tool_calls": 3, "image": {"context_compression": "auto"}}, {}),
+        ({"image": {"context_compression": "disabled"}}, {}),
     ],
 )
 def test_parameters_are_those_of_a_chat(fields: dict[str, Any], same: dict[str, Any]) -> None:
