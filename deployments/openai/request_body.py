@@ -148,11 +148,13 @@ class RequestBody(OfferedBody):
         """Check the JSON body of a request, as :meth:`OfferedBody.parse` does.
 
         Raises:
+            Unsupported: nothing is to be generated, too.
             InvalidRequest: there are options of a stream, and no stream is asked for, or labels
                 are too long, too.
         """
         if isinstance(data, dict):
             check_labels(data)
+            _check_generates(data)
         body = super().parse(data)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream: true", "stream_options")
@@ -178,6 +180,17 @@ def parse_body(model: type[Model], data: Any) -> Model:
             reason = f"{'.'.join(map(str, location))}: {reason}"
         param = _printable(str(location[0]))[:_MAX_PARAM_CHARACTERS] if location else None
         raise InvalidRequest(_printable(reason)[:_MAX_REASON_CHARACTERS], param) from error
+
+
+def _check_generates(body: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        Unsupported: the prompt is to be cached, and nothing generated.
+    """
+    name = "prompt_cache_options"
+    options = body.get(name)
+    if isinstance(options, Mapping) and options.get("prewarm"):
+        raise Unsupported(f"{name}.prewarm is not supported: every request generates", name)
 
 
 def _printable(text: str) -> str:

@@ -148,6 +148,7 @@ def test_logprobs_of_completions_count_alternatives() -> None:
         (ChatBody, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}),
         (ChatBody, {"safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "default"}),
         (ChatBody, {"prompt_cache_options": {"mode": "implicit"}}),
+        (ChatBody, {"prompt_cache_options": {"prewarm": False}}),
         (ChatBody, {"stream": True, "stream_options": {"include_obfuscation": True}}),
         (ChatBody, {"stream": False, "stream_options": None}),
         (ChatBody, {"stream": True, "stream_options": {"include_usage": None}}),
@@ -238,6 +239,7 @@ UNSUPPORTED: list[tuple[type[ChatBody | CompletionBody], str, Any]] = [
     (ChatBody, "text", {"format": {"type": "json_object"}}),
     (ChatBody, "previous_response_id", "resp_1"),
     (ChatBody, "truncation", "auto"),
+    (ChatBody, "prompt_cache_options", {"ttl": "30m", "prewarm": True}),
     (CompletionBody, "max_output_tokens", 5),
     (CompletionBody, "text", {"format": {"type": "json_object"}}),
 ]

@@ -109,6 +109,7 @@ WRONG: list[tuple[dict[str, Any], str, type[RequestError]]] = [
     ({"max_tool_calls": "many"}, "max_tool_calls", InvalidRequest),
     ({"context_management": [5]}, "context_management", InvalidRequest),
     ({"image": {"context_compression": "enabled"}}, "image", Unsupported),
+    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options", Unsupported),
     ({"reasoning_effort": "high"}, "reasoning_effort", Unsupported),
     ({"reasoning": {"summary": ["auto"]}}, "reasoning", InvalidRequest),
     ({"top_logprobs": 21}, "top_logprobs", InvalidRequest),
