@@ -190,6 +190,8 @@ class Gateway:
                 async with aclosing(self._servers.generate(name, request, deadline)) as found:
                     try:
                         async for records in found:
+                            if not has_begun:
+                                self.infos.renew(config)
                             has_begun, is_complete = True, isinstance(records[-1], Summary)
                             yield records
                         return

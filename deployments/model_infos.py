@@ -84,14 +84,13 @@ class ModelInfos:
         return known if answers or known is None else replace(known, num_running=0, num_waiting=0)
 
     async def without_waking(self, model: ModelConfig) -> ModelInfo:
-        """Return a description of the model without starting a replica: the last one where there
-        may be none, else a current one.
+        """Return a current description of the model; the last one if it may have no replica, and
+        has none.
 
         Raises:
-            EngineStopped: there is no description yet, and no running replica gives one.
+            EngineStopped: there is none yet, or a replica that exists has not answered.
         """
-        known = self._known.get(model.name) if model.may_sleep else None
-        found = known or await self.now(model)
+        found = await self.now(model)
         if found is None:
             raise EngineStopped("no replica of the model has answered yet; a request starts one")
         return found
@@ -103,6 +102,13 @@ class ModelInfos:
         if known is not None:
             return known
         return await deadline.wait(self._described(model))
+
+    def renew(self, model: ModelConfig) -> None:
+        """Ask a model that has been described what it is now; who calls this does not wait for it.
+        To be called when a replica has begun to answer: it may run another revision than the one
+        that the description is of, and asking it starts none."""
+        if model.name in self._known:
+            self._question(model)
 
     def learn(self, info: ModelInfo) -> None:
         """Remember a replica's description."""

@@ -217,7 +217,7 @@ async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
     """
     database, may_sleep = None, gateway.model(model).may_sleep
     if may_sleep:
-        with suppress(EngineStopped):  # no replica has described it yet
+        with suppress(EngineStopped):  # no replica describes it
             database = await _open(gateway, model, starts_replica=False)
     if database is None and (gateway.config.model_database.is_enabled or not may_sleep):
         database = await _open(gateway, model)

@@ -107,6 +107,10 @@ class Shrinking(AnswersCalls):
         room = self._max_model_len
         return ModelInfo("m", room, "float32", "cpu", False, False, 1, 1, 1, 0, 0, 0, (), "f")
 
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        yield (DELTA,)
+        yield (SUMMARY,)
+
 
 def test_heartbeats_are_no_part_of_an_answer() -> None:
     """Nobody sees them, and a request of which nothing else has come is still tried again."""
@@ -178,6 +182,28 @@ def test_the_list_of_models_knows_what_a_replica_said_last() -> None:
         return [*found, (await infos.context_lengths(models))["m"]]
 
     assert asyncio.run(lengths()) == [2048, 2048, 1024]
+
+
+def test_a_replica_that_answers_is_asked_what_it_is() -> None:
+    """If its model was described before: that replica may have been another one."""
+    application = serve.deployment(Shrinking).bind()
+    handle: Any = serve.run(application, name="renewed", _local_testing_mode=True)
+    gateway = Gateway(CONFIG, {"m": handle})
+    model = gateway.model("m")
+
+    async def answer() -> None:
+        generated = gateway.generate("m", GenerationRequest("id"), Deadline())
+        assert [item async for item in generated] == [(DELTA,), (SUMMARY,)]
+
+    async def run() -> None:
+        await answer()
+        assert (await gateway.infos.within(model, Deadline())).max_model_len == 2048
+        await answer()
+        while (await gateway.infos.within(model, Deadline())).max_model_len == 2048:
+            await asyncio.sleep(0.01)
+        assert (await gateway.infos.within(model, Deadline())).max_model_len == 1024
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 class Describing(AnswersCalls):

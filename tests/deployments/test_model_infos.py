@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from deployments.deadline import Deadline
 from deployments.generation import ModelInfo
 from deployments.model_infos import ModelInfos
@@ -87,6 +89,67 @@ def test_models_that_would_be_started_are_not_asked() -> None:
         await infos.ask(D)
         assert await infos.context_lengths([A, D]) == {"a": 97, "d": 100}
         assert models.asked == ["a", "d"]
+
+    asyncio.run(run())
+
+
+class Restarting:
+    """Describes the replica that is there; what is asked of any one of them, and of all."""
+
+    def __init__(self, *replicas: ModelInfo) -> None:
+        self.replicas = replicas
+        self.num_asked = 0
+
+    async def call(self, _name: str, _method: str) -> ModelInfo:
+        self.num_asked += 1
+        if not self.replicas:
+            raise EngineStopped("the model's replica went away; try again")
+        return self.replicas[0]
+
+    async def call_all(self, *_: Any, may_have_none: bool) -> list[ModelInfo]:
+        assert may_have_none
+        return list(self.replicas)
+
+
+def test_a_model_that_woke_is_asked_what_it_is_now() -> None:
+    """One that sleeps is left asleep, and still what it was last."""
+
+    async def run() -> None:
+        model = Restarting()
+        infos = infos_of(model)
+        with pytest.raises(EngineStopped, match="has answered yet"):
+            await infos.without_waking(D)
+        for room in (2048, 1024):
+            model.replicas = (info("d", room),)
+            assert await infos.without_waking(D) == info("d", room)
+            model.replicas = ()
+            assert await infos.without_waking(D) == info("d", room)
+        assert model.num_asked == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("model", [A, D])
+def test_what_is_known_is_renewed_beside_requests(model: ModelConfig) -> None:
+    """By one question for however many of them, and none before the first description; a question
+    without an answer takes nothing away."""
+
+    async def run() -> None:
+        name = model.name
+        servers = Restarting(info(name, 2048))
+        infos = infos_of(servers, keep_s=0)
+        infos.renew(model)
+        await asyncio.sleep(0)
+        assert servers.num_asked == 0
+        assert await infos.within(model, Deadline()) == info(name, 2048)
+        for replicas in ((), (info(name, 1024),)):
+            servers.replicas, num_asked = replicas, servers.num_asked
+            for _ in range(10):
+                infos.renew(model)
+            assert await infos.within(model, Deadline()) == info(name, 2048)
+            await asyncio.sleep(0.01)
+            assert servers.num_asked == num_asked + 1
+        assert await infos.within(model, Deadline()) == info(name, 1024)
 
     asyncio.run(run())
 

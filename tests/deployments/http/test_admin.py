@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from pydantic import SecretStr
 from ray.exceptions import RaySystemError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 from starlette.testclient import TestClient
 
 from actors import model_database
@@ -68,12 +70,26 @@ def ask(
         return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
 
 
+class Sleeping:
+    """Handles of a model that has no replica, and gets none."""
+
+    def options(self, **_: Any) -> Sleeping:
+        return self
+
+    def broadcast(self, *_: Any) -> Sleeping:
+        return self
+
+    async def results_async(self, *, timeout_s: float) -> list[ModelInfo]:
+        raise DeploymentUnavailableError(DeploymentID("m"))
+
+
 def sleeping_client(*, has_databases: bool = True, **options: Any) -> TestClient:
     """The administrator of a gateway with a model that has been described, and has no replica."""
     model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
     databases = ModelDatabaseConfig(is_enabled=has_databases)
-    gateway = Gateway(ServeConfig(models=(model,), model_database=databases), {}, access)
+    config, handle = ServeConfig(models=(model,), model_database=databases), cast(Any, Sleeping())
+    gateway = Gateway(config, {"m": handle}, access)
     gateway.infos.learn(INFO)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     return TestClient(build_api(gateway), headers=headers, **options)
