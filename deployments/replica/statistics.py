@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from actors.local_corpora import ensure_local
+from actors.local_statistics import ensure_local
 from actors.statistics_database import NO_RESOURCES, Choice, StatisticsClient
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
