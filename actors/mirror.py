@@ -65,7 +65,8 @@ class MirrorStats:
         num_received_outputs: delivered to the replica, of all models followed.
         num_refilled_outputs: sent again to an actor that had lost them.
         num_failures: calls of an actor that failed.
-        num_dropped_calibrations: calibration states that were too large to be shared.
+        num_dropped_calibrations: calibration states that were too large to be shared, or to wait
+            for the actor with those of other namespaces.
         num_receiver_failures: exceptions of the receiver.
         num_queued_bytes: waiting to be published.
         last_poll_age_s: since the last successful poll of the own model's actor; before the first
@@ -219,7 +220,8 @@ class Mirror:
             num_refilled_outputs=own.num_refilled_outputs,
             num_failures=sum(item.link.num_failures for item in self._subscriptions)
             + self._num_crashes,
-            num_dropped_calibrations=self._num_dropped_calibrations,
+            num_dropped_calibrations=self._num_dropped_calibrations
+            + self._queue.num_dropped_calibrations,
             num_receiver_failures=sum(item.num_receiver_failures for item in self._subscriptions),
             num_queued_bytes=self._queue.num_bytes,
             last_poll_age_s=time.monotonic() - last_s,

@@ -1,8 +1,8 @@
-"""The actor that knows which corpora exist, and sends them to nodes that lack them.
+"""The actor that knows which statistics databases exist, and sends them to nodes that lack them.
 
 A statistics database is a directory of immutable files.  A replica maps those of its own node
-(:mod:`actors.local_corpora`); the actor is never called while a token is generated.  Files are only
-names, sizes and checksums here; their content is for :mod:`hdserve.databases.statistics`.
+(:mod:`actors.local_statistics`); the actor is never called while a token is generated.  Files are
+only names, sizes and checksums here; their content is for :mod:`hdserve.databases.statistics`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors import detached
-from actors.corpus import Corpus, describe, describe_for, file_checksum
+from actors.statistics_files import StatisticsFiles, describe, describe_for, file_checksum
 from hdserve.databases.snapshot import FORMAT_VERSION
 from hdserve.errors import DatabaseError, DatabaseGone
 
-METHODS_VERSION = 4
-"""Increased when the actor gets a method that replicas call.  It is part of the actor's name,
-because an actor that outlives an upgrade keeps the methods it was started with."""
+METHODS_VERSION = 5
+"""Increased when replicas or gateways call the actor differently: another method, or another
+answer.  It is part of the actor's name, because an actor that outlives an upgrade keeps the methods
+it was started with."""
 
 ACTOR_NAME = f"statistics-database-v{FORMAT_VERSION}.{METHODS_VERSION}"
 CHUNK_BYTES = 8 * 2**20
 
 FILES_TIMEOUT_S = 600.0
-"""Enough for the checksums of a corpus of some gigabytes on a slow disk."""
+"""Enough for the checksums of a database of some gigabytes on a slow disk."""
 
 CALL_TIMEOUT_S = 60.0
 """How long a call may take that the actor answers at once.  A replica waits this long if no node
 has room for the actor."""
 
 OFFERED_FOR_S = 600.0
-"""How long a corpus counts as offered: whoever has it says so every minute."""
+"""How long a database counts as offered: whoever has it says so every minute."""
 
 NUM_CPUS = 0.1
 
@@ -51,7 +52,7 @@ _CHOICE_TIMEOUT_S = 10.0
 
 
 class Choice(NamedTuple):
-    """A corpus the administrator chose.
+    """A database the administrator chose.
 
     Attributes:
         directory: below the root of the configuration.
@@ -77,44 +78,44 @@ class StatisticsDatabaseActor:
 
     def __init__(self) -> None:
         self._started_at_s = time.monotonic()
-        self._corpora: dict[str, Corpus] = {}
+        self._databases: dict[str, StatisticsFiles] = {}
         self._offered_at_s: dict[str, float] = {}
         self._checksums: dict[str, dict[str, str]] = {}
-        """Checksums of the corpora for which they were requested, empty for the others.  Each entry
-        is dropped with its registration, even while its files are still being read."""
+        """Checksums of the databases for which they were requested, empty for the others.  Each
+        entry is dropped with its registration, even while its files are still being read."""
         self._choices: dict[str, Choice] = {}
         self._chosen_here: set[str] = set()
         """Models for which this run of the actor was told a choice: any reminder is older, whatever
         the clock said when it was made."""
 
-    def register(self, fingerprint: str, directory: str) -> Corpus:
-        """Offer the corpus in ``directory`` to the cluster; registering it again is harmless.
+    def register(self, fingerprint: str, directory: str) -> StatisticsFiles:
+        """Offer the database in ``directory`` to the cluster; registering it again is harmless.
 
         What was in ``directory`` before is no longer offered.
 
         Raises:
             DatabaseError: the actor's node has no such database of this tokenizer.
         """
-        corpus = describe_for(fingerprint, Path(directory))
-        for other in list(self._corpora.values()):
-            if other.directory == corpus.directory and other.corpus_id != corpus.corpus_id:
-                self._forget(other.corpus_id)
-        self._checksums.setdefault(corpus.corpus_id, {})
-        self._offered_at_s[corpus.corpus_id] = time.monotonic()
-        return self._corpora.setdefault(corpus.corpus_id, corpus)
+        database = describe_for(fingerprint, Path(directory))
+        for other in list(self._databases.values()):
+            if other.directory == database.directory and other.database_id != database.database_id:
+                self._forget(other.database_id)
+        self._checksums.setdefault(database.database_id, {})
+        self._offered_at_s[database.database_id] = time.monotonic()
+        return self._databases.setdefault(database.database_id, database)
 
     def withdraw(self, directory: str) -> None:
-        """Stop offering the corpus in ``directory``, because it is damaged; a node with an intact
+        """Stop offering the database in ``directory``, because it is damaged; a node with an intact
         copy under the same path offers it again."""
-        for corpus in list(self._corpora.values()):
-            if corpus.directory == directory:
-                self._forget(corpus.corpus_id)
+        for database in list(self._databases.values()):
+            if database.directory == directory:
+                self._forget(database.database_id)
 
-    def catalogue(self, fingerprint: str) -> list[Corpus]:
-        """The corpora of one tokenizer, in the order of registration; without those of which
+    def catalogue(self, fingerprint: str) -> list[StatisticsFiles]:
+        """The databases of one tokenizer, in the order of registration; without those of which
         nothing was heard any more, for ``OFFERED_FOR_S``, when another was offered last."""
-        found = [item for item in self._corpora.values() if item.fingerprint == fingerprint]
-        offered_at_s = [self._offered_at_s[item.corpus_id] for item in found]
+        found = [item for item in self._databases.values() if item.fingerprint == fingerprint]
+        offered_at_s = [self._offered_at_s[item.database_id] for item in found]
         since_s = max(offered_at_s, default=0.0) - OFFERED_FOR_S
         return [item for item, at_s in zip(found, offered_at_s, strict=True) if at_s > since_s]
 
@@ -123,37 +124,37 @@ class StatisticsDatabaseActor:
         return time.monotonic() - self._started_at_s
 
     @ray.method(concurrency_group="checksums")
-    def checksums(self, corpus_id: str) -> dict[str, str]:
+    def checksums(self, database_id: str) -> dict[str, str]:
         """BLAKE2b-128 of each file; reads all files the first time.
 
         Raises:
             DatabaseError: unknown, or changed since it was registered.
         """
-        corpus = self._known(corpus_id)
-        found = self._checksums.get(corpus_id, {})
+        database = self._known(database_id)
+        found = self._checksums.get(database_id, {})
         if not found:
-            directory = Path(corpus.directory)
-            if describe(directory).corpus_id != corpus_id:
+            directory = Path(database.directory)
+            if describe(directory).database_id != database_id:
                 raise DatabaseError(f"{directory} has changed since it was registered")
-            found.update({name: file_checksum(directory / name) for name in corpus.sizes})
+            found.update({name: file_checksum(directory / name) for name in database.sizes})
         return found
 
     @ray.method(concurrency_group="chunks")
-    def read_chunk(self, corpus_id: str, name: str, offset: int) -> NDArray[np.uint8]:
+    def read_chunk(self, database_id: str, name: str, offset: int) -> NDArray[np.uint8]:
         """Up to ``CHUNK_BYTES`` of a file; Ray passes them through the object store.
 
         Raises:
-            DatabaseError: there is no such corpus or file, or it cannot be read.
+            DatabaseError: there is no such database or file, or it cannot be read.
         """
-        corpus = self._known(corpus_id)
-        if name not in corpus.sizes:
-            raise DatabaseError(f"the corpus {corpus_id} has no file {name!r}")
+        database = self._known(database_id)
+        if name not in database.sizes:
+            raise DatabaseError(f"the statistics database {database_id} has no file {name!r}")
         try:
             return np.fromfile(
-                Path(corpus.directory) / name, np.uint8, count=CHUNK_BYTES, offset=offset
+                Path(database.directory) / name, np.uint8, count=CHUNK_BYTES, offset=offset
             )
         except OSError as error:
-            raise DatabaseError(f"{name!r} of {corpus.directory} cannot be read") from error
+            raise DatabaseError(f"{name!r} of {database.directory} cannot be read") from error
 
     def choose(self, model: str, directory: str) -> None:
         """The administrator wants the replicas of ``model`` to draft from ``directory``."""
@@ -175,16 +176,16 @@ class StatisticsDatabaseActor:
         self._choices[model] = reminder
         return reminder
 
-    def _forget(self, corpus_id: str) -> None:
-        del self._corpora[corpus_id]
-        del self._checksums[corpus_id]
-        del self._offered_at_s[corpus_id]
+    def _forget(self, database_id: str) -> None:
+        del self._databases[database_id]
+        del self._checksums[database_id]
+        del self._offered_at_s[database_id]
 
-    def _known(self, corpus_id: str) -> Corpus:
+    def _known(self, database_id: str) -> StatisticsFiles:
         try:
-            return self._corpora[corpus_id]
+            return self._databases[database_id]
         except KeyError:
-            raise DatabaseError(f"no corpus {corpus_id} is registered") from None
+            raise DatabaseError(f"no statistics database {database_id} is registered") from None
 
 
 def get_or_create(resources: Mapping[str, float] = NO_RESOURCES) -> Any:
@@ -217,7 +218,7 @@ class StatisticsClient:
         self._resources = resources
 
     def choose(self, model: str, directory: str) -> None:
-        """Make the replicas of ``model`` draft from another corpus.
+        """Make the replicas of ``model`` draft from another database.
 
         Args:
             model: its name, and anything else that replicas must agree in.
@@ -233,7 +234,7 @@ class StatisticsClient:
         return found
 
     def offer(self, fingerprint: str, directory: Path) -> None:
-        """Register a corpus of this node again, as a restarted actor has forgotten it.
+        """Register a database of this node again, as a restarted actor has forgotten it.
 
         Raises:
             DatabaseError: also if the actor's node has no such database of this tokenizer.
@@ -241,7 +242,7 @@ class StatisticsClient:
         self._ask(CALL_TIMEOUT_S, "register", fingerprint, str(directory.absolute()))
 
     def withdraw(self, directory: Path) -> None:
-        """Stop offering a damaged corpus of this node."""
+        """Stop offering a damaged database of this node."""
         self._ask(CALL_TIMEOUT_S, "withdraw", str(directory.absolute()))
 
     def _ask(self, timeout_s: float, method: str, *args: Any) -> Any:

@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -215,7 +215,7 @@ class Subscription:
         when it lost them, or it ended before it asked."""
         return {name: {} for name in names if self._owed.get(name, self._epoch) != self._epoch}
 
-    def _take(self, reply: Reply, told: Container[str]) -> None:
+    def _take(self, reply: Reply, told: Collection[str]) -> None:
         if reply.is_reset:
             held = self._kept.namespaces() if self._epoch else []
             self._owed = {name: reply.epoch if name in told else "" for name in held}
@@ -228,6 +228,9 @@ class Subscription:
         for namespace, change in reply.changes.items():
             self._take_changes(namespace, change)
             self._positions[namespace] = Position(change.cursor, change.calibration_version)
+        if reply.is_complete:
+            for namespace in told:  # a flush that comes after this reply is news
+                self._positions.setdefault(namespace, Position(1))
 
     def _take_changes(self, namespace: str, change: Changes) -> None:
         if change.is_flushed:

@@ -152,7 +152,7 @@ class ReplicaMetrics:
         for reason, count in (
             ("actor_call_failed", stats.num_failures),
             ("not_taken", stats.num_receiver_failures),
-            ("calibration_too_large", stats.num_dropped_calibrations),
+            ("calibration_dropped", stats.num_dropped_calibrations),
         ):
             yield Sample("hdserve_database_fallbacks", count, (reason,))
         yield Sample("hdserve_mirror_queued_bytes", stats.num_queued_bytes)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from actors.local_corpora import ensure_local
+from actors.local_statistics import ensure_local
 from actors.statistics_database import NO_RESOURCES, Choice, StatisticsClient
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
@@ -170,20 +170,21 @@ class ChosenStatistics:
             self._attempt(*parts)
 
     def _attempt(self, *parts: Callable[[], None]) -> None:
-        try:
-            for part in parts:
+        """Do each part, even if another fails: drafting continues with the present database."""
+        had_failed, self._has_failed = self._has_failed, False
+        for part in parts:
+            try:
                 part()
-            self._has_failed = False
-        except Exception as error:  # drafting continues with the present database
-            self.num_failures += 1
-            if not self._has_failed:
-                is_expected = isinstance(error, DatabaseError)
-                logger.warning(
-                    "choices of statistics databases are not seen: %s",
-                    error,
-                    exc_info=not is_expected,
-                )
-            self._has_failed = True
+            except Exception as error:
+                self.num_failures += 1
+                if not (had_failed or self._has_failed):
+                    is_expected = isinstance(error, DatabaseError)
+                    logger.warning(
+                        "choices of statistics databases are not seen: %s",
+                        error,
+                        exc_info=not is_expected,
+                    )
+                self._has_failed = True
 
     def _check_first(self) -> None:
         """Read all of the database the replica started with."""
@@ -204,7 +205,8 @@ class ChosenStatistics:
             return
         self._own = database.directory
         if self._is_right(database):
-            self._follow()  # the administrator may have chosen while it was fetched and read
+            # The administrator may have chosen while it was fetched and read.
+            self._attempt(self._follow)
             if self._is_looking:
                 self._use(database)
 

@@ -55,7 +55,7 @@ class DraftResources:
     Attributes:
         vocab_size: every drafted id is below it.
         model_database: what this model generated before; ``None`` if it is switched off.
-        statistics: the corpus of the model's tokenizer; ``None`` if there is none.
+        statistics: the database of the model's tokenizer; ``None`` if there is none.
         draft_from: model databases of other models of the same tokenizer, ranked lower.
         ending_token_ids: tokens after which nothing follows.
         shares_output: whether answers to some requests may be used to draft for others.
@@ -107,7 +107,7 @@ class Drafter(ABC):
     def use_statistics(  # noqa: B027 - optional
         self, statistics: StatisticsDatabase | None
     ) -> None:
-        """Draft from this corpus, or from none, from now on, instead of ``resources.statistics``;
+        """Draft from these, or from none, from now on, instead of ``resources.statistics``;
         called between two steps, and valid for running sequences too."""
 
     def start(self, seq: Sequence) -> None:  # noqa: B027 - optional

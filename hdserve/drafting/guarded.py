@@ -134,7 +134,7 @@ class GuardedDrafters:
             self.run(drafter.name, "warm_up", drafter.warm_up)
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
-        """Draft from another corpus, or none, from now on."""
+        """Draft from another statistics database, or none, from now on."""
         for drafter in self._drafters:
             self.run(drafter.name, "use_statistics", drafter.use_statistics, statistics)
 

@@ -68,7 +68,7 @@ class DraftSources:
         self._known_version = 0
 
     def use_statistics(self, statistics: StatisticsDatabase | None) -> None:
-        """Use another corpus, or none, in the sources of every namespace."""
+        """Use another statistics database, or none, in the sources of every namespace."""
         self._resources = replace(self._resources, statistics=statistics)
         self._known.clear()
         self._num_replaced += 1

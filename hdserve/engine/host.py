@@ -218,7 +218,8 @@ class ModelHost:
         return self._open_statistics(logging.DEBUG)
 
     def use_statistics(self, engine: Engine, statistics: StatisticsDatabase | None) -> None:
-        """Draft from another corpus, or none, from now on; call it in the engine's thread."""
+        """Draft from another statistics database, or none, from now on; call it in the engine's
+        thread."""
         self.statistics = statistics
         engine.drafters.use_statistics(statistics)
 

@@ -10,8 +10,8 @@ import ray
 
 from actors import detached
 from hdserve.config import ModelDatabaseConfig
-from tests.actors.corpora import make_corpus
 from tests.actors.listeners import Listener
+from tests.actors.statistics_directories import make_database
 from tests.clusters import local_ray
 
 
@@ -51,5 +51,5 @@ def fingerprint() -> str:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, fingerprint: str) -> Path:
-    return make_corpus(tmp_path / "corpus", fingerprint)
+def database(tmp_path: Path, fingerprint: str) -> Path:
+    return make_database(tmp_path / "database", fingerprint)

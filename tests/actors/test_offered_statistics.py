@@ -14,7 +14,7 @@ from actors import statistics_database
 from actors.statistics_database import StatisticsClient
 from deployments.replica import statistics
 from deployments.replica.statistics import locate_statistics
-from tests.actors.corpora import contents, lacking
+from tests.actors.statistics_directories import contents, lacking
 from tests.deployments.large_statistics import write
 from tests.deployments.late_statistics import FOUND, choosing, host_without
 from tests.waiting import eventually

@@ -75,7 +75,7 @@ def test_a_flushed_namespace_is_dropped_and_the_others_stay_in_order():
         queue.put("a", [number])
         queue.put("b", [number])
     queue.put_calibration("a", b"state", Standing())
-    size = queue.num_bytes
+    size = queue.num_bytes - len(b"state")
     assert queue.forget("a")
     assert (queue.num_bytes, queue.num_dropped, queue.num_forgotten) == (size // 2, 0, 3)
     assert not queue.forget("a")
@@ -94,4 +94,42 @@ def test_calibrations_share_the_room_of_a_message():
     queue.put("a", [1] * 100)
     batches = [queue.take(100) for _ in range(4)]
     assert ["".join(batch.calibrations) for batch in batches] == ["a", "bc", "d", ""]
-    assert [len(batch.outputs) for batch in batches] == [0, 0, 0, 1]
+    assert [len(batch.outputs) for batch in batches] == [1, 0, 0, 0]
+    assert queue.num_bytes == 0
+
+
+def test_calibrations_leave_half_of_a_message_to_outputs():
+    queue = OutputQueue(10**6)
+    for number in range(20):
+        queue.put_calibration(f"n{number}", bytes(10), Standing())
+        queue.put("a", [number])
+    batches = [queue.take(100) for _ in range(6)]
+    assert [len(batch.calibrations) for batch in batches] == [5, 5, 5, 5, 0, 0]
+    num_outputs = [sum(len(ids) for ids in batch.outputs.values()) for batch in batches]
+    assert num_outputs == [2, 2, 2, 2, 5, 5]
+    queue.put_calibration("a", bytes(90), Standing())
+    for number in range(5):
+        queue.put("a", [number])
+    batch = queue.take(100)
+    assert (len(batch.calibrations), len(batch.outputs["a"])) == (1, 2)
+
+
+def test_calibrations_take_at_most_half_of_the_queue():
+    """Those put longest ago are dropped and counted, and outputs beyond the other half."""
+    queue = OutputQueue(1000)
+    for number in range(100):
+        queue.put("a", [number] * 9)
+        queue.put_calibration(f"n{number % 60}", bytes(50), Standing())
+    assert queue.num_bytes == 1000
+    assert (queue.num_dropped, queue.num_dropped_calibrations) == (90, 90)
+    batch = queue.take(10**6)
+    assert list(batch.calibrations) == [f"n{number}" for number in range(30, 40)]
+    assert [ids[0] for ids in batch.outputs["a"]] == list(range(90, 100))
+    assert queue.num_bytes == 0
+
+
+def test_a_calibration_that_replaces_another_takes_its_room():
+    queue = OutputQueue(1000)
+    for _ in range(100):
+        queue.put_calibration("a", bytes(400), Standing())
+    assert (queue.num_bytes, queue.num_dropped_calibrations) == (400, 0)

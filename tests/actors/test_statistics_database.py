@@ -1,4 +1,4 @@
-"""Corpora are offered by their content, and handed out file by file; the last choice counts."""
+"""Databases are offered by their content, and handed out file by file; the last choice counts."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import pytest
 import ray
 
 from actors import statistics_database
-from actors.corpus import describe, file_checksum
-from actors.local_corpora import ensure_local
+from actors.local_statistics import ensure_local
 from actors.statistics_database import Choice, StatisticsClient, StatisticsDatabaseActor
+from actors.statistics_files import describe, file_checksum
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_info import MAX_CORPORA, MAX_LICENCES
 from hdserve.errors import DatabaseError, DatabaseGone
-from tests.actors.corpora import NUM_BYTES, contents, make_corpus
+from tests.actors.statistics_directories import NUM_BYTES, contents, make_database
 from tests.waiting import WAIT_S
 
 
@@ -27,13 +27,13 @@ def chosen(actor: StatisticsDatabaseActor, directory: str) -> Choice:
     return found
 
 
-def test_a_build_that_is_under_way_changes_no_corpus(corpus: Path) -> None:
+def test_a_build_that_is_under_way_changes_no_database(database: Path) -> None:
     """A replica that starts meanwhile drafts from what is there, and no node copies more."""
-    before = describe(corpus)
+    before = describe(database)
     for name in ("unfinished/info.json", "unfinished.new/table.partial", "table.partial"):
-        (corpus / name).parent.mkdir(exist_ok=True)
-        (corpus / name).write_bytes(b"not yet")
-    assert describe(corpus) == before
+        (database / name).parent.mkdir(exist_ok=True)
+        (database / name).write_bytes(b"not yet")
+    assert describe(database) == before
     assert "tables/order-2.bin" in before.sizes
 
 
@@ -47,10 +47,10 @@ def test_a_table_that_was_replaced_is_not_copied(tmp_path: Path) -> None:
     (first, before), (second, after) = found
     assert (set(before.sizes), set(after.sizes)) == ({"info.json", first}, {"info.json", second})
     assert (tmp_path / first).exists()
-    assert before.corpus_id != after.corpus_id
+    assert before.database_id != after.database_id
 
 
-def test_as_many_long_names_as_may_be_are_a_corpus(tmp_path: Path) -> None:
+def test_as_many_long_names_as_may_be_are_a_database(tmp_path: Path) -> None:
     """Also where each character is written as six."""
     builder = StatisticsBuilder("t", 100, max_bytes=1 << 20)
     for number in range(MAX_CORPORA + 5):
@@ -111,11 +111,11 @@ def test_a_later_choice_counts_though_the_clock_was_set_back(monkeypatch) -> Non
 
 
 def test_what_nobody_offers_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is left out once another corpus of the tokenizer is offered, until it is offered again."""
+    """Is left out once another database of the tokenizer is offered, until it is offered again."""
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     old, new, other = (
-        str(make_corpus(tmp_path / name, fingerprint, seed=seed))
+        str(make_database(tmp_path / name, fingerprint, seed=seed))
         for seed, (name, fingerprint) in enumerate([("old", "f"), ("new", "f"), ("other", "g")])
     )
     actor = StatisticsDatabaseActor()
@@ -123,7 +123,7 @@ def test_what_nobody_offers_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def offered(*directories: str) -> list[str]:
         for directory in directories:
             actor.register("g" if directory == other else "f", directory)
-        return [corpus.directory for corpus in actor.catalogue("f")]
+        return [database.directory for database in actor.catalogue("f")]
 
     assert offered(old, other) == [old]
     now_s += 10_000
@@ -148,17 +148,17 @@ def test_calls_leave_nothing_in_the_process(ray_cluster: None) -> None:
     ray.kill(statistics_database.get_or_create())
 
 
-def test_a_corpus_is_described_by_its_content_not_its_place(tmp_path):
-    corpus = make_corpus(tmp_path / "corpus", "f")
-    copy = make_corpus(tmp_path / "copy", "f")
-    other = make_corpus(tmp_path / "other", "f", seed=1)
-    another = make_corpus(tmp_path / "another", "g")
-    here = describe(corpus)
-    assert here.sizes == {"empty.bin": 0, "info.json": 49, "tables/order-2.bin": NUM_BYTES}
+def test_a_database_is_described_by_its_content_not_its_place(tmp_path):
+    database = make_database(tmp_path / "database", "f")
+    copy = make_database(tmp_path / "copy", "f")
+    other = make_database(tmp_path / "other", "f", seed=1)
+    another = make_database(tmp_path / "another", "g")
+    here = describe(database)
+    assert here.sizes == {"empty.bin": 0, "info.json": 51, "tables/order-2.bin": NUM_BYTES}
     assert here.fingerprint == "f"
-    assert describe(copy).corpus_id == here.corpus_id
-    assert describe(another).corpus_id != here.corpus_id
-    assert describe(other).corpus_id != here.corpus_id
+    assert describe(copy).database_id == here.database_id
+    assert describe(another).database_id != here.database_id
+    assert describe(other).database_id != here.database_id
 
 
 @pytest.mark.parametrize("description", [None, "no json", "[1, 2]", "\xff", " " * 2**21])
@@ -169,67 +169,68 @@ def test_what_is_no_statistics_database_is_refused(tmp_path, description):
         describe(tmp_path)
 
 
-def test_the_catalogue_lists_each_corpus_of_a_tokenizer_once(corpus, fingerprint, tmp_path):
-    other = make_corpus(tmp_path / "other", fingerprint, seed=1)
+def test_the_catalogue_lists_each_database_of_a_tokenizer_once(database, fingerprint, tmp_path):
+    other = make_database(tmp_path / "other", fingerprint, seed=1)
     actor = StatisticsDatabaseActor()
-    for directory in (corpus, other, corpus):
+    for directory in (database, other, database):
         actor.register(fingerprint, str(directory))
-    assert [item.directory for item in actor.catalogue(fingerprint)] == [str(corpus), str(other)]
+    assert [item.directory for item in actor.catalogue(fingerprint)] == [str(database), str(other)]
     assert actor.catalogue("g") == []
     with pytest.raises(DatabaseError, match="not a statistics database"):
         actor.register(fingerprint, str(tmp_path / "none"))
 
 
-def test_a_corpus_of_another_tokenizer_is_not_offered(corpus, tmp_path):
+def test_a_database_of_another_tokenizer_is_not_offered(database, tmp_path):
     """Replicas that have none of their own would fetch it and could not draft from it."""
     actor = StatisticsDatabaseActor()
     with pytest.raises(DatabaseError, match="another tokenizer"):
-        actor.register("another", str(corpus))
+        actor.register("another", str(database))
     assert actor.catalogue("another") == []
     with pytest.raises(DatabaseError, match="another tokenizer"):
-        ensure_local("another", tmp_path, directories=[corpus])
+        ensure_local("another", tmp_path, directories=[database])
 
 
-def test_only_registered_files_are_handed_out(corpus, fingerprint):
+def test_only_registered_files_are_handed_out(database, fingerprint):
     actor = StatisticsDatabaseActor()
-    corpus_id = actor.register(fingerprint, str(corpus)).corpus_id
-    assert bytes(actor.read_chunk(corpus_id, "info.json", 5)) == contents(corpus)["info.json"][5:]
+    database_id = actor.register(fingerprint, str(database)).database_id
+    chunk = actor.read_chunk(database_id, "info.json", 5)
+    assert bytes(chunk) == contents(database)["info.json"][5:]
     for name in ("../secret", "/etc/passwd", "tables"):
         with pytest.raises(DatabaseError, match="has no file"):
-            actor.read_chunk(corpus_id, name, 0)
-    with pytest.raises(DatabaseError, match="no corpus unknown"):
+            actor.read_chunk(database_id, name, 0)
+    with pytest.raises(DatabaseError, match="no statistics database unknown"):
         actor.read_chunk("unknown", "info.json", 0)
 
 
-def test_a_corpus_that_changed_is_not_handed_out(corpus, fingerprint):
+def test_a_database_that_changed_is_not_handed_out(database, fingerprint):
     actor = StatisticsDatabaseActor()
-    corpus_id = actor.register(fingerprint, str(corpus)).corpus_id
-    (corpus / "empty.bin").write_bytes(b"x")
+    database_id = actor.register(fingerprint, str(database)).database_id
+    (database / "empty.bin").write_bytes(b"x")
     with pytest.raises(DatabaseError, match="has changed"):
-        actor.checksums(corpus_id)
+        actor.checksums(database_id)
 
 
 def test_checksums_are_not_those_of_what_was_withdrawn_while_they_were_read(
-    corpus: Path, fingerprint: str, monkeypatch: pytest.MonkeyPatch
+    database: Path, fingerprint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was damaged, in whose place is another of the same description and size."""
     actor = StatisticsDatabaseActor()
-    corpus_id = actor.register(fingerprint, str(corpus)).corpus_id
-    before = file_checksum(corpus / "tables" / "order-2.bin")
+    database_id = actor.register(fingerprint, str(database)).database_id
+    before = file_checksum(database / "tables" / "order-2.bin")
 
     def read_slowly(path: Path) -> str:
         checksum = file_checksum(path)
         if path.name == "order-2.bin":
             path.write_bytes(bytes(NUM_BYTES))
-            actor.withdraw(str(corpus))
-            actor.register(fingerprint, str(corpus))
+            actor.withdraw(str(database))
+            actor.register(fingerprint, str(database))
         return checksum
 
     with monkeypatch.context() as patch:
         patch.setattr(statistics_database, "file_checksum", read_slowly)
-        assert actor.checksums(corpus_id)["tables/order-2.bin"] == before
-    after = file_checksum(corpus / "tables" / "order-2.bin")
-    assert actor.checksums(corpus_id)["tables/order-2.bin"] == after != before
+        assert actor.checksums(database_id)["tables/order-2.bin"] == before
+    after = file_checksum(database / "tables" / "order-2.bin")
+    assert actor.checksums(database_id)["tables/order-2.bin"] == after != before
 
 
 def test_an_actor_knows_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,16 +242,16 @@ def test_an_actor_knows_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     assert actor.age_s() >= 3600
 
 
-def test_a_directory_is_offered_as_it_was_registered_last(corpus, fingerprint):
+def test_a_directory_is_offered_as_it_was_registered_last(database, fingerprint):
     actor = StatisticsDatabaseActor()
-    before = actor.register(fingerprint, str(corpus))
-    actor.checksums(before.corpus_id)
-    (corpus / "empty.bin").write_bytes(b"x")
-    after = actor.register(fingerprint, str(corpus))
+    before = actor.register(fingerprint, str(database))
+    actor.checksums(before.database_id)
+    (database / "empty.bin").write_bytes(b"x")
+    after = actor.register(fingerprint, str(database))
     assert actor.catalogue(fingerprint) == [after]
-    assert actor.checksums(after.corpus_id).keys() == after.sizes.keys()
-    with pytest.raises(DatabaseError, match="no corpus"):
-        actor.checksums(before.corpus_id)
+    assert actor.checksums(after.database_id).keys() == after.sizes.keys()
+    with pytest.raises(DatabaseError, match="no statistics database"):
+        actor.checksums(before.database_id)
 
 
 @pytest.mark.ray

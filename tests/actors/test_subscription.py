@@ -284,7 +284,22 @@ def test_only_what_was_used_here_is_remembered(actor):
         actor.flush(f"n{number - 1}")
         replica.used = ["n", f"n{number % 3}"]
         replica.poll()
-    assert sorted(replica.subscription._positions) == ["n0", "n1", "n2"]
+    assert sorted(replica.subscription._positions) == ["n", "n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize("used", [["n"], []])
+def test_a_flush_reaches_a_replica_that_shares_nothing(actor, used):
+    """It holds the prompts of the namespace, used now or long ago; one that has just begun holds
+    none."""
+    replica, fresh = Replica(actor), Replica(actor)
+    replica.poll()
+    replica.used = used
+    actor.flush("n")
+    for each in (replica, fresh):
+        each.poll()
+        each.poll()
+    assert replica.forgotten == ["n"]
+    assert fresh.forgotten == []
 
 
 def test_a_flush_that_was_heard_of_long_ago_takes_no_later_text(actor):

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.statistics_database import StatisticsDatabaseActor
+from actors.statistics_database import StatisticsClient, StatisticsDatabaseActor
 from deployments.replica import statistics
 from deployments.replica.statistics import locate_statistics
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import TABLE_NAME
+from hdserve.errors import DatabaseGone
 from tests.deployments.large_statistics import write
 from tests.deployments.late_statistics import FOUND, choosing, host_without
 from tests.waiting import eventually
@@ -66,6 +67,31 @@ def test_what_is_found_late_takes_nothing_back_that_the_administrator_chose(
     assert host.statistics is not None
     assert host.statistics.directory == wanted
     assert caplog.text.count(FOUND) == 1
+
+
+def test_one_of_this_node_is_found_while_nobody_can_say_what_was_chosen(
+    tmp_path: Path,
+    statistics_actor: StatisticsDatabaseActor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The actor is out of reach, which is said once; a choice is followed when it is back."""
+    wanted = write(tmp_path / "wanted")
+    host = host_without(tmp_path / "late")
+    with monkeypatch.context() as unreachable, choosing(host, tmp_path) as chosen:
+        unreachable.setattr(StatisticsClient, "_ask", unanswered)
+        eventually(lambda: chosen.num_failures > 0)
+        write(tmp_path / "late")
+        eventually(lambda: host.statistics is not None)
+        assert host.statistics.directory == tmp_path / "late"
+        assert caplog.text.count("are not seen") == 1
+        statistics_actor.choose(chosen._key, "wanted")
+        unreachable.undo()
+        eventually(lambda: host.statistics.directory == wanted)
+
+
+def unanswered(*_: object) -> None:
+    raise DatabaseGone("the statistics actor is out of reach")
 
 
 def test_one_that_comes_late_and_is_damaged_is_not_drafted_from(

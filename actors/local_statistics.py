@@ -1,4 +1,4 @@
-"""The corpora of this node, to which missing ones are copied.
+"""The statistics databases of this node, to which missing ones are copied.
 
 All replicas of a node map the same files, and so share the page cache.
 """
@@ -19,7 +19,6 @@ from typing import Any
 from filelock import FileLock
 from ray.exceptions import RayActorError, RayError
 
-from actors.corpus import Corpus, describe_for
 from actors.statistics_database import (
     CHUNK_BYTES,
     FILES_TIMEOUT_S,
@@ -28,6 +27,7 @@ from actors.statistics_database import (
     call,
     get_or_create,
 )
+from actors.statistics_files import StatisticsFiles, describe_for
 from hdserve.databases.snapshot import sync_directory
 from hdserve.errors import DatabaseError, DatabaseGone
 
@@ -46,10 +46,10 @@ def ensure_local(
     directories: Iterable[Path] = (),
     resources: Mapping[str, float] = NO_RESOURCES,
 ) -> list[Path]:
-    """``directories``, or, if there are none, this node's directory of the largest corpus of a
+    """``directories``, or, if there are none, this node's directory of the largest database of a
     tokenizer that the cluster has and that is available.
 
-    A corpus that this node has under the same path as the actor (image, wheel, volume) is used
+    A database that this node has under the same path as the actor (image, wheel, volume) is used
     there. Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
     replicas ask, checked, and moved into place together.  One that cannot be fetched is skipped,
     with an error in the log.  Copies fetched earlier are also used while the actor knows of none,
@@ -57,8 +57,8 @@ def ensure_local(
     nobody offers.
 
     Args:
-        directories: corpora of this node, to be registered first; it is no problem if the actor's
-            node lacks them.
+        directories: databases of this node, to be registered first; it is no problem if the
+            actor's node lacks them.
         resources: what the actor reserves if it is started here.
 
     Raises:
@@ -80,15 +80,19 @@ def ensure_local(
     raise AssertionError("unreachable")
 
 
-def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpus]) -> list[Path]:
-    for corpus in own:
+def _ensure_local(
+    actor: Any, fingerprint: str, cache_dir: Path, own: list[StatisticsFiles]
+) -> list[Path]:
+    for database in own:
         try:
-            call(actor, "register", fingerprint, corpus.directory)
+            call(actor, "register", fingerprint, database.directory)
         except DatabaseGone:
             raise
         except DatabaseError as error:
-            logger.warning("cannot offer the corpus %s to other nodes: %s", corpus.directory, error)
-    found = {corpus.corpus_id: corpus for corpus in [*call(actor, "catalogue", fingerprint), *own]}
+            told = "cannot offer the statistics database %s to other nodes: %s"
+            logger.warning(told, database.directory, error)
+    offered: list[StatisticsFiles] = call(actor, "catalogue", fingerprint)
+    found = {database.database_id: database for database in [*offered, *own]}
     # An actor of this age knows everything again that it knew before a restart.
     is_complete = call(actor, "age_s") >= OFFERED_FOR_S  # first, as it may be restarted now
     _drop_partial(cache_dir)
@@ -97,17 +101,17 @@ def _ensure_local(actor: Any, fingerprint: str, cache_dir: Path, own: list[Corpu
     else:
         found = _copies(fingerprint, cache_dir) | found
     if own:
-        return [Path(corpus.directory) for corpus in own]
-    for corpus in sorted(found.values(), key=attrgetter("num_bytes"), reverse=True):
+        return [Path(database.directory) for database in own]
+    for database in sorted(found.values(), key=attrgetter("num_bytes"), reverse=True):
         try:
-            return [_local(actor, corpus, cache_dir)]
+            return [_local(actor, database, cache_dir)]
         except DatabaseError as error:
-            logger.error("the corpus %s is not used: %s", corpus.directory, error)
+            logger.error("the statistics database %s is not used: %s", database.directory, error)
     return []
 
 
 def _drop_outdated(fingerprint: str, cache_dir: Path, current: Container[str]) -> None:
-    """Delete the copies of a tokenizer's corpora that are no longer offered, except those being
+    """Delete the copies of a tokenizer's databases that are no longer offered, except those being
     fetched; a process that has mapped one keeps it."""
     for directory in cache_dir.glob("[!.]*/"):
         if directory.name not in current:
@@ -122,71 +126,73 @@ def _drop_partial(cache_dir: Path) -> None:
         _delete_unless_fetched(directory, directory.name[1 : -len(_PARTIAL_SUFFIX)])
 
 
-def _delete_unless_fetched(directory: Path, corpus_id: str) -> None:
-    """Delete ``directory`` unless a process is fetching the corpus."""
-    with suppress(OSError), FileLock(directory.parent / f"{corpus_id}.lock", timeout=0):
+def _delete_unless_fetched(directory: Path, database_id: str) -> None:
+    """Delete ``directory`` unless a process is fetching the database."""
+    with suppress(OSError), FileLock(directory.parent / f"{database_id}.lock", timeout=0):
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _copies(fingerprint: str, cache_dir: Path) -> dict[str, Corpus]:
-    """The corpora of a tokenizer that were fetched before, by the directories of their copies."""
+def _copies(fingerprint: str, cache_dir: Path) -> dict[str, StatisticsFiles]:
+    """The databases of a tokenizer that were fetched before, by the directories of their copies."""
     found = {}
     for directory in cache_dir.glob("[!.]*/"):
         with suppress(DatabaseError):
-            corpus = describe_for(fingerprint, directory)
-            if corpus.corpus_id == directory.name:
-                found[corpus.corpus_id] = corpus
+            database = describe_for(fingerprint, directory)
+            if database.database_id == directory.name:
+                found[database.database_id] = database
     return found
 
 
-def _local(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
-    """Where this node has a corpus, which is fetched if needed."""
-    directory = Path(corpus.directory)
-    return directory if corpus.is_in(directory) else _fetch(actor, corpus, cache_dir)
+def _local(actor: Any, database: StatisticsFiles, cache_dir: Path) -> Path:
+    """Where this node has a database, which is fetched if needed."""
+    directory = Path(database.directory)
+    return directory if database.is_in(directory) else _fetch(actor, database, cache_dir)
 
 
-def _fetch(actor: Any, corpus: Corpus, cache_dir: Path) -> Path:
-    """Copy a corpus into ``cache_dir`` unless another process of this node has."""
-    target = cache_dir / corpus.corpus_id
+def _fetch(actor: Any, database: StatisticsFiles, cache_dir: Path) -> Path:
+    """Copy a database into ``cache_dir`` unless another process of this node has."""
+    target = cache_dir / database.database_id
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache_dir / f"{corpus.corpus_id}.lock"):
-            if not corpus.is_in(target):
-                _copy(actor, corpus, target)
+        with FileLock(cache_dir / f"{database.database_id}.lock"):
+            if not database.is_in(target):
+                _copy(actor, database, target)
     except OSError as error:
-        raise DatabaseError(f"{cache_dir} cannot take the corpus: {error}") from error
+        raise DatabaseError(f"{cache_dir} cannot take the statistics database: {error}") from error
     return target
 
 
-def _copy(actor: Any, corpus: Corpus, target: Path) -> None:
-    checksums = call(actor, "checksums", corpus.corpus_id, timeout_s=FILES_TIMEOUT_S)
+def _copy(actor: Any, database: StatisticsFiles, target: Path) -> None:
+    checksums = call(actor, "checksums", database.database_id, timeout_s=FILES_TIMEOUT_S)
     partial = target.with_name(f".{target.name}{_PARTIAL_SUFFIX}")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
     try:
-        for name in corpus.sizes:
-            _fetch_file(actor, corpus, name, partial, checksums.get(name, ""))
+        for name in database.sizes:
+            _fetch_file(actor, database, name, partial, checksums.get(name, ""))
         partial.rename(target)
         sync_directory(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    logger.info("fetched the corpus %s to %s", corpus.directory, target)
+    logger.info("fetched the statistics database %s to %s", database.directory, target)
 
 
-def _fetch_file(actor: Any, corpus: Corpus, name: str, directory: Path, checksum: str) -> None:
+def _fetch_file(
+    actor: Any, database: StatisticsFiles, name: str, directory: Path, checksum: str
+) -> None:
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
-        raise DatabaseError(f"the corpus names a file outside itself: {name!r}")
+        raise DatabaseError(f"the statistics database names a file outside itself: {name!r}")
     path = directory / relative
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.blake2b(digest_size=16)
     with path.open("wb") as file:
-        for offset in range(0, corpus.sizes[name], CHUNK_BYTES):
-            place = corpus.corpus_id, name, offset
+        for offset in range(0, database.sizes[name], CHUNK_BYTES):
+            place = database.database_id, name, offset
             chunk = call(actor, "read_chunk", *place, timeout_s=FILES_TIMEOUT_S)
             digest.update(chunk)
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     if digest.hexdigest() != checksum:
-        raise DatabaseError(f"{name!r} of {corpus.directory} arrived with a wrong checksum")
+        raise DatabaseError(f"{name!r} of {database.directory} arrived with a wrong checksum")

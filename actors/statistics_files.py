@@ -18,18 +18,18 @@ from hdserve.errors import DatabaseError
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class StatisticsFiles:
     """One statistics database.
 
     Attributes:
-        corpus_id: a hash of the tokenizer, the description and the files' names and sizes; equal
+        database_id: a hash of the tokenizer, the description and the files' names and sizes; equal
             for copies on different nodes.
         fingerprint: of the tokenizer.
         directory: where it is on the actor's node.
         sizes: bytes of each file, by path relative to the directory.
     """
 
-    corpus_id: str
+    database_id: str
     fingerprint: str
     directory: str
     sizes: dict[str, int]
@@ -40,15 +40,15 @@ class Corpus:
         return sum(self.sizes.values())
 
     def is_in(self, directory: Path) -> bool:
-        """Whether ``directory`` on this node is this corpus."""
+        """Whether ``directory`` on this node is this database."""
         try:
-            return describe(directory).corpus_id == self.corpus_id
+            return describe(directory).database_id == self.database_id
         except DatabaseError:
             return False
 
 
-def describe(directory: Path) -> Corpus:
-    """The corpus in ``directory``; reads only its description.
+def describe(directory: Path) -> StatisticsFiles:
+    """The database in ``directory``; reads only its description.
 
     Raises:
         DatabaseError: it is not a statistics database.
@@ -73,19 +73,19 @@ def describe(directory: Path) -> Corpus:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([fingerprint, sizes]).encode())
     digest.update(description)
-    return Corpus(digest.hexdigest(), fingerprint, str(directory), sizes)
+    return StatisticsFiles(digest.hexdigest(), fingerprint, str(directory), sizes)
 
 
-def describe_for(fingerprint: str, directory: Path) -> Corpus:
-    """The corpus in ``directory``, which must be of the tokenizer with ``fingerprint``.
+def describe_for(fingerprint: str, directory: Path) -> StatisticsFiles:
+    """The database in ``directory``, which must be of the tokenizer with ``fingerprint``.
 
     Raises:
         DatabaseError: it is not a statistics database, or one of another tokenizer.
     """
-    corpus = describe(directory.absolute())
-    if corpus.fingerprint != fingerprint:
+    database = describe(directory.absolute())
+    if database.fingerprint != fingerprint:
         raise DatabaseError(f"{directory} was made for another tokenizer")
-    return corpus
+    return database
 
 
 def _is_part(path: Path, table: str) -> bool:

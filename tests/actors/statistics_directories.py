@@ -1,4 +1,4 @@
-"""Corpora as they lie in directories, with a file that is sent in two pieces."""
+"""Databases as they lie in directories, with a file that is sent in two pieces."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.corpus import Corpus
 from actors.statistics_database import CHUNK_BYTES
+from actors.statistics_files import StatisticsFiles
 
 NUM_BYTES = CHUNK_BYTES + 12_345
 
 
-def make_corpus(directory: Path, fingerprint: str, seed: int = 0) -> Path:
+def make_database(directory: Path, fingerprint: str, seed: int = 0) -> Path:
     (directory / "tables").mkdir(parents=True)
-    info = {"name": "a corpus", "tokenizer": fingerprint, "seed": seed}
+    info = {"name": "a database", "tokenizer": fingerprint, "seed": seed}
     (directory / "info.json").write_text(json.dumps(info))
     values = np.random.default_rng(seed).integers(0, 256, NUM_BYTES, np.uint8)
     values.tofile(directory / "tables" / "order-2.bin")
@@ -37,11 +37,11 @@ def contents(directory: Path) -> dict[str, bytes]:
 @contextmanager
 def lacking(directory: Path) -> Iterator[None]:
     """As on another node, which has no such directory."""
-    is_in = Corpus.is_in
+    is_in = StatisticsFiles.is_in
 
-    def is_elsewhere(corpus: Corpus, other: Path) -> bool:
-        return other != directory and is_in(corpus, other)
+    def is_elsewhere(database: StatisticsFiles, other: Path) -> bool:
+        return other != directory and is_in(database, other)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Corpus, "is_in", is_elsewhere)
+        patch.setattr(StatisticsFiles, "is_in", is_elsewhere)
         yield
