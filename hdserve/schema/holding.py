@@ -150,7 +150,7 @@ class _Holding:
         if num_schemas > most:  # what is large counts, too, so that not each level counts it again
             self._num_listed_left = max(self._num_listed_left - num_schemas, 0)
             return False
-        self._num_listed_left -= len(listed) * num_schemas
+        self._num_listed_left -= max(len(listed), 1) * num_schemas
         found["properties"] = {name: properties.get(name, other) for name in listed}
         found["additionalProperties"] = False
         return True
