@@ -1,6 +1,6 @@
 """How many replicas one model database's actor can serve.
 
-    python benchmarks/model_database_fleet.py [--tokens-per-s 500] [--shards 4] [--json OUT]
+    python -m benchmarks.model_database_fleet [--tokens-per-s 500] [--shards 4] [--json OUT]
 
 First the costs of messages are measured on a real actor, behind Ray, with many calls under way: the
 processor time that its process takes, all threads of it, which what else runs on the machine hardly
@@ -35,14 +35,11 @@ from rich.table import Table
 from actors import model_database
 from actors.readers import MAX_CATCH_UP_CALLS_PER_S, MAX_POLLS_PER_S
 from actors.stop import stop_actors
+from benchmarks.model_database import KEY, OUTPUT_TOKENS, Publications
 from hdserve.bench.environment import commit
 from hdserve.config import ModelDatabaseConfig
-from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position, Publish
-from hdserve.databases.segment import Segment
-from hdserve.databases.snapshot import DatabaseKey
+from hdserve.databases.messages import MAX_REPLY_BYTES, Poll, Position
 
-KEY = DatabaseKey("benchmark", "f" * 32)
-OUTPUT_TOKENS = 200
 NUM_CALLS = 400
 NUM_ROUNDS = 7
 WARM_UP_S = 20.0
@@ -223,7 +220,7 @@ def measure() -> Costs:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         actor = model_database.get_or_create(KEY, ModelDatabaseConfig())
-        messages = Messages()
+        messages = Publications("a-replica#0123456789ab")
         one, many = 1, 80
         publish_one_s = call_s(actor, actor.publish, [messages.next(one) for _ in range(NUM_CALLS)])
         publish_many_s = call_s(
@@ -245,20 +242,6 @@ def measure() -> Costs:
     finally:
         stop_actors(model=KEY.model)
         ray.shutdown()
-
-
-class Messages:
-    """Publications of made-up outputs, each different."""
-
-    def __init__(self) -> None:
-        self._random = np.random.default_rng(0)
-        self._first = 0
-
-    def next(self, num_outputs: int) -> bytes:
-        ids = self._random.integers(0, 32_000, (num_outputs, OUTPUT_TOKENS), np.uint32)
-        segment = Segment.from_outputs("a-replica#0123456789ab", self._first, list(ids))
-        self._first += num_outputs
-        return Publish("a-replica#0123456789ab", {"n": segment}).encode(KEY)
 
 
 def call_s(actor: Any, method: Any, arguments: list[bytes]) -> float:

@@ -44,6 +44,8 @@ class CompletionFormat:
         self._shows_token_ids = shows_token_ids
         self._num_characters: dict[int, int] = {}
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self._num_spaces: dict[int, int] = {}
+        """How many characters a space before the text of a choice was taken for, until it came."""
 
     def opening(self, first: Mapping[str, Any], num_choices: int) -> list[dict[str, Any]]:
         """Return nothing, since texts have no roles."""
@@ -101,10 +103,13 @@ class CompletionFormat:
         prompt = part.prompt_logprobs if self._echoes else ()
         offsets = _offsets_in_echo(echo, prompt)
         start = self._num_characters.get(index, len(echo))
+        if part.text and index in self._num_spaces:
+            start += part.text.startswith(" ") - self._num_spaces.pop(index)
         for token in part.logprobs:
             offsets.append(start)
             if not token.is_skipped:
-                start += self._length(token.data, index, part.text if start == len(echo) else "")
+                beginning = part.text if start == len(echo) else None
+                start += self._length(token.data, index, beginning)
         self._num_characters[index] = start
         tokens: Sequence[TokenInfo]
         if isinstance(part, Delta):
@@ -121,15 +126,21 @@ class CompletionFormat:
             "text_offset": offsets,
         }
 
-    def _length(self, token: bytes, index: int, beginning: str) -> int:
+    def _length(self, token: bytes, index: int, beginning: str | None) -> int:
         """How many characters of an answer a token completes.
 
         Args:
-            beginning: of the answer, before which many decoders drop a space; empty further on.
+            beginning: of the answer, before which many decoders drop a space; ``None`` further on.
+                While it is empty, a token that is a space is taken for one that was dropped, and
+                any other for text that is held back.
         """
         text = self._decoders.setdefault(index, _new_decoder("replace")).decode(token)
-        has_lost_space = beginning and text.startswith(" ") and not beginning.startswith(" ")
-        return len(text) - bool(has_lost_space)
+        if beginning is None or not text.startswith(" "):
+            return len(text)
+        num_spaces = int(beginning.startswith(" ") if beginning else token != b" ")
+        if not beginning:
+            self._num_spaces[index] = num_spaces
+        return len(text) - 1 + num_spaces
 
     def _top(self, token: TokenInfo) -> dict[str, float] | None:
         """Return log probabilities by text: as many of the likeliest as were asked for, and that of

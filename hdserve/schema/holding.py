@@ -82,6 +82,8 @@ class _Holding:
         self.unheld: set[str] = set()
         self._comparison = Comparison(whole.root)
         self._num_listed_left = _MAX_LISTED
+        self._names: dict[int, list[str] | None] = {}
+        """The names that schemas list, by ``id``: thousands of places may refer to one."""
 
     def part(self, schema: Any, path: str) -> Any:
         """Return what can be held of a schema, or of a list of schemas, at a path; name what was
@@ -148,21 +150,18 @@ class _Holding:
         if num_schemas > most:  # what is large counts, too, so that not each level counts it again
             self._num_listed_left = max(self._num_listed_left - num_schemas, 0)
             return False
-        self._num_listed_left -= len(listed) * num_schemas
+        self._num_listed_left -= max(len(listed), 1) * num_schemas
         found["properties"] = {name: properties.get(name, other) for name in listed}
         found["additionalProperties"] = False
         return True
 
     def _listed(self, names: Any) -> list[str] | None:
-        """Return the only names that a schema allows, if it does no more than to list them."""
+        """Return the only names that a schema, or what it refers to, allows, if they are listed."""
         if isinstance(names, Mapping) and "$ref" in names and names.keys() - {"$ref"} <= NOTES:
             names = referred(names, self.whole.root)
-        if not isinstance(names, Mapping) or names.get("type", "string") != "string":
-            return None
-        values = values_of(names) if names.keys() - NOTES in ({"const"}, {"enum"}) else None
-        if values is None or len(values) > self._num_listed_left:
-            return None
-        return [*dict.fromkeys(name for name in values if isinstance(name, str))]
+        if id(names) not in self._names:
+            self._names[id(names)] = _listed(names)
+        return self._names[id(names)]
 
     def _alternatives(self, schema: Schema, found: dict[str, Any]) -> Iterator[str]:
         """Make ``anyOf`` of ``oneOf``, unless the alternatives must stay."""
@@ -211,6 +210,16 @@ class _Holding:
         if is_elsewhere and self.whole.used is not None:
             del found["$ref"]
             yield "$ref"
+
+
+def _listed(names: Any) -> list[str] | None:
+    """Return the only names that a schema allows, if it does no more than to list them."""
+    if not isinstance(names, Mapping) or names.get("type", "string") != "string":
+        return None
+    values = values_of(names) if names.keys() - NOTES in ({"const"}, {"enum"}) else None
+    if values is None:
+        return None
+    return [*dict.fromkeys(name for name in values if isinstance(name, str))]
 
 
 def _patterns(found: dict[str, Any]) -> Iterator[str]:

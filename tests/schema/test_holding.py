@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from hdserve import grammar
 from hdserve.schema.holding import MAX_UNHELD, held
 from tests.deployments.parsers.work import counted_calls
+from tests.engine.counted_tokens import CountedTokens
 from tests.engine.structured_output.test_grammar import SCHEMA
 
 TOKENIZER = LLTokenizer("byte")
@@ -227,6 +228,20 @@ def test_lists_of_names_stay_small() -> None:
     other = {"anyOf": [{}] * 20_000}
     large = {"propertyNames": {"enum": names}, "additionalProperties": other}
     assert held(large).unheld == ("propertyNames",)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_held"),
+    [([1] * 300, True), (["a"] * 300, True), ([str(number) for number in range(25_001)], False)],
+    ids=["numbers", "one name", "too many names"],
+)
+def test_a_list_of_names_is_read_a_few_times(names: list[Any], *, is_held: bool) -> None:
+    """However many places refer to it, and whether they can be held or not."""
+    counted = CountedTokens(names)
+    place = {"propertyNames": {"$ref": "#/$defs/n"}, "additionalProperties": {"type": "null"}}
+    found = held({"$defs": {"n": {"enum": counted}}, "anyOf": [place] * 100})
+    assert found.unheld == (() if is_held else ("anyOf.propertyNames",))
+    assert counted.num_read <= 3 * len(names)
 
 
 def test_what_many_lists_of_names_are_for_is_counted_a_few_times() -> None:

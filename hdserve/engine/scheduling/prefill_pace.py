@@ -20,6 +20,10 @@ _LEAST_PART = 0.25
 """A chunk of a smaller part of what is allowed does not count: a model takes about as long for a
 few tokens more, which says nothing of longer chunks, however often it is seen."""
 
+_DEAR = 2.0
+"""It does count if its step takes so many times what a step may: then its tokens are dear, as those
+far into a prompt whose beginning is cached.  Few other delays are that long."""
+
 
 class PrefillPace:
     """Keeps steps short for decoding sequences, whatever a prompt token costs.
@@ -87,7 +91,9 @@ class PrefillPace:
             measure.add(seconds)
         else:
             measure.grow_older()
-            if num_prompt_tokens >= _LEAST_PART * self._num_allowed(self._slowdown, measure):
+            is_dear = seconds > _DEAR * self._slowdown * measure.seconds
+            least = _LEAST_PART * self._num_allowed(self._slowdown, measure)
+            if is_dear or num_prompt_tokens >= least:
                 self._cost.add(num_prompt_tokens, seconds, measure.seconds)
 
     def _measure(self, num_decoding: int) -> _Measure:

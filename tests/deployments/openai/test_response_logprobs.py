@@ -239,6 +239,31 @@ def test_what_is_not_in_the_text_takes_no_place(echo: str, starts: list[int]) ->
     assert chunks == [starts[:3], starts[3:]]
 
 
+@pytest.mark.parametrize(
+    ("first", "text", "starts"),
+    [
+        ((b" ", b"\xe4\xbd", b"\xa0"), "你", [0, 0, 0]),
+        ((b" ", b"x"), " x", [0, 1]),
+        ((b" \xf0\x9f", b"\x98", b"\x80"), " 😀", [0, 1, 1]),
+        ((b" o", b"ne"), "one", [0, 1]),
+    ],
+    ids=["dropped", "held back", "part of a character", "held back and dropped"],
+)
+def test_a_space_before_the_text_takes_as_much_place_streamed(
+    first: tuple[bytes, ...], text: str, starts: list[int]
+) -> None:
+    """As in a whole answer, though its token comes before it is seen whether the text has it."""
+    parts = [
+        delta(text if token is first[-1] else "", logprobs=(TokenInfo(token, -1.0, ()),))
+        for token in first
+    ]
+    (choice,) = collected(CompletionFormat(), *parts)["choices"]
+    assert choice["logprobs"]["text_offset"] == starts
+    made = builder(CompletionFormat())
+    chunks = [made.add(part)[0]["choices"][0]["logprobs"]["text_offset"] for part in parts]
+    assert chunks == [[start] for start in starts]
+
+
 def test_offsets_are_counted_per_choice() -> None:
     """The tokens of one choice do not move the offsets of another."""
     made = builder(CompletionFormat(), 2)

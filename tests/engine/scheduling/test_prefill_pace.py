@@ -108,13 +108,25 @@ def test_short_chunks_leave_the_next_as_it_is(chunk_tokens: int, seed: int) -> N
 
 @pytest.mark.parametrize("chunk_tokens", [20, 100])
 def test_short_chunks_that_cost_nothing_leave_the_next_as_it_is(chunk_tokens: int) -> None:
-    """As a model takes about as long for a few tokens more, but not for many."""
+    """As a model takes about as long for a few tokens more, but not for many; now and then a step
+    is slow for another reason."""
     pace = PrefillPace(2048, 2.0)
     *_, before = run(pace, 40, lambda num_tokens: 0.00002 * num_tokens)
-    for _ in range(5000):
-        pace.observe(1, chunk_tokens, DECODING_S)
+    for slowness in (1.0, 1.0, 1.0, 3.0) * 1250:
+        pace.observe(1, chunk_tokens, DECODING_S * slowness)
     pace.observe(1, 0, DECODING_S)
     assert pace.num_tokens(1, 1) == pytest.approx(before, abs=1)
+
+
+def test_short_chunks_whose_steps_take_far_too_long_make_the_next_shorter() -> None:
+    """As of turns whose beginning is cached: their few tokens attend to all of it."""
+    pace = PrefillPace(2048, 2.0)
+    run(pace, 40, lambda num_tokens: 0.00002 * num_tokens)
+    for _ in range(20):
+        num_tokens = min(pace.num_tokens(1, 1), 100)
+        pace.observe(1, num_tokens, DECODING_S + 0.0004 * num_tokens)
+    pace.observe(1, 0, DECODING_S)
+    assert pace.num_tokens(1, 1) == pytest.approx(25, abs=1)
 
 
 def test_other_steps_are_measured_anew() -> None:
