@@ -37,7 +37,8 @@ class Slot:
     """A running sequence and its place in the cache.
 
     Attributes:
-        is_offered: whether its whole prompt was offered for reuse, or never will be.
+        is_offered: whether its prompt was offered for reuse, all or all but its last token, or never
+            will be.
         num_offered_tokens: of its prompt, offered for reuse before all of it is cached.
         awaited: how many tokens of its prompt other sequences wait for; 0 for those that do not.
         leaves_nothing: whether nobody may reuse its rows, as they may hold NaN or infinity.
@@ -210,7 +211,8 @@ class Scheduler:
                 break
             segment, seq.num_cached_tokens = placed
             num_reused_tokens += seq.num_cached_tokens
-            self.running.append(Slot(seq, segment, num_offered_tokens=seq.num_cached_tokens))
+            is_offered = seq.num_cached_tokens >= seq.num_prompt_tokens - 1
+            self.running.append(Slot(seq, segment, is_offered=is_offered))
             admitted.append(seq)
         for seq in admitted:  # which would go on waiting if this was interrupted before
             del self.waiting[seq]
@@ -257,8 +259,7 @@ class Scheduler:
         if seq.scores_prompt:
             return bool(others)
         is_reused = seq.speculation.is_output_shared and self._prefixes.keeps(seq.num_prompt_tokens)
-        num_reused = seq.num_prompt_tokens - 1 if is_reused else 0
-        return any(not slot.is_offered and slot.num_offered_tokens < num_reused for slot in others)
+        return is_reused and not all(slot.is_offered for slot in others)
 
     def _waits_for_beginning(self, seq: Sequence) -> bool:
         """Whether another sequence is computing the beginning of the same prompt.
