@@ -152,8 +152,7 @@ class Mirror:
         """
         self.use(namespace)
         self._queue.put(namespace, token_ids)
-        if self._queue.num_bytes >= PUBLISH_BYTES:
-            self._wake(self._publisher.is_due)
+        self._publish_if_due()
 
     def standing(self, namespace: str) -> Standing:
         """How far the receiver was told of ``namespace``, with all flushes up to there."""
@@ -173,6 +172,7 @@ class Mirror:
             return
         self.use(namespace)
         self._queue.put_calibration(namespace, calibration, standing)
+        self._publish_if_due()
 
     def has_calibration(self, namespace: str) -> bool:
         """Whether calibration state of ``namespace`` has not been sent yet.  A new one would
@@ -267,6 +267,10 @@ class Mirror:
                     del self._last_used[name]
         latest = heapq.nlargest(MAX_FOLLOWED_NAMESPACES, used, key=lambda item: item[1])
         return [name for name, _ in latest]
+
+    def _publish_if_due(self) -> None:
+        if self._queue.num_bytes >= PUBLISH_BYTES:
+            self._wake(self._publisher.is_due)
 
     def _wake(self, event: asyncio.Event) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -14,6 +14,7 @@ from pydantic import Field
 from actors import model_database
 from actors.shards import may_be_on_disk_alone
 from actors.statistics_database import StatisticsClient
+from deployments.generation import ModelInfo
 from deployments.http.access import require_admin
 from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
@@ -26,7 +27,6 @@ from deployments.replica.statistics_state import choice_key
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.errors import (
-    EngineStopped,
     HdserveError,
     InvalidRequest,
     ModelNotFound,
@@ -185,20 +185,12 @@ async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIte
             yield record
 
 
-async def _open(
-    gateway: Gateway, model: str, *, starts_replica: bool = True
-) -> ClusterDatabase | None:
-    """Return the database of a served model, if it has one.
-
-    Args:
-        starts_replica: whether to start a replica of a model that has none, to ask it.
+async def _open(gateway: Gateway, info: ModelInfo) -> ClusterDatabase | None:
+    """Return the database of a model, if it has one.
 
     Raises:
-        ModelNotFound: the model is not served.
         DatabaseGone: the cluster does not say which actors it has.
     """
-    ask = gateway.infos.ask if starts_replica else gateway.infos.without_waking
-    info = await ask(gateway.model(model))
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
     found = await ask_actor(asyncio.to_thread(model_database.get_all, key, config.num_shards))
@@ -214,13 +206,13 @@ async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:
 
     Raises:
         ModelNotFound: there is no such model, or it has no model database.
+        EngineStopped: a replica that exists, or was started, has not answered.
     """
-    database, may_sleep = None, gateway.model(model).may_sleep
-    if may_sleep:
-        with suppress(EngineStopped):  # no replica describes it
-            database = await _open(gateway, model, starts_replica=False)
-    if database is None and (gateway.config.model_database.is_enabled or not may_sleep):
-        database = await _open(gateway, model)
+    config = gateway.model(model)
+    info = await gateway.infos.now(config)
+    database = None if info is None else await _open(gateway, info)
+    if database is None and config.may_sleep and gateway.config.model_database.is_enabled:
+        database = await _open(gateway, await gateway.infos.ask(config))
     if database is None:
         raise ModelNotFound(f"{model[:100]!r} has no model database", "model")
     return database
@@ -230,7 +222,7 @@ async def _listed(gateway: Gateway, model: str) -> dict[str, Any] | None:
     """Return the list entry of a model, if it has a database: one that does not answer does not
     affect the others, and one without a replica stays without."""
     try:
-        found = await _open(gateway, model, starts_replica=False)
+        found = await _open(gateway, await gateway.infos.without_waking(gateway.model(model)))
         return await found.info() if found else None
     except HdserveError as error:
         return {"id": model, "object": OBJECT, **error_body(error)}

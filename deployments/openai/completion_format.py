@@ -108,7 +108,8 @@ class CompletionFormat:
         for token in part.logprobs:
             offsets.append(start)
             if not token.is_skipped:
-                beginning = part.text if start == len(echo) else None
+                is_first = start == len(echo) and index not in self._num_spaces
+                beginning = part.text if is_first else None
                 start += self._length(token.data, index, beginning)
         self._num_characters[index] = start
         tokens: Sequence[TokenInfo]

@@ -398,6 +398,16 @@ def test_calibration_reaches_the_others(shared, namespace):
     assert two.stats().num_dropped_calibrations == 1
 
 
+def test_as_many_calibrations_as_a_message_holds_are_sent_at_once(shared, namespace):
+    shared.config = shared.config.model_copy(update={"publish_interval_s": 3600.0})
+    names = [f"{namespace}-{number}" for number in range(2)]
+    one, replica = shared.mirror(Replica(), *names), Replica()
+    shared.mirror(replica, *names)
+    for name in names:
+        one.publish_calibration(name, bytes(40_000), one.standing(name))
+    eventually(lambda: replica.calibrations)
+
+
 def test_another_tokenizer_has_another_actor_and_sees_nothing(cluster):
     other = DatabaseKey(cluster.key.model, "0" * 32)
     first, second = Replica(), Replica()

@@ -37,8 +37,8 @@ class Slot:
     """A running sequence and its place in the cache.
 
     Attributes:
-        is_offered: whether its prompt was offered for reuse, all or all but its last token, or never
-            will be.
+        is_offered: whether its prompt was offered for reuse, but for its last token at most, or
+            never will be.
         num_offered_tokens: of its prompt, offered for reuse before all of it is cached.
         awaited: how many tokens of its prompt other sequences wait for; 0 for those that do not.
         leaves_nothing: whether nobody may reuse its rows, as they may hold NaN or infinity.

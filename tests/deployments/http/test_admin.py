@@ -60,18 +60,30 @@ def ask(
     for namespace in more:
         actor.publish(archive_of(namespace).encode(KEY))
 
-    async def opened(*_: Any, **__: Any) -> ClusterDatabase:
+    async def opened(*_: Any) -> ClusterDatabase:
         return found
 
-    monkeypatch.setattr(admin, "_open", opened)
+    async def described(_: ModelConfig) -> ModelInfo:
+        return INFO
+
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
-    api = build_api(Gateway(default_config(), {}, access))
+    gateway = Gateway(default_config(), {}, access)
+    monkeypatch.setattr(admin, "_open", opened)
+    monkeypatch.setattr(gateway.infos, "now", described)
+    api = build_api(gateway)
     with TestClient(api, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
         return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
 
 
 class Sleeping:
-    """Handles of a model that has no replica, and gets none."""
+    """Handles of a model that has no replica, and gets none.
+
+    Args:
+        error: what asking all its replicas leads to.
+    """
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error or DeploymentUnavailableError(DeploymentID("m"))
 
     def options(self, **_: Any) -> Sleeping:
         return self
@@ -80,16 +92,18 @@ class Sleeping:
         return self
 
     async def results_async(self, *, timeout_s: float) -> list[ModelInfo]:
-        raise DeploymentUnavailableError(DeploymentID("m"))
+        raise self._error
 
 
-def sleeping_client(*, has_databases: bool = True, **options: Any) -> TestClient:
+def sleeping_client(
+    *, has_databases: bool = True, error: Exception | None = None, **options: Any
+) -> TestClient:
     """The administrator of a gateway with a model that has been described, and has no replica."""
     model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
     databases = ModelDatabaseConfig(is_enabled=has_databases)
-    config, handle = ServeConfig(models=(model,), model_database=databases), cast(Any, Sleeping())
-    gateway = Gateway(config, {"m": handle}, access)
+    config = ServeConfig(models=(model,), model_database=databases)
+    gateway = Gateway(config, {"m": cast(Any, Sleeping(error))}, access)
     gateway.infos.learn(INFO)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     return TestClient(build_api(gateway), headers=headers, **options)
@@ -125,6 +139,16 @@ def test_a_sleeping_model_is_left_asleep_without_databases(monkeypatch: pytest.M
         assert "no model database" in answer.json()["error"]["message"]
         found[WHOLE] = Handle(actor)
         assert client.get(path).json()["namespaces"] == {}
+
+
+@pytest.mark.parametrize("has_databases", [True, False])
+def test_a_replica_that_does_not_answer_starts_no_other(has_databases: bool) -> None:
+    """It may answer the next time, and tell then which database it has."""
+    client = sleeping_client(has_databases=has_databases, error=TimeoutError("still busy"))
+    with client:
+        answer = client.get("/v1/speculation/databases/m")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_stopped"
 
 
 @pytest.mark.parametrize("lookup", ["get_all", "get_former"])

@@ -264,6 +264,15 @@ def test_a_space_before_the_text_takes_as_much_place_streamed(
     assert chunks == [[start] for start in starts]
 
 
+def test_spaces_before_the_text_are_counted_once_it_came() -> None:
+    """Each is a token, and the first may have been dropped."""
+    made = builder(CompletionFormat())
+    texts = (("", b" "), ("", b" "), ("  x", b"x"), ("y", b"y"))
+    parts = [delta(text, logprobs=(TokenInfo(token, -1.0, ()),)) for text, token in texts]
+    chunks = [made.add(part)[0]["choices"][0]["logprobs"]["text_offset"] for part in parts]
+    assert chunks == [[0], [0], [2], [3]]
+
+
 def test_offsets_are_counted_per_choice() -> None:
     """The tokens of one choice do not move the offsets of another."""
     made = builder(CompletionFormat(), 2)
