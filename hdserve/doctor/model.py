@@ -17,6 +17,7 @@ from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, 
 from hdserve.engine.forward.compiled import can_compile as compiler_exists
 from hdserve.engine.hardware.description import Hardware, describe_hardware
 from hdserve.engine.loading.loader import read_architecture
+from hdserve.engine.loading.quantisation import check_quantisation
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, UnsupportedModel
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
@@ -146,9 +147,14 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
             yield failure(subject, text, _download(model))
         return
     try:
-        read_architecture(model)
+        architecture = read_architecture(model)
     except (ConfigError, UnsupportedModel) as error:
         yield failure(subject, error.message, _OTHER_ARCHITECTURE)
+        return
+    try:
+        check_quantisation(architecture)
+    except ConfigError as error:
+        yield failure(subject, error.message, "pip install 'hdserve[quantized]'")
         return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)

@@ -21,8 +21,11 @@ PICKLED = "pytorch_model*.bin"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _FLOAT_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})
-"""Bytes per number by dtype, for tensors that are converted to ``engine.dtype``.  Tensors of other
-dtypes are quantised and stay unchanged."""
+"""Bytes per number by dtype, for tensors that are converted to ``engine.dtype``."""
+
+_FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+_MXFP4_ENDING = "_blocks"
+"""Of the names of tensors whose bytes are two numbers of four bits each."""
 
 
 def weight_files(model: ModelConfig) -> list[Path]:
@@ -70,10 +73,11 @@ def weight_bytes(model: ModelConfig) -> int | None:
     Raises:
         ConfigError: there is no such device.
     """
-    itemsize = pick_dtype(model.engine.dtype, pick_device(model.engine.device)).itemsize
+    device = pick_device(model.engine.device)
+    itemsize, is_cpu = pick_dtype(model.engine.dtype, device).itemsize, device.type == "cpu"
     with suppress(ConfigError, OSError, SafetensorError):  # reported with the model
         files = weight_files(model)
-        return sum(_loaded_bytes(path, itemsize) for path in files) if files else None
+        return sum(_loaded_bytes(path, itemsize, is_cpu) for path in files) if files else None
     return None
 
 
@@ -85,7 +89,7 @@ def _shards(index: Path) -> list[Path]:
     return sorted(index.parent / name for name in names)
 
 
-def _loaded_bytes(path: Path, itemsize: int) -> int:
+def _loaded_bytes(path: Path, itemsize: int, is_cpu: bool) -> int:
     """Return the bytes of the tensors in a file, with ``itemsize`` bytes for each floating-point
     number; of a pickled one its size."""
     num_bytes = path.stat().st_size
@@ -94,6 +98,18 @@ def _loaded_bytes(path: Path, itemsize: int) -> int:
     with safe_open(path, "numpy") as file:
         for name in file.keys():  # noqa: SIM118 - no mapping
             tensor = file.get_slice(name)
-            stored = _FLOAT_BYTES.get(tensor.get_dtype(), itemsize)
-            num_bytes += (itemsize - stored) * math.prod(tensor.get_shape())
+            more = _more_bytes(name, tensor.get_dtype(), itemsize, is_cpu)
+            num_bytes += more * math.prod(tensor.get_shape())
     return num_bytes
+
+
+def _more_bytes(name: str, dtype: str, itemsize: int, is_cpu: bool) -> int:
+    """Return how many bytes more than in its file each element of a tensor takes once loaded.
+    Quantised ones stay as they are, but for those that transformers dequantises on a CPU."""
+    if dtype in _FLOAT_BYTES:
+        return itemsize - _FLOAT_BYTES[dtype]
+    if is_cpu and dtype in _FP8:
+        return itemsize - 1
+    if is_cpu and dtype == "U8" and name.endswith(_MXFP4_ENDING):
+        return 2 * itemsize - 1
+    return 0

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import constants
 from ray._private.utils import get_num_cpus
@@ -27,6 +28,8 @@ from ray.serve._private.constants import (
     NO_ROUTES_MESSAGE,
 )
 from ray.serve._private.haproxy_templates import HAPROXY_HEALTHZ_RULES_TEMPLATE
+from safetensors.torch import save_file
+from transformers.utils import is_accelerate_available
 from typer.testing import CliRunner
 
 from deployments.http.documented_api import DocumentedApi
@@ -773,6 +776,31 @@ def test_weights_are_those_that_are_loaded(tmp_path: Path) -> None:
     file_bytes = (place / "model.safetensors").stat().st_size
     assert num_bytes("bfloat16") == file_bytes
     assert num_bytes("float32") == pytest.approx(2 * file_bytes, rel=0.01)
+
+
+def test_weights_that_a_cpu_has_to_dequantise_are_counted_so(tmp_path: Path) -> None:
+    """FP8, and MXFP4 of two numbers a byte; other bytes stay as they are."""
+    place = copied(tmp_path / "m")
+    weights = place / "model.safetensors"
+    tensors = {
+        "a.weight": torch.zeros(10, 10, dtype=torch.float8_e4m3fn),
+        "b_blocks": torch.zeros(10, 10, dtype=torch.uint8),
+        "c.weight": torch.zeros(10, 10, dtype=torch.uint8),
+    }
+    save_file(tensors, weights)
+    model = configured(model=str(place), engine={"device": "cpu", "dtype": "bfloat16"})
+    assert weight_bytes(model) == weights.stat().st_size + 100 + 300
+
+
+@pytest.mark.skipif(is_accelerate_available(), reason="transformers has all it needs")
+def test_a_package_that_quantised_weights_need_is_said_to_be_missing(tmp_path: Path) -> None:
+    place = copied(tmp_path / "m")
+    config = json.loads((place / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (place / "config.json").write_text(json.dumps(config))
+    (found,) = check_model(configured(model=str(place), engine={"device": "cpu"}))
+    assert "requires accelerate" in found.text
+    assert found.remedy == "pip install 'hdserve[quantized]'"
 
 
 def test_weights_of_the_hub_are_those_that_were_downloaded(

@@ -26,6 +26,7 @@ from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.engine.linear.layers import prepare_linear_layers
 from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
+from hdserve.engine.loading.quantisation import is_quantised
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from hdserve.models.context import longest_context
@@ -61,6 +62,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = pick_device(config.engine.device)
     dtype = pick_dtype(config.engine.dtype, device)
     hf_config = read_architecture(config)
+    was_quantised = is_quantised(hf_config)
     options = _hub_options(config)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -74,6 +76,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
             **options,
         )
         module: torch.nn.Module = loaded[0].to(device).eval()
+        if was_quantised and not is_quantised(module.config):  # but dequantised, to bfloat16
+            module.to(dtype)
         generation = _generation_config(path, options)
     except KeyError as error:  # it looked its attention up in another table
         reason = f"its attention {OF_ITS_OWN}: {error}"

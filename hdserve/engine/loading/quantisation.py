@@ -1,0 +1,37 @@
+"""Checkpoints whose weights are stored in fewer bits, which transformers loads."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from transformers.quantizers import AutoHfQuantizer
+
+from hdserve.errors import ConfigError
+
+
+def is_quantised(config: Any) -> bool:
+    """Whether a configuration of transformers says that weights are stored in fewer bits, in a way
+    that transformers knows."""
+    return _stored(config) is not None
+
+
+def check_quantisation(config: Any) -> None:
+    """
+    Raises:
+        ConfigError: transformers cannot load such weights here, such as for want of a package.
+    """
+    stored = deepcopy(_stored(config))
+    if stored is None:
+        return
+    try:
+        quantizer = AutoHfQuantizer.from_config(stored, pre_quantized=True)
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"the weights are quantised: {error}") from error
+
+
+def _stored(config: Any) -> Any:
+    parts = (config, config.get_text_config(decoder=True))
+    found = next(filter(None, (getattr(part, "quantization_config", None) for part in parts)), None)
+    return found if found and AutoHfQuantizer.supports_quant_method(found) else None
