@@ -5,9 +5,12 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from hdserve.errors import ConfigError
+
+_QUANTIZERS: Any = AutoHfQuantizer
+"""Not typed."""
 
 
 def is_quantised(config: Any) -> bool:
@@ -25,7 +28,7 @@ def check_quantisation(config: Any) -> None:
     if stored is None:
         return
     try:
-        quantizer = AutoHfQuantizer.from_config(stored, pre_quantized=True)
+        quantizer = _QUANTIZERS.from_config(stored, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
     except (ImportError, RuntimeError, ValueError) as error:
         raise ConfigError(f"the weights are quantised: {error}") from error
@@ -34,4 +37,4 @@ def check_quantisation(config: Any) -> None:
 def _stored(config: Any) -> Any:
     parts = (config, config.get_text_config(decoder=True))
     found = next(filter(None, (getattr(part, "quantization_config", None) for part in parts)), None)
-    return found if found and AutoHfQuantizer.supports_quant_method(found) else None
+    return found if found and _QUANTIZERS.supports_quant_method(found) else None
