@@ -37,4 +37,5 @@ def check_quantisation(config: Any) -> None:
 def _stored(config: Any) -> Any:
     parts = (config, config.get_text_config(decoder=True))
     found = next(filter(None, (getattr(part, "quantization_config", None) for part in parts)), None)
-    return found if found and _QUANTIZERS.supports_quant_method(found) else None
+    is_known = not isinstance(found, dict) or _QUANTIZERS.supports_quant_method(found)
+    return found if is_known else None

@@ -12,6 +12,7 @@ from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.repeated_layers import should_repeat
 from hdserve.engine.loading.loader import load_model
+from hdserve.errors import ConfigError
 from tests.drafters import OracleDrafter
 from tests.engines import make_engine, make_prompt, make_sequence, run
 
@@ -74,7 +75,11 @@ def test_plain_output_is_that_of_the_library(loaded: LoadedModel, checkpoint: Pa
 def test_drafts_change_nothing(loaded: LoadedModel, temperature: float) -> None:
     params = {"temperature": temperature, "seed": 3, "max_tokens": 40}
     plain, drafted = (make_sequence("a", make_prompt(20), **params) for _ in range(2))
-    run(make_engine(model=loaded.module, exact=True), [plain])
+    try:
+        engine = make_engine(model=loaded.module, exact=True)
+    except ConfigError as error:  # so it is with AMX
+        pytest.skip(error.message)
+    run(engine, [plain])
     drafter = OracleDrafter({"a": plain.token_ids}, length=5)
     engine = make_engine([drafter], model=loaded.module, exact=True)
     run(engine, [drafted])
