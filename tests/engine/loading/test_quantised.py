@@ -75,13 +75,12 @@ def test_plain_output_is_that_of_the_library(loaded: LoadedModel, checkpoint: Pa
 def test_drafts_change_nothing(loaded: LoadedModel, temperature: float) -> None:
     params = {"temperature": temperature, "seed": 3, "max_tokens": 40}
     plain, drafted = (make_sequence("a", make_prompt(20), **params) for _ in range(2))
+    run(make_engine(model=loaded.module, exact=True), [plain])
+    drafter = OracleDrafter({"a": plain.token_ids}, length=5)
     try:
-        engine = make_engine(model=loaded.module, exact=True)
+        engine = make_engine([drafter], model=loaded.module, exact=True)
     except ConfigError as error:  # so it is with AMX
         pytest.skip(error.message)
-    run(engine, [plain])
-    drafter = OracleDrafter({"a": plain.token_ids}, length=5)
-    engine = make_engine([drafter], model=loaded.module, exact=True)
     run(engine, [drafted])
     assert drafted.token_ids == plain.token_ids
     assert engine.stats.drafts.num_accepted_tokens > 0
