@@ -10,6 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors import model_database
 from actors.shards import Shard, may_be_on_disk_alone, shard_of, shards
+from deployments.off_loop import OffLoop
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.append_log import pack_record, take_record
@@ -49,6 +50,7 @@ class ClusterDatabase:
         actors: the actors by shard; a shard has none if none of its namespaces was used since the
             cluster was started, even if it is on disk.
         former: shards and running actors for other numbers of shards, or other tokenizers.
+        off_loop: has the threads that start actors; default: its own.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class ClusterDatabase:
         config: ModelDatabaseConfig,
         actors: dict[Shard, Any],
         former: Sequence[tuple[Shard, Any]] = (),
+        off_loop: OffLoop | None = None,
     ) -> None:
         self._key = key
         self._config = config
         self._actors = actors
         self._former = former
+        self._off_loop = off_loop or OffLoop()
         self._epochs: dict[Shard, str] = {}
 
     async def info(self) -> dict[str, Any]:
@@ -214,7 +218,7 @@ class ClusterDatabase:
         """Return the actor of a shard; it is started if there is none."""
         if shard not in self._actors:
             arguments = self._key, self._config, merge_drafter_states, shard
-            starting = asyncio.to_thread(model_database.get_or_create, *arguments)
+            starting = self._off_loop.waiting(model_database.get_or_create, *arguments)
             self._actors[shard] = await ask_actor(starting)
         return self._actors[shard]
 
