@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors import model_database
@@ -246,7 +247,8 @@ def _parts(namespace: str, message: Publish) -> Iterator[Publish]:
 async def ask_actor(
     reference: Awaitable[Any], timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
 ) -> Any:
-    """Return the answer of an actor of a model database, or of the cluster that has the actors.
+    """Return the answer of an actor of a model database, or of the cluster that has the actors.  A
+    call of an actor that nobody waits for any more is withdrawn, unless it has begun.
 
     Args:
         who: its name in the error if it does not answer.
@@ -256,7 +258,7 @@ async def ask_actor(
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return await reference
+            return await _answer(reference)
     except RayError as error:  # which may be a TimeoutError, too
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
@@ -265,3 +267,12 @@ async def ask_actor(
     except TimeoutError as error:
         reason = f"{who} has not answered in {timeout_s:g} s; try again"
         raise DatabaseGone(reason) from error
+
+
+async def _answer(reference: Awaitable[Any]) -> Any:
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        if isinstance(reference, ray.ObjectRef):
+            ray.cancel(reference)  # it would be carried out however much later
+        raise
