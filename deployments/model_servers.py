@@ -127,6 +127,8 @@ class ModelServers:
             cancel_stream(stream)
             raise self._reason(model, deadline, watch) or asyncio.CancelledError() from error
         except Exception as error:
+            if stream is not None:  # the call goes on if its message could not be read
+                cancel_stream(stream)
             raise self._reason(model, deadline, watch) or translated(error) from error
         except BaseException:  # closed or cancelled
             if not (stream is None or is_complete):

@@ -17,6 +17,9 @@ MAX_SHARED_SIZE = 1 << 18
 """Larger work is done one piece at a time: a few requests of 4 MB would occupy every thread for
 seconds, and smaller ones would wait."""
 
+_NUM_WAITING = 4
+"""Threads for what administrators ask for."""
+
 
 async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
     """Return the result of ``function``, which runs in a thread if ``size`` says that it may take
@@ -28,10 +31,11 @@ async def off_loop(size: int, function: Callable[..., T], *arguments: Any) -> T:
 
 class OffLoop:
     """Like :func:`off_loop`, for work on what clients send: large work has a thread of its own, so
-    that other work never waits for it."""
+    that other work never waits for it, and what administrators ask for has some of its own."""
 
     def __init__(self) -> None:
         self._one_large = ThreadPoolExecutor(1, "hdserve-large-work")
+        self._waiting = ThreadPoolExecutor(_NUM_WAITING, "hdserve-administration")
 
     async def __call__(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Return the result of ``function``, see :func:`off_loop`."""
@@ -39,3 +43,9 @@ class OffLoop:
             return await off_loop(size, function, *arguments)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._one_large, function, *arguments)
+
+    async def waiting(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of ``function``, which may wait minutes for the cluster, or without end
+        for a disk, even after its caller has given up.  Only calls of this method wait for it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._waiting, function, *arguments)

@@ -50,6 +50,7 @@ _BODY_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 _CHOICE_RESPONSES: dict[int | str, dict[str, Any]] = {
     **_BODY_RESPONSES,
+    429: {"description": "A replica still checks another statistics database"},
     504: {"description": "The body took longer than is allowed"},
 }
 
@@ -167,7 +168,7 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         info = await gateway.infos.ask(config)
         key = choice_key(config, info.tokenizer_fingerprint)
         client = StatisticsClient(gateway.config.model_database.resources)
-        await asyncio.to_thread(client.choose, key, body.directory)
+        await gateway.off_loop.waiting(client.choose, key, body.directory)
         return {"model": config.name, "directory": body.directory}
 
 
@@ -193,11 +194,12 @@ async def _open(gateway: Gateway, info: ModelInfo) -> ClusterDatabase | None:
     """
     key = DatabaseKey(info.name, info.tokenizer_fingerprint)
     config = gateway.config.model_database
-    found = await ask_actor(asyncio.to_thread(model_database.get_all, key, config.num_shards))
+    off_loop = gateway.off_loop
+    found = await ask_actor(off_loop.waiting(model_database.get_all, key, config.num_shards))
     if not found and not may_be_on_disk_alone(config):
         return None
-    former = await ask_actor(asyncio.to_thread(model_database.get_former, key, config.num_shards))
-    return ClusterDatabase(key, config, found, former)
+    former = await ask_actor(off_loop.waiting(model_database.get_former, key, config.num_shards))
+    return ClusterDatabase(key, config, found, former, off_loop)
 
 
 async def _existing(gateway: Gateway, model: str) -> ClusterDatabase:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any
 
+import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors import model_database
 from actors.shards import Shard, may_be_on_disk_alone, shard_of, shards
+from deployments.off_loop import OffLoop
 from hdserve.config import ModelDatabaseConfig
 from hdserve.core import DEFAULT_NAMESPACE
 from hdserve.databases.append_log import pack_record, take_record
@@ -49,6 +51,7 @@ class ClusterDatabase:
         actors: the actors by shard; a shard has none if none of its namespaces was used since the
             cluster was started, even if it is on disk.
         former: shards and running actors for other numbers of shards, or other tokenizers.
+        off_loop: has the threads that start actors; default: its own.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class ClusterDatabase:
         config: ModelDatabaseConfig,
         actors: dict[Shard, Any],
         former: Sequence[tuple[Shard, Any]] = (),
+        off_loop: OffLoop | None = None,
     ) -> None:
         self._key = key
         self._config = config
         self._actors = actors
         self._former = former
+        self._off_loop = off_loop or OffLoop()
         self._epochs: dict[Shard, str] = {}
 
     async def info(self) -> dict[str, Any]:
@@ -214,7 +219,7 @@ class ClusterDatabase:
         """Return the actor of a shard; it is started if there is none."""
         if shard not in self._actors:
             arguments = self._key, self._config, merge_drafter_states, shard
-            starting = asyncio.to_thread(model_database.get_or_create, *arguments)
+            starting = self._off_loop.waiting(model_database.get_or_create, *arguments)
             self._actors[shard] = await ask_actor(starting)
         return self._actors[shard]
 
@@ -242,7 +247,8 @@ def _parts(namespace: str, message: Publish) -> Iterator[Publish]:
 async def ask_actor(
     reference: Awaitable[Any], timeout_s: float = _CHANGE_TIMEOUT_S, who: str = _DATABASE
 ) -> Any:
-    """Return the answer of an actor of a model database, or of the cluster that has the actors.
+    """Return the answer of an actor of a model database, or of the cluster that has the actors.  A
+    call of an actor that nobody waits for any more is withdrawn, unless it has begun.
 
     Args:
         who: its name in the error if it does not answer.
@@ -252,7 +258,7 @@ async def ask_actor(
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return await reference
+            return await _answer(reference)
     except RayError as error:  # which may be a TimeoutError, too
         cause = error.cause if isinstance(error, RayTaskError) else None
         if isinstance(cause, HdserveError):
@@ -261,3 +267,12 @@ async def ask_actor(
     except TimeoutError as error:
         reason = f"{who} has not answered in {timeout_s:g} s; try again"
         raise DatabaseGone(reason) from error
+
+
+async def _answer(reference: Awaitable[Any]) -> Any:
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        if isinstance(reference, ray.ObjectRef):
+            ray.cancel(reference)  # it would be carried out however much later
+        raise

@@ -301,8 +301,9 @@ class ModelServer(AnswersCalls):
 
         Raises:
             InvalidRequest: the message says why not.
+            Overloaded: another one is still being checked.
         """
-        await asyncio.to_thread(self._chosen.open, directory)
+        await self._off_loop.waiting(self._chosen.check, directory)
 
     async def statistics(self) -> StatisticsState:
         """Return which statistics database this replica drafts from."""

@@ -20,7 +20,13 @@ from actors.statistics_database import NO_RESOURCES, Choice, StatisticsClient
 from deployments.replica.statistics_state import choice_key
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import INFO_NAME, TABLE_NAMES
-from hdserve.errors import DatabaseError, InvalidRequest, SnapshotError, Unsupported
+from hdserve.errors import (
+    DatabaseError,
+    InvalidRequest,
+    Overloaded,
+    SnapshotError,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from hdserve.engine.async_engine import AsyncEngine
@@ -130,6 +136,7 @@ class ChosenStatistics:
         self.num_unusable = 0
         self.num_failures = 0
         self._has_failed = False
+        self._checking = threading.Lock()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hdserve-statistics", daemon=True)
 
@@ -140,6 +147,19 @@ class ChosenStatistics:
     def close(self) -> None:
         """Ask it to end soon, without waiting for it."""
         self._is_closed.set()
+
+    def check(self, directory: str) -> None:
+        """Check that a directory can be chosen, see :meth:`open`.
+
+        Raises:
+            Overloaded: another one is still being checked, perhaps on a volume that hangs.
+        """
+        if not self._checking.acquire(blocking=False):
+            raise Overloaded("another statistics database is still being checked; try again later")
+        try:
+            self.open(directory)
+        finally:
+            self._checking.release()
 
     def open(self, directory: str) -> StatisticsDatabase:
         """Return the database in a directory below the root, read entirely and found intact.

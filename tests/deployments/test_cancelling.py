@@ -12,13 +12,22 @@ from ray import serve
 from ray.serve.exceptions import RequestCancelledError
 
 from deployments.cancelling import cancel_stream
+from deployments.model_servers import ModelServers
 from deployments.runtime import actor_options
+from hdserve.errors import HdserveError
 from tests.clusters import connected_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NUM_TURNS = 60
 WAIT_S = 20.0
+
+
+class Unreadable:
+    """A message that cannot be unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
 
 
 class Endless:
@@ -36,6 +45,12 @@ class Endless:
         finally:
             self._num_running -= 1
 
+    async def call(self, *_: Any) -> AsyncIterator[Any]:
+        """What nobody can read, and then nothing."""
+        yield Unreadable()
+        async for number in self.generate():
+            yield number
+
     async def num_running(self) -> int:
         return self._num_running
 
@@ -45,6 +60,7 @@ class Caller:
 
     def __init__(self, handle: Any) -> None:
         direct = handle.options(_by_reference=False)
+        self._servers = ModelServers({"m": handle}, WAIT_S, lambda _: None)
         self._unary = direct
         self._streaming = direct.options(stream=True, response_serialization="pickle")
 
@@ -68,6 +84,14 @@ class Caller:
             await asyncio.sleep(0)
         cancel_stream(stream)
         return await reading
+
+    async def unread(self) -> str:
+        """The error of a message that cannot be read."""
+        try:
+            await self._servers.call("m", "any")
+        except HdserveError as error:
+            return error.message
+        return "none"
 
     async def _outcome(self, stream: Any) -> str:
         limit = asyncio.timeout(WAIT_S)
@@ -111,4 +135,10 @@ def test_a_call_can_be_cancelled_at_any_moment(caller: Any) -> None:
     outcomes = [caller.at.remote(number) for number in range(NUM_TURNS)]
     found = {outcome.result(timeout_s=4 * WAIT_S) for outcome in outcomes}
     assert found == {"cancelled"}
+    assert caller.num_left.remote().result(timeout_s=WAIT_S) == 0
+
+
+def test_a_call_whose_message_cannot_be_read_ends(caller: Any) -> None:
+    """As the message of another version may be."""
+    assert "failed" in caller.unread.remote().result(timeout_s=4 * WAIT_S)
     assert caller.num_left.remote().result(timeout_s=WAIT_S) == 0

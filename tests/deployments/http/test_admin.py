@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -15,6 +19,7 @@ from starlette.testclient import TestClient
 from actors import model_database
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE
+from actors.statistics_database import StatisticsClient
 from deployments.gateway import Gateway
 from deployments.generation import ModelInfo
 from deployments.http import admin
@@ -32,6 +37,7 @@ from hdserve.config import (
 from hdserve.databases.append_log import take_record
 from hdserve.databases.messages import Publish
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
+from tests.waiting import WAIT_S
 
 ADMIN_KEY = "the-key-of-the-administrator"
 INFO = ModelInfo(
@@ -247,3 +253,59 @@ def test_an_export_of_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = take_record(answer.content)
     assert taken is not None
     assert set(Publish.decode(taken[0], KEY.fingerprint, model=None).outputs) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("home", "waits", "method", "path"),
+    [
+        (model_database, "get_all", "GET", ""),
+        (model_database, "get_former", "GET", ""),
+        (model_database, "get_or_create", "GET", ""),
+        (StatisticsClient, "choose", "POST", "/statistics"),
+    ],
+)
+def test_requests_do_not_wait_for_what_the_administrator_waits_for(
+    home: Any, waits: str, method: str, path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While the cluster does not answer: what is done in threads for long bodies is done."""
+    is_waiting, has_ended = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> Any:
+        is_waiting.set()
+        has_ended.wait()
+        raise RaySystemError("the head is gone")
+
+    async def described(*_: Any) -> ModelInfo:
+        return INFO
+
+    for name in ("get_all", "get_former"):
+        monkeypatch.setattr(model_database, name, lambda *_: {})
+    monkeypatch.setattr(home, waits, wait)
+    databases = ModelDatabaseConfig(num_shards=2, snapshot_dir=tmp_path)
+    config = ServeConfig(models=(ModelConfig(name="m", model="m"),), model_database=databases)
+    gateway = Gateway(config, {}, read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY))))
+    for name in ("ask", "now"):
+        monkeypatch.setattr(gateway.infos, name, described)
+    monkeypatch.setattr(gateway, "check_statistics", described)
+    api = build_api(gateway)
+
+    async def asked() -> int:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://hdserve", headers=headers
+        ) as client:
+            url, body = f"/v1/speculation/databases/m{path}", {"directory": "anywhere"}
+            asking = [asyncio.create_task(client.request(method, url, json=body)) for _ in range(8)]
+            try:
+                while not is_waiting.is_set():
+                    await asyncio.sleep(0.01)
+                request = {"model": "other", "prompt": "a" * 2**17}
+                async with asyncio.timeout(WAIT_S):
+                    return (await client.post("/v1/completions", json=request)).status_code
+            finally:
+                has_ended.set()
+                await asyncio.gather(*asking)
+
+    assert asyncio.run(asked()) == 404

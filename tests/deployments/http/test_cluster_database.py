@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
+from actors import detached
 from actors.model_database_actor import ModelDatabaseActor
 from actors.shards import WHOLE, shard_of, shards
 from deployments.http.cluster_database import ClusterDatabase, ask_actor
@@ -22,7 +25,10 @@ from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.drafting.states import pack_states
 from hdserve.errors import DatabaseGone, DatabaseInUse, InvalidRequest, SnapshotError
+from tests.actors.listeners import Listener
+from tests.clusters import local_ray
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
+from tests.waiting import WAIT_S
 
 
 def test_a_database_that_is_gone_may_come_back() -> None:
@@ -297,3 +303,25 @@ def test_a_database_that_does_not_answer() -> None:
             await ask_actor(asyncio.sleep(60.0), 0.01)
 
     asyncio.run(asked())
+
+
+@pytest.mark.ray
+def test_a_call_that_nobody_waits_for_any_more_is_withdrawn() -> None:
+    """Else an actor that waits for a place would later forget what came after the question."""
+
+    async def asked(actor: Any) -> None:
+        with pytest.raises(DatabaseGone):
+            await ask_actor(actor.tell.remote(b"too late"), 0.1)
+        asking = asyncio.create_task(ask_actor(actor.tell.remote(b"client is gone")))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    with local_ray():
+        holder = detached.get_or_create(Listener, "holder", 2, {})
+        ray.get(holder.told.remote())
+        waiting = detached.get_or_create(Listener, "waiting", 2, {})
+        asyncio.run(asked(waiting))
+        after = waiting.told.remote()
+        ray.kill(holder)
+        assert ray.get(after, timeout=WAIT_S) == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from deployments.generation import Delta, GenerationRequest, Summary
 from deployments.off_loop import MAX_SHARED_SIZE
 from deployments.request_faults import RequestFault
 from hdserve.config.deployed import deployment_name
-from hdserve.errors import Overloaded, PromptTooLong
+from hdserve.databases.statistics_info import INFO_NAME
+from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong
 from tests.clusters import connected_cluster
 from tests.serving import ServedApplication
+from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -22,10 +27,20 @@ MODEL = "hdserve-mini"
 
 
 @pytest.fixture(scope="module")
-def handle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of statistics databases."""
+    return tmp_path_factory.mktemp("statistics")
+
+
+@pytest.fixture(scope="module")
+def handle(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Any]:
     """Of a served model, past the gateway."""
     model = {"name": MODEL, "model": MODEL, "num_cpus": 0.2}
-    config = {"models": [model], "model_database": {"is_enabled": False}}
+    config = {
+        "models": [model],
+        "model_database": {"is_enabled": False},
+        "statistics_root": str(root),
+    }
     directory = tmp_path_factory.mktemp("serve")
     with connected_cluster(2) as cluster, ServedApplication(directory, config, cluster.address):
         found = serve.get_deployment_handle(deployment_name(MODEL), "hdserve")
@@ -96,3 +111,20 @@ def test_few_large_texts_wait_and_the_replica_still_answers(handle: Any) -> None
     texts = [each.result() for each in waiting]
     assert {len(each) for each in texts if isinstance(each, list)} == {len(many)}
     assert any(isinstance(each, RequestFault) for each in texts)
+
+
+def test_checks_of_statistics_that_hang_hold_up_no_request(handle: Any, root: Path) -> None:
+    """However many are asked for: while one reads a volume that hangs, the others are refused."""
+    unary, hanging = handle.options(stream=False), root / "hanging"
+    hanging.mkdir()
+    os.mkfifo(hanging / INFO_NAME)
+    checks = [unary.check_statistics.remote("hanging") for _ in range(8)]
+    try:
+        assert len(unary.tokenize.remote("word " * 2000, True).result(timeout_s=WAIT_S)) >= 2000
+    finally:
+        with (hanging / INFO_NAME).open("r+b", buffering=0):
+            shutil.rmtree(hanging)
+    refusals = {type(check.result(timeout_s=WAIT_S).error) for check in checks}
+    assert refusals == {InvalidRequest, Overloaded}
+    refusal = unary.check_statistics.remote("hanging").result().error
+    assert isinstance(refusal, InvalidRequest)
