@@ -36,7 +36,6 @@ from hdserve.models.hub import check_hub
 
 _DEVELOPER = "developer"
 _KNOWS_DEVELOPER = re.compile(rf"""["']{_DEVELOPER}["']""")
-_TOOLS = re.compile(r"\btools\b")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What SentencePiece writes for a space."""
@@ -101,12 +100,12 @@ class Tokenizer:
         """The chat template for conversations without tools; empty where there is none."""
         return self._template(None)
 
-    @property
+    @cached_property
     def tools_template(self) -> str:
         """The chat template for conversations with tools; empty if there is none that shows
         them."""
         template = self._template([PROBE_TOOL])
-        return template if _TOOLS.search(template) else ""
+        return template if _reads(template, "tools") else ""
 
     def has_variable(self, name: str, *, has_tools: bool) -> bool:
         """Whether the chat template reads this variable; the word alone may be a field of messages,

@@ -251,6 +251,16 @@ def test_what_a_template_leaves_out_is_refused(
     assert caught.value.param == "messages"
 
 
+def test_tools_are_refused_where_the_template_only_shows_those_of_messages(tmp_path: Path) -> None:
+    """As that of Phi-4-mini, which has the word nevertheless."""
+    shown = "{% if 'tools' in m and m['tools'] is not none %}{{ m['tools'] }}{% endif %}"
+    tokenizer = with_template(tmp_path, EACH + "{{ m.content }}" + shown + "{% endfor %}")
+    assert tokenizer.render_chat([USER], {})
+    with pytest.raises(Unsupported, match="does not know tools") as caught:
+        tokenizer.render_chat([USER], {}, [TOOL])
+    assert caught.value.param == "tools"
+
+
 def test_the_template_of_the_example() -> None:
     """It shows tools, calls and results; without them it is the model's own."""
     path = Path(__file__).parents[3] / "examples" / "configs" / "tools.jinja"
