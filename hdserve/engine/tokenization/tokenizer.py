@@ -401,7 +401,10 @@ def load_tokenizer(
     try:
         return Tokenizer(
             AutoTokenizer.from_pretrained(
-                path, revision=revision, trust_remote_code=trust_remote_code
+                path,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                mistral_format=False,  # mistral-common's has no backend of the tokenizers library
             ),
             template,
             variables,
