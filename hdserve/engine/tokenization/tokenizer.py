@@ -409,7 +409,7 @@ def load_tokenizer(
             template,
             variables,
         )
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
         is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()
         reason = "it has no tokenizer.json" if is_missing else str(error)
         if not Path(path).is_dir():

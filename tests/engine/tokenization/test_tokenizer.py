@@ -366,6 +366,17 @@ def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) ->
         assert caught.value.message == f"cannot load the tokenizer of {str(path)!r}: {reason}"
 
 
+def test_code_of_a_model_that_needs_a_missing_package_is_an_error_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    copy_of(tmp_path)
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "configuration_own.py").write_text("import nothing_here\n")
+    with pytest.raises(ConfigError, match=r"cannot load the tokenizer of .*nothing_here"):
+        load_tokenizer(str(tmp_path), trust_remote_code=True)
+
+
 def test_a_misspelt_model_is_told_at_once_where_there_is_no_hub(tmp_path: Path) -> None:
     """It is not asked for again and again: nobody answers on port 9."""
     code = "from hdserve import LLM; LLM('tiny')"
