@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -55,6 +56,8 @@ _POLL_S = 0.1
 _BUILD_POLL_S = 1.0
 _IDLE_S = 1.0
 _ANSWER_TIMEOUT_S = 10.0
+
+_OWN_ERROR = re.compile(r"^hdserve\.errors\.\w+: (.+)", re.DOTALL | re.MULTILINE)
 
 _NAMESPACE = "serve"
 _ANSWERING = (ApplicationStatus.RUNNING, ApplicationStatus.UNHEALTHY)
@@ -186,10 +189,11 @@ def _wait_until_it_runs() -> None:
 
 
 def _reason(message: str) -> str:
-    """Return the last line of a traceback, without the class if the error is one of ours."""
-    last = message.strip().splitlines()[-1]
-    name, _, reason = last.partition(": ")
-    return reason if name.startswith("hdserve.errors.") else last
+    """Return an error of ours that ends the last traceback, as one line and without its class; of
+    another error, the last line."""
+    *_, last = message.strip().rpartition("Traceback (most recent call last):\n")
+    ours = _OWN_ERROR.search(last)
+    return " ".join(ours[1].split()) if ours else last.splitlines()[-1]
 
 
 def _client() -> Any:

@@ -757,6 +757,16 @@ def test_a_model_that_would_not_be_served_needs_no_tokenizer(tmp_path: Path) -> 
     assert found.remedy == "model: OWNER/MODEL  # of another architecture"
 
 
+def test_a_model_whose_code_needs_a_missing_package(tmp_path: Path) -> None:
+    place = copied(tmp_path / "m")
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (place / "config.json").write_text(json.dumps(own))
+    (place / "own.py").write_text("import nothing_here\n")
+    (found,) = check_model(configured(model=str(place), trust_remote_code=True))
+    assert verdicts([found]) == ["failure"]
+    assert "nothing_here" in found.text
+
+
 def test_what_is_no_model_is_left_as_it_is(tmp_path: Path) -> None:
     """Nothing is to be downloaded into a directory that has something else in it."""
     (found,) = check_model(configured(model=str(tmp_path)))

@@ -99,7 +99,7 @@ def read_architecture(config: ModelConfig) -> Any:
     check_hub(config.model, config.revision)
     try:
         found = AutoConfig.from_pretrained(resolve_model(config.model), **_hub_options(config))
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
     _check_architecture(found)
     if not _is_language_model(found):

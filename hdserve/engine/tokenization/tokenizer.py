@@ -36,7 +36,6 @@ from hdserve.models.hub import check_hub
 
 _DEVELOPER = "developer"
 _KNOWS_DEVELOPER = re.compile(rf"""["']{_DEVELOPER}["']""")
-_TOOLS = re.compile(r"\btools\b")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What SentencePiece writes for a space."""
@@ -101,12 +100,12 @@ class Tokenizer:
         """The chat template for conversations without tools; empty where there is none."""
         return self._template(None)
 
-    @property
+    @cached_property
     def tools_template(self) -> str:
         """The chat template for conversations with tools; empty if there is none that shows
         them."""
         template = self._template([PROBE_TOOL])
-        return template if _TOOLS.search(template) else ""
+        return template if _reads(template, "tools") else ""
 
     def has_variable(self, name: str, *, has_tools: bool) -> bool:
         """Whether the chat template reads this variable; the word alone may be a field of messages,
@@ -402,12 +401,15 @@ def load_tokenizer(
     try:
         return Tokenizer(
             AutoTokenizer.from_pretrained(
-                path, revision=revision, trust_remote_code=trust_remote_code
+                path,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                mistral_format=False,  # mistral-common's has no backend of the tokenizers library
             ),
             template,
             variables,
         )
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
         is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()
         reason = "it has no tokenizer.json" if is_missing else str(error)
         if not Path(path).is_dir():

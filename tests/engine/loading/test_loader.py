@@ -332,6 +332,15 @@ class OwnModel(LlamaForCausalLM):
     assert not mark.exists()
 
 
+def test_code_of_a_model_that_needs_a_missing_package_is_told(tmp_path: Path) -> None:
+    path = save(llama(), tmp_path)
+    (path / "own.py").write_text("import nothing_here\n")
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (path / "config.json").write_text(json.dumps(own))
+    with pytest.raises(ConfigError, match=r"cannot load the model .*nothing_here"):
+        load_model(ModelConfig(name="m", model=str(path), trust_remote_code=True))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_an_error(tmp_path: Path) -> None:
     """``cuda`` without such a device is refused; ``auto`` takes the CPU."""

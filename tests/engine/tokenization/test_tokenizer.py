@@ -251,6 +251,16 @@ def test_what_a_template_leaves_out_is_refused(
     assert caught.value.param == "messages"
 
 
+def test_tools_are_refused_where_the_template_only_shows_those_of_messages(tmp_path: Path) -> None:
+    """As that of Phi-4-mini, which has the word nevertheless."""
+    shown = "{% if 'tools' in m and m['tools'] is not none %}{{ m['tools'] }}{% endif %}"
+    tokenizer = with_template(tmp_path, EACH + "{{ m.content }}" + shown + "{% endfor %}")
+    assert tokenizer.render_chat([USER], {})
+    with pytest.raises(Unsupported, match="does not know tools") as caught:
+        tokenizer.render_chat([USER], {}, [TOOL])
+    assert caught.value.param == "tools"
+
+
 def test_the_template_of_the_example() -> None:
     """It shows tools, calls and results; without them it is the model's own."""
     path = Path(__file__).parents[3] / "examples" / "configs" / "tools.jinja"
@@ -354,6 +364,17 @@ def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) ->
         with pytest.raises(ConfigError) as caught:
             load_tokenizer(str(path))
         assert caught.value.message == f"cannot load the tokenizer of {str(path)!r}: {reason}"
+
+
+def test_code_of_a_model_that_needs_a_missing_package_is_an_error_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    copy_of(tmp_path)
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "configuration_own.py").write_text("import nothing_here\n")
+    with pytest.raises(ConfigError, match=r"cannot load the tokenizer of .*nothing_here"):
+        load_tokenizer(str(tmp_path), trust_remote_code=True)
 
 
 def test_a_misspelt_model_is_told_at_once_where_there_is_no_hub(tmp_path: Path) -> None:
