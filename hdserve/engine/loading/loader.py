@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,8 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
 )
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.core import SamplingParams
@@ -65,6 +68,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     was_quantised = is_quantised(hf_config)
     options = _hub_options(config)
     try:
+        generation = _generation_config(path, options)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=hf_config,
@@ -78,7 +82,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
         module: torch.nn.Module = loaded[0].to(device).eval()
         if was_quantised and not is_quantised(module.config):  # but dequantised, to bfloat16
             module.to(dtype)
-        generation = _generation_config(path, options)
     except KeyError as error:  # it looked its attention up in another table
         reason = f"its attention {OF_ITS_OWN}: {error}"
         raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
@@ -210,10 +213,19 @@ def _stored_bytes(tensor: Any) -> int:
 
 
 def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
-    try:
-        return GenerationConfig.from_pretrained(path, revision=options["revision"])
-    except OSError:
-        return None
+    """What the model's authors recommend; ``None`` if there is no such file, or none on this
+    machine and no hub that answers.
+
+    Raises:
+        OSError: it is damaged, or the hub refuses it.
+    """
+    found = cached_file(
+        path,
+        GENERATION_CONFIG_NAME,
+        revision=options["revision"],
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return None if found is None else GenerationConfig.from_pretrained(Path(found).parent)
 
 
 def _check_architecture(config: Any) -> None:

@@ -421,6 +421,13 @@ def test_ends_without_a_generation_config(tmp_path: Path) -> None:
         assert load(path).eos_token_ids == wanted
 
 
+def test_a_damaged_generation_config_is_not_taken_for_none(tmp_path: Path) -> None:
+    path = save(llama(), tmp_path)
+    (path / "generation_config.json").write_text('{"do_sample": tr')
+    with pytest.raises(ConfigError, match=r"cannot load the model .*generation_config\.json"):
+        load(path)
+
+
 def test_ends_that_are_no_tokens_of_the_model_end_nothing() -> None:
     """Nor do they fail where ``min_tokens`` forbids the ends."""
     model = make_model()
