@@ -29,7 +29,7 @@ from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.engine.linear.layers import prepare_linear_layers
 from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
-from hdserve.engine.loading.quantisation import is_quantised
+from hdserve.engine.loading.quantisation import convert_dequantised, is_quantised
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from hdserve.models.context import longest_context
@@ -80,8 +80,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
             **options,
         )
         module: torch.nn.Module = loaded[0].to(device).eval()
-        if was_quantised and not is_quantised(module.config):  # but dequantised, to bfloat16
-            module.to(dtype)
+        if was_quantised and not is_quantised(module.config):
+            convert_dequantised(module, dtype)
     except KeyError as error:  # it looked its attention up in another table
         reason = f"its attention {OF_ITS_OWN}: {error}"
         raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
@@ -217,13 +217,14 @@ def _generation_config(path: str, options: Mapping[str, Any]) -> Any:
     machine and no hub that answers.
 
     Raises:
-        OSError: it is damaged, or the hub refuses it.
+        OSError: it is damaged.
     """
     found = cached_file(
         path,
         GENERATION_CONFIG_NAME,
         revision=options["revision"],
         _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,  # weights that are here load without access, too
     )
     return None if found is None else GenerationConfig.from_pretrained(Path(found).parent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import torch
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from hdserve.errors import ConfigError
@@ -32,6 +33,14 @@ def check_quantisation(config: Any) -> None:
         quantizer.validate_environment(device_map=None, weights_only=True)
     except (ImportError, RuntimeError, ValueError) as error:
         raise ConfigError(f"the weights are quantised: {error}") from error
+
+
+def convert_dequantised(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Give the weights that transformers has dequantised, to bfloat16, the dtype of the others;
+    those that it keeps in float32, and buffers such as rotary frequencies, stay as they are."""
+    for parameter in module.parameters():
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _stored(config: Any) -> Any:

@@ -106,4 +106,6 @@ def test_they_are_what_they_were_in_the_dtype_that_was_asked_for(
         assert parameter.dtype == getattr(torch, dtype)
         difference = parameter.float() - wanted[name].float()
         assert difference.norm() <= most_wrong * wanted[name].float().norm()
+    frequencies = [part for name, part in loaded.module.named_buffers() if "inv_freq" in name]
+    assert {part.dtype for part in frequencies} == {torch.float32}
     assert weight_bytes(config) == pytest.approx(loaded.weight_bytes, rel=0.2)
