@@ -57,6 +57,11 @@ _BUILD_POLL_S = 1.0
 _IDLE_S = 1.0
 _ANSWER_TIMEOUT_S = 10.0
 
+_BEFORE_AN_ERROR = re.compile(
+    r"Traceback \(most recent call last\):\n"
+    r"|The above exception was the direct cause of the following exception:\n"
+    r"|During handling of the above exception, another exception occurred:\n"
+)
 _OWN_ERROR = re.compile(r"^hdserve\.errors\.\w+: (.+)", re.DOTALL | re.MULTILINE)
 
 _NAMESPACE = "serve"
@@ -191,7 +196,7 @@ def _wait_until_it_runs() -> None:
 def _reason(message: str) -> str:
     """Return an error of ours that ends the last traceback, as one line and without its class; of
     another error, the last line."""
-    *_, last = message.strip().rpartition("Traceback (most recent call last):\n")
+    last = _BEFORE_AN_ERROR.split(message.strip())[-1]
     ours = _OWN_ERROR.search(last)
     return " ".join(ours[1].split()) if ours else last.splitlines()[-1]
 
