@@ -154,7 +154,7 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
     try:
         check_quantisation(architecture)
     except ConfigError as error:
-        yield failure(subject, error.message, "pip install 'hdserve[quantized]'")
+        yield failure(subject, error.message, "python -m pip install 'hdserve[quantized]'")
         return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)

@@ -65,9 +65,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = pick_device(config.engine.device)
     dtype = pick_dtype(config.engine.dtype, device)
     hf_config = read_architecture(config)
-    was_quantised = is_quantised(hf_config)
     options = _hub_options(config)
     try:
+        was_quantised = is_quantised(hf_config)
         generation = _generation_config(path, options)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -106,7 +106,9 @@ def read_architecture(config: ModelConfig) -> Any:
         raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
     _check_architecture(found)
     if not _is_language_model(found):
-        reason = "transformers has no causal language model of this architecture"
+        reason = (
+            "transformers has no causal language model of this architecture; others are not served"
+        )
         raise UnsupportedModel(f"{found.model_type} ({config.model}): {reason}")
     return found
 

@@ -16,7 +16,11 @@ _QUANTIZERS: Any = AutoHfQuantizer
 
 def is_quantised(config: Any) -> bool:
     """Whether a configuration of transformers says that weights are stored in fewer bits, in a way
-    that transformers knows."""
+    that transformers knows.
+
+    Raises:
+        ValueError: it does not say in which way.
+    """
     return _stored(config) is not None
 
 
@@ -25,10 +29,10 @@ def check_quantisation(config: Any) -> None:
     Raises:
         ConfigError: transformers cannot load such weights here, such as for want of a package.
     """
-    stored = deepcopy(_stored(config))
-    if stored is None:
-        return
     try:
+        stored = deepcopy(_stored(config))
+        if stored is None:
+            return
         quantizer = _QUANTIZERS.from_config(stored, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
     except (ImportError, RuntimeError, ValueError) as error:
