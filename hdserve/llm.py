@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, islice
 from operator import index
 from os import PathLike, fspath
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, Never
 
 from hdserve import core
@@ -40,7 +40,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 class LLM:
     """Generates text with one model; what it generates speeds up later generation.
 
-    Several threads may use it: whichever needs a step runs it for all.
+    Several threads may use it: whichever needs a step runs it for all, and they take turns.
 
     Args:
         model: a bundled model's name, a local directory or a Hugging Face id.
@@ -64,6 +64,8 @@ class LLM:
         one call share a queue."""
         self._lock = RLock()
         """Guards everything above."""
+        self._turn = Lock()
+        """Held by the thread that is the next to have the other lock."""
         self._is_in_use = False
         """Whether the holder of the lock is using the engine.  The same thread may close an
         iterator meanwhile, as garbage collection does."""
@@ -308,14 +310,20 @@ class LLM:
 
     @contextmanager
     def _in_use(self) -> Iterator[Engine]:
-        """The engine, for this call only; requests dropped meanwhile are removed afterwards."""
-        with self._lock:
-            self._is_in_use = True
-            try:
-                yield self._engine
-            finally:
-                self._is_in_use = False
-                self._abort_dropped()
+        """The engine, for this call only; requests dropped meanwhile are removed afterwards.
+
+        A thread that waits for it has it before the one that has it now has it again.
+        """
+        with ExitStack() as turn:
+            turn.enter_context(self._turn)
+            with self._lock:
+                turn.close()
+                self._is_in_use = True
+                try:
+                    yield self._engine
+                finally:
+                    self._is_in_use = False
+                    self._abort_dropped()
 
     def _drop(self, request_ids: Iterable[str]) -> None:
         """However often this is interrupted, the next call removes them.
@@ -347,24 +355,17 @@ class LLM:
         Raises:
             HdserveError: there will be none.
         """
-        with self._lock:
-            if self._engine.has_outputs:  # a call was interrupted before it had delivered them
-                self._deliver()
-            while not outputs:
-                if not self._engine.has_work:
+        while True:
+            with self._in_use() as engine:
+                if engine.has_outputs:  # a call was interrupted before it had delivered them
+                    engine.hand_out(self._receive)
+                if outputs:
+                    return outputs.popleft()
+                if not engine.has_work:
                     raise HdserveError("nothing more is decoded for this request, nobody knows why")
-                self._step()
-            return outputs.popleft()
-
-    def _step(self) -> None:
-        with self._in_use() as engine:
-            self._host.use_own_num_threads()
-            engine.run()
-        self._deliver()
-
-    def _deliver(self) -> None:
-        with self._in_use() as engine:
-            engine.hand_out(self._receive)
+                self._host.use_own_num_threads()
+                engine.run()
+                engine.hand_out(self._receive)
 
     def _receive(self, output: StepOutput) -> None:
         """If this is interrupted, ``output`` is delivered again before anybody takes it."""
@@ -395,8 +396,8 @@ class LLM:
         )
         if seq.params.grammar is not None:  # compiling takes seconds, in which others continue
             seq.grammar_state = self._host.grammars.state(seq.params.grammar)
-        with self._lock:
-            self._engine.check(seq)
+        with self._in_use() as engine:
+            engine.check(seq)
         seq.seen_tokens = self._host.seen_tokens(seq.params, token_ids)
         return seq
 

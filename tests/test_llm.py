@@ -574,6 +574,38 @@ def test_answers_of_several_threads_are_those_of_each_alone(llm: LLM) -> None:
             assert [answer.token_ids for (answer,) in answers] == alone
 
 
+def test_a_thread_that_waits_for_its_answer_lets_others_have_theirs() -> None:
+    """All places are taken by another thread's stream, which has each token as it comes."""
+    llm = LLM("hdserve-mini", engine={**OPTIONS["engine"], "max_num_sequences": 1})
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    stream = llm.stream([5, 300], params, SpeculationParams(is_enabled=False))
+    next(stream)
+    thread = threading.Thread(target=llm.generate, args=([[9, 8]], params))
+    steps, has_begun, has_output = count(), threading.Event(), threading.Event()
+    had_output: list[bool] = []
+
+    def run(*_: Any) -> None:
+        if threading.current_thread() is thread:
+            number = next(steps)
+            if number == 0:
+                has_begun.set()
+                eventually(llm._turn.locked)
+            elif number == 1:
+                had_output.append(has_output.wait(20))
+
+    hook = llm._host.model.module.register_forward_pre_hook(run)
+    try:
+        thread.start()
+        assert has_begun.wait(60)
+        next(stream)
+        has_output.set()
+        assert len([*stream]) == 6
+    finally:
+        hook.remove()
+        thread.join()
+    assert had_output == [True]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's threads")
 def test_a_thread_whose_answers_are_there_leaves_no_threads_behind() -> None:
     """Those that shared its forwards would keep those of the next one from waiting for work."""

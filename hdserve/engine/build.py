@@ -89,7 +89,7 @@ def build_engine(
     _log_engine(config, model, cache)
     compilation = None
     if start_compilation is not None and _may_switch_to_compiled(runner, config.engine):
-        rows = 1 + max_draft_tokens, max_rows
+        rows = 1 + max_draft_tokens, max_rows, cache.num_rows
         compilation = start_compilation(model, config.engine, *rows, budget is not None)
     drafts = StepDrafts(
         guarded,

@@ -53,7 +53,9 @@ class CompilationResult:
     cost: BatchCost | None
 
 
-StartCompilation = Callable[[LoadedModel, EngineConfig, int, int, bool], Future[CompilationResult]]
+StartCompilation = Callable[
+    [LoadedModel, EngineConfig, int, int, int, bool], Future[CompilationResult]
+]
 """See :func:`compile_in_background`."""
 
 
@@ -116,6 +118,7 @@ def compile_in_background(
     config: EngineConfig,
     num_tree_rows: int,
     max_rows: int,
+    max_cache_rows: int,
     measures_cost: bool,
 ) -> Future[CompilationResult]:
     """Compile in a separate thread, find out whether forwards are then exact, and measure what
@@ -126,6 +129,8 @@ def compile_in_background(
     Args:
         num_tree_rows: of the largest draft tree.
         max_rows: of the largest forward.
+        max_cache_rows: of the cache that forwards are measured with, unless those that are compared
+            need more.
     """
     _trace_beforehand()
     found: Future[CompilationResult] = Future()
@@ -136,8 +141,8 @@ def compile_in_background(
             torch.set_num_threads(num_threads)  # each thread has its own setting
             compiled = compile_model(model)
             number = config.max_num_sequences
-            num_rows = max(num_rows_to_measure(num_tree_rows, number), _NUM_TRIAL_ROWS)
-            runner = _runner(model, num_rows)
+            num_rows = min(num_rows_to_measure(num_tree_rows, number), max_cache_rows)
+            runner = _runner(model, max(num_rows, _NUM_TRIAL_ROWS))
             runner.compile_with(compiled)
             if compiled.is_packed or compiled.is_native:
                 runner.shapes = choose_shapes(runner, max_rows, config.exact)

@@ -86,7 +86,7 @@ def _time_forwards(
     runner: ModelRunner, needed: Sequence[_Point], others: Sequence[_Point]
 ) -> dict[_Point, float]:
     """The fastest time of each in seconds, if there was room, and time for ``others``."""
-    _write_rows(runner, [*needed, *others])
+    _write_rows(runner, needed)
     best: dict[_Point, float] = {}
 
     def time_all(points: Iterable[_Point]) -> None:
@@ -97,6 +97,7 @@ def _time_forwards(
 
     time_all(needed)
     rest = [*reversed(_in_time(best, others))]
+    _write_rows(runner, [*needed, *rest])
     time_all(rest)
     points = [*needed, *rest]
     for _ in range(_NUM_ROUNDS - 1):

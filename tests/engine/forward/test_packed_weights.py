@@ -63,7 +63,7 @@ def model() -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def compilation(model: torch.nn.Module) -> CompilationResult:
     return compile_in_background(
-        prepare_model(model, EngineConfig()), EngineConfig(max_num_sequences=2), 4, 64, False
+        prepare_model(model, EngineConfig()), EngineConfig(max_num_sequences=2), 4, 64, 512, False
     ).result(240)
 
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.forward.repeated_layers import repeat_layers, should_repeat, unroll_layers
 from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.shape import KVShape
 from hdserve.engine.loading import compilation as compiling
 from hdserve.engine.loading.compilation import (
     CompilationResult,
@@ -64,13 +66,27 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def compilation(model: torch.nn.Module) -> Future[CompilationResult]:
+def cache_rows() -> list[int]:
+    """Of the caches that compiling makes."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def compilation(model: torch.nn.Module, cache_rows: list[int]) -> Future[CompilationResult]:
     """Compiled in a thread beside this one, with the cost of its forwards."""
     if not can_compile():
         pytest.skip("there is no C++ compiler")
+
+    class Cache(KVCache):
+        def __init__(self, shape: KVShape, num_rows: int, *others: Any) -> None:
+            cache_rows.append(num_rows)
+            super().__init__(shape, num_rows, *others)
+
     loaded = prepare_model(model, EngineConfig())
-    found = compile_in_background(loaded, EngineConfig(max_num_sequences=2), 4, 64, True)
-    found.result(240)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compiling, "KVCache", Cache)
+        found = compile_in_background(loaded, EngineConfig(max_num_sequences=8), 4, 64, 600, True)
+        found.result(240)
     return found
 
 
@@ -87,10 +103,19 @@ from hdserve.engine.loading.compilation import compile_in_background
 from hdserve.engine.loading.loader import prepare_model
 from tests.models import make_model
 
-compile_in_background(prepare_model(make_model(), EngineConfig()), EngineConfig(), 4, 64, False)
+config = EngineConfig()
+compile_in_background(prepare_model(make_model(), config), config, 4, 64, 512, False)
 print(InterpreterShim._dummy_gm.cache_info().currsize, flush=True)
 os._exit(0)
 """
+
+
+def test_what_is_measured_takes_no_more_memory_than_the_engine(
+    compilation: Future[CompilationResult], cache_rows: list[int]
+) -> None:
+    """Eight sequences would take 1,280 rows."""
+    assert compilation.done()
+    assert max(cache_rows) == 600
 
 
 @needs_compiler

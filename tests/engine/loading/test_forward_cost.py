@@ -10,6 +10,7 @@ import pytest
 from hdserve.config import EngineConfig
 from hdserve.engine.forward.model_runner import ModelRunner
 from hdserve.engine.kv_cache.cache import KVCache
+from hdserve.engine.kv_cache.segments import Segment, align
 from hdserve.engine.loading import forward_cost
 from hdserve.engine.loading.forward_cost import (
     _other_points,
@@ -102,6 +103,16 @@ def test_a_slow_model_is_said_to_cost_what_it_does(
             assert found == pytest.approx(true_s(point), rel=0.1)
     if cost._column_cost is not None:
         assert float(cost._column_cost(17)) == pytest.approx(slowness * 17e-6)
+
+
+def test_what_there_is_no_time_for_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a cache take some as soon as they are written."""
+    runner = make_runner(num_rows_to_measure(17, 16), max_position_embeddings=2048)
+    clear, cleared = runner.cache.clear, list[Segment]()
+    monkeypatch.setattr(runner.cache, "clear", lambda rows: cleared.append(rows) or clear(rows))
+    monkeypatch.setattr(forward_cost, "_MAX_ROUND_S", 0.0)
+    measure_forward_cost(runner, 17, 16)
+    assert max(segment.end for segment in cleared) <= align(128 + 17)
 
 
 def test_long_sequences_are_measured_where_there_is_room() -> None:
