@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
@@ -43,11 +43,14 @@ class LoadPlan:
     num_before: int = 0
     num_asked: int = 0
 
-    def num_repeated(self, num_rows: int) -> int:
-        """Return how many requests repeat a prompt, of ``num_rows``, that this plan or an earlier
-        one has already sent: a server may draft from the answer."""
-        num_new = min(self.num_prompts, max(0, num_rows - self.num_before)) - self.num_asked
-        return self.num_prompts - max(0, num_new)
+    def num_repeated(self, rows: Sequence[PromptRow]) -> int:
+        """Return how many requests repeat a prompt that this plan or an earlier one has already
+        sent: a server may draft from the answer."""
+        sent = replace(self, num_before=0, num_prompts=self.num_before + self.num_asked)
+        asked = {repr(row.messages) for row in arrange(rows, sent)}
+        num_before = len(asked)
+        asked |= {repr(row.messages) for row in arrange(rows, self)}
+        return self.num_prompts - (len(asked) - num_before)
 
 
 @dataclass(slots=True)
@@ -102,7 +105,7 @@ async def run_load(
     Args:
         progress: called with every request that ended.
     """
-    load = Load(plan, num_repeated=plan.num_repeated(len(rows)))
+    load = Load(plan, num_repeated=plan.num_repeated(rows))
     places = asyncio.Semaphore(plan.concurrency)
     started_s = time.monotonic()
 

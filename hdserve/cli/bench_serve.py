@@ -200,7 +200,7 @@ def serve(options: LoadOptions) -> None:
         typer.echo(f"interrupted; {how_to_go_on(output.lasting_file)}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
     journal.finish()
-    if any(row["failed"] for row in results.rows):
+    if any(row["failed"] or not row["completed"] for row in results.rows):
         raise typer.Exit(1)
 
 
@@ -220,6 +220,9 @@ def _tell_failures(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         for reason, number in row["failures"].items():
             told = f"{number} failed at concurrency {row['max_concurrency']}: {reason}"
+            typer.echo(told, err=True)
+        if not row["completed"]:
+            told = f"none completed at concurrency {row['max_concurrency']}: nothing was measured"
             typer.echo(told, err=True)
 
 

@@ -92,6 +92,15 @@ def test_every_end_has_its_count(server: StandIn, tmp_path: Path) -> None:
     assert row["failures"] == dict.fromkeys(errors[2:], 1)
 
 
+def test_where_all_are_refused_nothing_was_measured(server: StandIn, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["full"]}\n' * 2)
+    arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    outcome = CliRunner().invoke(app, [*arguments, "--concurrency", "2"])
+    assert outcome.exit_code == 1
+    assert "none completed at concurrency 2: nothing was measured" in outcome.stderr
+
+
 def test_it_says_why_requests_failed(server: StandIn, tmp_path: Path) -> None:
     """The commonest reason first, with the number of those it ended."""
     prompts = tmp_path / "prompts.jsonl"
@@ -325,6 +334,12 @@ def test_each_load_goes_on_in_the_order_of_the_prompts(server: StandIn, tmp_path
     assert len({name for load in names[:2] for name in load}) == 6
     assert len({name for load in names[:3] for name in load}) == 7
     assert [row["num_repeated_prompts"] for row in rows] == [0, 0, 2, 3]
+
+
+def test_rows_that_ask_the_same_are_one_prompt(server: StandIn, tmp_path: Path) -> None:
+    options = ("--concurrency", "1,2", "--num-prompts", "2")
+    _, rows = bench(server, tmp_path, ["good", "good", "good", "good 1"], *options)
+    assert sum(row["num_repeated_prompts"] for row in rows) == 2
 
 
 def test_a_concurrency_that_cannot_be_reached_is_told(server: StandIn, tmp_path: Path) -> None:
