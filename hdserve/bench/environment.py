@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -18,13 +19,13 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this installation, ``-dirty`` with changes; ``unknown`` outside a
+    """Return the commit of this installation, ``-dirty`` with changes; its version outside a
     checkout, also where the repository around it is another project's."""
     try:
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         return _git("describe", "--always", "--dirty")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return f"version {version('hdserve')}"
 
 
 def _git(*arguments: str) -> str:
