@@ -26,6 +26,9 @@ class AppArgs(StrictModel):
     """A YAML file, or the configuration itself; default: ``HDSERVE_CONFIG``, else the bundled
     models."""
 
+    is_local: bool = False
+    """Whether only clients on the machine of the server reach it, as ``hdserve serve`` says."""
+
 
 def app(args: AppArgs) -> serve.Application:
     """Build the application: one deployment per model, and the gateway.
@@ -38,9 +41,18 @@ def app(args: AppArgs) -> serve.Application:
         logger.warning("Ray logs arguments: put the key in a file, access.admin_key_file")
     check_tracing(config.telemetry)
     access = read_access(config.access)
+    if args.is_local and not access.keys and config.gateway.allowed_hosts is None:
+        config = _for_local_names(config)
     config = _with_gpus(config).model_copy(update={"access": AccessConfig()})
     models = {model.name: model_deployment(model, config) for model in config.models}
     return gateway_deployment(config, models, access)
+
+
+def _for_local_names(config: ServeConfig) -> ServeConfig:
+    """Return ``config`` with gateways that may be called by local names only: another name is that
+    of a web page that wants to read what nobody needs a key for."""
+    gateway = config.gateway.model_copy(update={"allowed_hosts": ()})
+    return config.model_copy(update={"gateway": gateway})
 
 
 def _with_gpus(config: ServeConfig) -> ServeConfig:

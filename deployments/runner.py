@@ -37,6 +37,7 @@ from ray.serve.schema import (
 
 from deployments.announcement import announce, url_of
 from deployments.nodes import all_resources
+from deployments.ray_token import close_token
 from hdserve.cluster_address import TOKEN_HINT
 from hdserve.config.deployed import (
     APPLICATION,
@@ -104,6 +105,8 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
         ConfigError: see :func:`run_until_interrupted`.
     """
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
+    if address == OWN_CLUSTER:
+        close_token()
     try:
         ray.init(address, namespace=_NAMESPACE)
     except (ConnectionError, ValueError, RayError) as error:

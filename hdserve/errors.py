@@ -17,7 +17,7 @@
         │   ├── PromptTooLong     the prompt leaves no room in the context
         │   └── Unsupported       a documented parameter that hdserve does not offer
         ├── Unauthorized    401   missing or wrong API key
-        ├── Forbidden       403   the API key may not do this
+        ├── Forbidden       403   the API key, or the name of the server, is not for this
         ├── ModelNotFound   404   no such model is served
         ├── NamespaceNotFound 404 the model's database has no such namespace
         ├── BodyTooSlow     408   the request body does not come
@@ -178,7 +178,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The API key is right, but may not do this."""
+    """The API key is right, but may not do this; or nobody may under this name of the server."""
 
     status = 403
     code = "permission_denied"

@@ -120,6 +120,7 @@ def test_it_answers_and_ends(number: signal.Signals, tmp_path: Path) -> None:
         assert answer.usage.completion_tokens == 8
         for name, value in (("x-request-timeout-seconds", "0.001"), ("x-session-id", b"caf\xe9")):
             assert answer_of(client, {name: value}).status_code == 200
+        assert answer_of(client, {"host": "page.example"}).status_code == 403
         with begun(client, 600) as stream:
             process.send_signal(number)
             *_, last = (chunk for chunk in stream if chunk.choices)

@@ -17,6 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from benchmarks.server import START_TIMEOUT_S
+from deployments.application import AppArgs
 from hdserve.cli import serve
 from hdserve.cli.commands import app
 from hdserve.cli.serve import check_is_free
@@ -231,10 +232,23 @@ def test_a_model_is_served_without_a_file(tmp_path: Path, monkeypatch: pytest.Mo
         ("own", "own", place),
         (place + "/", "own", place),
     ):
-        wanted = {"config": {"models": [{"name": name, "model": resolved}]}}
-        assert deployed(monkeypatch, model) == wanted
+        wanted = {"models": [{"name": name, "model": resolved}]}
+        assert deployed(monkeypatch, model)["config"] == wanted
     told = refusal(monkeypatch, "local", "hdserve-mini", "--config", "a.yaml")
     assert told == "give a model or --config, not both"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.0.0.1", True), ("127.0.0.2", True), ("localhost", True), ("0.0.0.0", False)],
+)
+@pytest.mark.parametrize("arguments", [[], ["hdserve-mini"]])
+def test_the_application_knows_whether_others_reach_it(
+    host: str, is_local: bool, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = deployed(monkeypatch, *arguments, "--host", host)
+    assert found.keys() == {*(["config"] if arguments else []), *(["is_local"] if is_local else [])}
+    assert AppArgs.model_validate(found).is_local == is_local
 
 
 def set_to(*settings: str) -> list[str]:

@@ -15,6 +15,7 @@ from deployments.http.completion_routes import add_completion_routes
 from deployments.http.documented_api import DocumentedApi
 from deployments.http.errors import add_error_handlers
 from deployments.http.head_requests import HeadRequests
+from deployments.http.hosts import allow_hosts
 from deployments.http.messages_route import add_messages_routes
 from deployments.http.metrics import add_metrics_route, known_answers
 from deployments.http.model_routes import add_model_routes
@@ -42,6 +43,7 @@ def build_api(gateway: Gateway) -> FastAPI:
     )
     api.add_middleware(BodyLimit, limits=gateway.config.gateway)
     api.add_middleware(SignIn, access=gateway.access)
+    allow_hosts(api, gateway.config.gateway.allowed_hosts)
     add_error_handlers(api)
     add_completion_routes(api, gateway)
     add_token_routes(api, gateway)

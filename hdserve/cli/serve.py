@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -151,7 +152,7 @@ def _run(
         holding: keeps other servers from taking the ports.
     """
     place = {"host": host} if port is None else {"host": host, "port": port}
-    deploy = {"http_options": place, "applications": [application_of(_arguments(source))]}
+    deploy = {"http_options": place, "applications": [application_of(_arguments(source, host))]}
     with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
         path = Path(directory) / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
@@ -167,11 +168,23 @@ def _run(
         return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)
 
 
-def _arguments(source: Source) -> dict[str, Any]:
-    """Return what the application is built with."""
-    if source is None:
-        return {}
-    return {"config": str(source.absolute()) if isinstance(source, Path) else source}
+def _arguments(source: Source, host: str) -> dict[str, Any]:
+    """Return what the application is built with.
+
+    Args:
+        host: the address that clients use.
+    """
+    found: dict[str, Any] = {"is_local": True} if _is_loopback(host) else {}
+    if source is not None:
+        found["config"] = str(source.absolute()) if isinstance(source, Path) else source
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_is_importable(directory: Path) -> None:

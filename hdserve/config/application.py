@@ -119,6 +119,12 @@ class GatewayConfig(StrictModel):
     """Origins whose web pages may ask this server from a browser, as in
     ``https://chat.example.com``; ``*`` is all of them.  Its own page may always."""
 
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names that clients may call this server by, as in ``chat.example.com``, besides addresses,
+    ``localhost`` and names below ``.localhost``, which they always may; a request whose ``host`` is
+    another name is refused with 403.  ``*`` is all of them, and so is ``None``; but without API
+    keys, ``hdserve serve`` on a loopback address takes ``None`` for none of them."""
+
     @property
     def max_num_ongoing(self) -> int:
         """The most requests that all gateways answer at a time."""
@@ -132,6 +138,15 @@ class GatewayConfig(StrictModel):
                 "an origin without a path, as in https://chat.example.com, or '*' is expected"
             )
         return origins
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if not all(re.fullmatch(r"\*|[\w-]+(\.[\w-]+)*", item, re.ASCII) for item in hosts or ()):
+            raise ValueError(
+                "a host name without scheme and port, as in chat.example.com, or '*' is expected"
+            )
+        return hosts
 
 
 class AccessConfig(StrictModel):

@@ -160,7 +160,7 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
 
 
 def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
-    if not isinstance(arguments, dict) or not arguments.keys() <= {"config"}:
+    if not isinstance(arguments, dict) or not arguments.keys() <= {"config", "is_local"}:
         raise ConfigError(f"{place}: a mapping is expected whose only key is `config`")
     config = arguments.get("config")
     if not isinstance(config, str | dict | None):

@@ -92,6 +92,13 @@ def test_the_file_of_the_arguments_is_read(tmp_path: Path) -> None:
     assert read_deployed_config(path).config == default_config()
 
 
+def test_the_arguments_of_a_local_server_are_read(tmp_path: Path) -> None:
+    """As `hdserve serve` writes them."""
+    local = application(args={"is_local": True, "config": CONFIG})
+    path = write(tmp_path, {"applications": [local]})
+    assert read_deployed_config(path).config == parse_config(CONFIG)
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [

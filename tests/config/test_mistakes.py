@@ -186,6 +186,13 @@ def test_each_key_of_another_server_has_one_here() -> None:
             f"{MODEL}gateway: {{allowed_origins: [a.example]}}",
             "line 4, gateway.allowed_origins: an origin without a path, as in",
         ),
+        *(
+            (
+                f"{MODEL}gateway: {{allowed_hosts: ['{host}']}}",
+                "line 4, gateway.allowed_hosts: a host name without scheme and port, as in",
+            )
+            for host in ("https://a.example", "a.example:80", "*.example", "a.example.", "")
+        ),
     ],
 )
 def test_shapes(tmp_path: Path, text: str, reason: str) -> None:

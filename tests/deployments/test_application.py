@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,3 +23,35 @@ def test_a_key_in_arguments_is_warned_of(
     has_key = bool(access and access.get("admin_key"))
     assert ("access.admin_key_file" in caplog.text) == has_key
     assert "sk-of-the-administrator" not in caplog.text
+
+
+LOCAL, KEYS = {"is_local": True}, "sixteen-characters-of-a-key default\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys", "configured", "allowed"),
+    [
+        (LOCAL, "", None, ()),
+        (LOCAL, "", ["a.example"], ("a.example",)),
+        (LOCAL, "", ["*"], ("*",)),
+        (LOCAL, KEYS, None, None),
+        ({}, "", None, None),
+        ({}, "", [], ()),
+    ],
+)
+def test_a_local_server_without_keys_is_called_by_local_names(
+    arguments: dict[str, bool],
+    keys: str,
+    configured: list[str] | None,
+    allowed: tuple[str, ...] | None,
+    tmp_path: Path,
+) -> None:
+    """Unless its configuration says otherwise; so is none that others may reach."""
+    config: dict[str, Any] = {"models": [{"name": "a", "model": "hdserve-mini"}]}
+    config["gateway"] = {"allowed_hosts": configured}
+    if keys:
+        (tmp_path / "keys").write_text(keys)
+        config["access"] = {"api_keys_file": str(tmp_path / "keys")}
+    gateway: Any = app(AppArgs(config=config, **arguments))._bound_deployment
+    built, *_ = gateway.init_args
+    assert built.gateway.allowed_hosts == allowed
