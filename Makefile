@@ -27,7 +27,8 @@ PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 OLD_INDEX := $(shell cat $(CHOSEN_INDEX) 2>/dev/null)
 NEW_INDEX := $(filter-out $(OLD_INDEX),$(TORCH_INDEX))
-FROM_INDEX := $(addprefix --index-url ,$(or $(NEW_INDEX),$(OLD_INDEX)))
+INDEX := $(or $(NEW_INDEX),$(OLD_INDEX))
+FROM_INDEX := $(addprefix --index-url ,$(INDEX))
 
 TRIALS := 10
 SOAK_MINUTES := 30
@@ -42,8 +43,9 @@ setup: $(STAMP)
 
 # To pip, 2.13.0+cpu satisfies torch==2.13.0 in place of 2.13.0+cu130, so another build is forced;
 # what it depends on follows without force, and from wherever there is the version wanted.
+# Where making the environment broke off, Python is there without pip; --clear forgets the index.
 $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -c "import torch" 2>/dev/null || \
 	  $(BIN)/python -m pip install --dry-run --no-deps --quiet --report - $(TORCH) \
 	    $(FROM_INDEX) 2>/dev/null | grep -q '+cpu' || \
@@ -54,7 +56,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 	@$(PIP) $(TORCH) $(subst --index-url,--extra-index-url,$(FROM_INDEX))
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'
-	@$(if $(NEW_INDEX),echo '$(NEW_INDEX)' >$(CHOSEN_INDEX))
+	@$(if $(INDEX),echo '$(INDEX)' >$(CHOSEN_INDEX))
 	@touch $(INSTALLED)
 
 new-index:

@@ -63,3 +63,25 @@ def test_new_versions_come_from_the_index_that_was_chosen(checkout: Path) -> Non
         f"--no-deps {TORCH} --index-url {CUDA}",
         f"{TORCH} --extra-index-url {CUDA}",
     ]
+
+
+def test_an_environment_without_pip_is_made_again(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there was no ensurepip, or it was interrupted; the build of torch stays the one that
+    was chosen."""
+    set_up(checkout, CUDA)
+    python, maker = checkout / ".venv" / "bin" / "python", checkout / "python"
+    script = '#!/bin/sh\nrm -r "$4" && mkdir -p "$4/bin" && cp whole "$4/bin/python"\n'
+    maker.write_text(script)
+    maker.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(maker))
+    python.rename(checkout / "whole")
+    for _ in range(2):
+        python.write_text("#!/bin/sh\nexit 1\n")
+        python.chmod(0o755)
+        (checkout / ".venv" / ".installed-stamp").unlink()
+        assert set_up(checkout) == [
+            f"--no-deps {TORCH} --index-url {CUDA}",
+            f"{TORCH} --extra-index-url {CUDA}",
+        ]

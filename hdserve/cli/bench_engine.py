@@ -205,11 +205,13 @@ def engine(options: EngineOptions) -> None:
 
 
 def print_results(results: Sequence[Result], setting: dict[str, Any]) -> None:
-    """Print a table whose title lists what all its lines have in common."""
+    """Print a table whose title lists what all its lines have in common, and prompts that were cut,
+    if any."""
     from hdserve.bench.engine import has_interval
 
     weights = ", random weights" if setting["weights"] == "random" else ""
-    table = Table(title=", ".join(f"{key}: {value}" for key, value in setting.items()))
+    told = {key: value for key, value in setting.items() if value or key != "cut"}
+    table = Table(title=", ".join(f"{key}: {value}" for key, value in told.items()))
     interval = "95 %" if has_interval(results[0].num_rounds) else "range"
     for column in ("batch", "task", "contender", "tokens/s", "ratio", interval, "accepted length"):
         table.add_column(column, justify="right" if column not in {"task", "contender"} else "left")

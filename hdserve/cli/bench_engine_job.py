@@ -54,7 +54,8 @@ class EngineJob:
         if options.statistics:
             use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
         self._tasks, num_left_out = _tasks(options, rows, self._host)
-        self._shown = _shown(options, self._host) | {"left_out": num_left_out}
+        num_cut = sum(prompt.is_cut for task in self._tasks for prompt in task.prompts)
+        self._shown = _shown(options, self._host) | {"left_out": num_left_out, "cut": num_cut}
         self.journal = Journal(result_path, self._shown | unshown)
         state = cast("State", options.state)
         self._contenders = make_contenders(options.contenders, self._host, state)

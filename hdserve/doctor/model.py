@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -113,7 +114,8 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
         "C++ compiler or headers of Python are missing: the model cannot be compiled, which makes "
         "its steps much faster"
     )
-    remedy = "sudo apt-get install g++ python3-dev  # or engine: {compile: false}"
+    headers = f"python{sysconfig.get_python_version()}-dev"
+    remedy = f"sudo apt-get install g++ {headers}  # or engine: {{compile: false}}"
     yield make(subject, text, remedy)
 
 

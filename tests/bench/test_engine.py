@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -304,14 +305,14 @@ def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "95 %" not in outcome.stdout
     results = json.loads(out.read_text())["results"]
     for row in results:
-        named = {"prompts": path.name, "fill": path.name, "limit": 2, "left_out": 1}
+        named = {"prompts": path.name, "fill": path.name, "limit": 2, "left_out": 1, "cut": 0}
         named |= {"max_tokens": 3, "max_draft_tokens": 16, "weights": "real"}
         assert named.items() <= row.items()
     noise = [{**row, "weights": "random", "num_rounds": 6} for row in results]
     engine_results.print_setting(noise[0])
     engine_results.print_table(noise)
     setting, _, head, _, *lines = capsys.readouterr().out.strip().splitlines()
-    assert f"prompts {path.name}, limit 2, left_out 1, max_tokens 3" in setting
+    assert f"prompts {path.name}, limit 2, left_out 1, cut 0, max_tokens 3" in setting
     assert "to autoregressive (95 %)" in head
     assert [line.count("random weights") for line in lines] == [1] * 4
     fields = {field.name for field in dataclasses.fields(Result)}
@@ -320,6 +321,22 @@ def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert sum("random weights" in line for line in lines if "│" in line) == 4
     assert any("95 %" in line for line in lines)
+
+
+def test_prompts_that_are_cut_are_counted(prompts: Path, tmp_path: Path) -> None:
+    """The figures are of less than the file has, which is told only where it is so."""
+    config, out = tmp_path / "config.yaml", tmp_path / "out.json"
+    engine = {"compile": False, "kv_cache_tokens": 128}
+    model = {"name": "m", "model": "hdserve-mini", "engine": engine}
+    config.write_text(json.dumps({"models": [model]}))
+    with prompts.open("a") as file:
+        file.write(json.dumps({"prompt": TEXTS[0] * 50}) + "\n")
+    options = ["--prompts", str(prompts), "--config", str(config), "--compare", "autoregressive"]
+    options += ["--max-tokens", "2", "--rounds", "1", "--json", str(out)]
+    for limit, num_cut in ((2, 0), (3, 1)):
+        outcome = bench("bench", "engine", *options, "--limit", str(limit))
+        assert {row["cut"] for row in json.loads(out.read_text())["results"]} == {num_cut}
+        assert re.findall(r"cut:\s+(\d+)", outcome.stdout) == ["1"] * num_cut
 
 
 def test_the_tables_of_the_pages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,12 +73,14 @@ def test_memory_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     [("auto", ["ok"], ["warning"]), (True, ["ok"], ["failure"]), (False, [], [])],
 )
 def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) -> None:
-    """Without one a model is slower, or not served if it has to be compiled."""
+    """Without one a model is slower, or not served if it has to be compiled; the headers are of the
+    Python that runs, which need not be the distribution's."""
     config = configured(engine={"device": "cpu", "compile": wanted})
     assert verdicts(check_compiler(config, can_compile=True)) == with_compiler
     assert verdicts(check_compiler(config, can_compile=False)) == without
+    headers = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
     for finding in check_compiler(config, can_compile=False):
-        assert finding.remedy.startswith("sudo apt-get install g++ python3-dev ")
+        assert finding.remedy.startswith(f"sudo apt-get install g++ {headers} ")
 
 
 def test_model_and_statistics(tmp_path: Path) -> None:
