@@ -15,8 +15,8 @@ _CALL_ID, _OTHER_CALL_ID = "probe1234", "probe5678"
 """Some templates take ids of nine characters only."""
 
 
-def _call(call_id: str, mark: str) -> Mapping[str, Any]:
-    function = {"name": "probe", "arguments": {"text": mark}}
+def _call(call_id: str, arguments: Mapping[str, str] | str) -> Mapping[str, Any]:
+    function = {"name": "probe", "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
@@ -25,12 +25,13 @@ def _result(call_id: str, mark: str) -> Mapping[str, Any]:
 
 
 _USER: Mapping[str, Any] = {"role": "user", "content": "probe"}
-_FIRST = _call(_CALL_ID, _CALL_MARK)
+_FIRST = _call(_CALL_ID, {"text": _CALL_MARK})
 _CALL: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_FIRST]}
 _RESULT = _result(_CALL_ID, _RESULT_MARK)
-_OTHER = _call(_OTHER_CALL_ID, _OTHER_CALL_MARK)
+_OTHER = _call(_OTHER_CALL_ID, {"text": _OTHER_CALL_MARK})
 
 _CALLING = (_USER, _CALL)
+_CUT_OFF = (_USER, {**_CALL, "tool_calls": [_call(_CALL_ID, f'{{"text": "{_CALL_MARK}')]})
 _SAYING = (_USER, {**_CALL, "content": _TEXT_MARK})
 _GOING_ON = (*_CALLING, _RESULT, {**_USER, "content": _TEXT_MARK})
 _THINKING = (_USER, {**_CALL, "content": "probe", "reasoning_content": "probe"})
@@ -88,6 +89,7 @@ def _form(render: Render) -> CallForm:
     form = next(shown, None)
     if form is None:
         return CallForm()
+    form = _improved(render, form, _CUT_OFF, wraps_texts=True)
     if form.silence_is_none:
         form = _improved(render, form, _SAYING, says_apart=True)
     form = _improved(render, form, _THINKING, joins_reasoning=True)

@@ -65,6 +65,20 @@ QWEN = """
     {%- for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}
 {%- endfor %}"""
 
+QWEN_CODER = """
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}
+    {%- for call in m.tool_calls or [] %}<call:{{ call.function.name }}>
+        {%- for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}{% endfor %}
+    {%- endfor %}
+{%- endfor %}"""
+
+GLM = QWEN_CODER.replace("call.function.arguments | items", "call.function.arguments.items()")
+
+WITHOUT_TEXTS = QWEN_CODER.replace(
+    "call.function.arguments | items",
+    "(call.function.arguments if call.function.arguments is mapping else {}) | items",
+)
+
 
 def call(number: int) -> dict[str, Any]:
     function = {"name": f"f{number}", "arguments": {"a": number}}
@@ -137,6 +151,27 @@ def test_arguments_that_were_cut_off_stay_as_they_are(tmp_path: Path, template: 
     cut = calling(1)
     cut["tool_calls"][0]["function"]["arguments"] = '{"a'
     assert rendered(tmp_path, template, USER, cut).endswith('<call>f1<sep>{"a')
+
+
+@pytest.mark.parametrize("template", [QWEN_CODER, GLM, WITHOUT_TEXTS])
+def test_arguments_that_were_cut_off_are_shown_where_a_template_takes_objects(
+    tmp_path: Path, template: str
+) -> None:
+    """It goes through them: a text would be refused for ever, or dropped."""
+    cut = calling(1)
+    cut["tool_calls"][0]["function"]["arguments"] = '{"a'
+    text = rendered(tmp_path, template, USER, calling(2), result(2), cut, result(1))
+    shown = '<call:f2><a>2<tool>r2<assistant><call:f1><INVALID_JSON>{"a<tool>r1'
+    assert text == f"<user>hi<assistant>{shown}"
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA])
+def test_arguments_that_were_cut_off_are_a_text_where_a_template_shows_it(
+    tmp_path: Path, template: str
+) -> None:
+    cut = calling(1)
+    cut["tool_calls"][0]["function"]["arguments"] = "[1"
+    assert '"[1"' in rendered(tmp_path, template, USER, cut)
 
 
 @pytest.mark.parametrize(

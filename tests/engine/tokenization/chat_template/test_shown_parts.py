@@ -11,7 +11,7 @@ import pytest
 from hdserve.engine.tokenization.chat_template.call_form import CallForm
 from hdserve.engine.tokenization.chat_template.shown_parts import ShownParts, shown_parts
 
-MAX_RENDERED = 12
+MAX_RENDERED = 14
 
 
 def found_out(*refused: str) -> ShownParts:
@@ -64,7 +64,12 @@ def test_a_template_that_shows_calls_in_one_form(is_text: bool, is_none: bool) -
                 shown.append(content or "")
         return "".join(shown)
 
-    form = CallForm(has_text_arguments=is_text, silence_is_none=is_none, says_apart=is_none)
+    form = CallForm(
+        has_text_arguments=is_text,
+        wraps_texts=not is_text,
+        silence_is_none=is_none,
+        says_apart=is_none,
+    )
     assert shown_parts(render) == ShownParts(tool_calls=True, tool_results=True, form=form)
 
 
