@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +13,8 @@ from hdserve.conversation import INVALID_JSON
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that templates have for what the assistant thought."""
+
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 
 
 class CallForm(NamedTuple):
@@ -43,8 +47,14 @@ class CallForm(NamedTuple):
     """What the user says right behind a result is its end: Mistral's templates refuse a message of
     the user there, since the assistant has not answered the last one."""
 
+    has_short_ids: bool = False
+    """Ids of calls have nine letters and digits: Mistral's templates refuse those that come from
+    most other servers."""
+
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return a conversation in this form."""
+        if self.has_short_ids:
+            messages = [_with_short_ids(message) for message in messages]
         if self.has_single_calls:
             messages = list(with_single_calls(messages))
         if self.joins_results:
@@ -117,6 +127,21 @@ def _with_joined_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[
         else:
             found.append(message)
     return found
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message.get("tool_calls"):
+        message = _with_calls(message, lambda call: _with_short_id(call, "id"))
+    return _with_short_id(message, "tool_call_id")
+
+
+def _with_short_id(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a call, or a result, whose id under this name is short: the same for the same id."""
+    call_id = part.get(name)
+    if not isinstance(call_id, str) or _SHORT_ID.fullmatch(call_id):
+        return part
+    short = hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+    return {**part, name: short}
 
 
 def _with_calls(

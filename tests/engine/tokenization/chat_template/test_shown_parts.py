@@ -11,7 +11,7 @@ import pytest
 from hdserve.engine.tokenization.chat_template.call_form import CallForm
 from hdserve.engine.tokenization.chat_template.shown_parts import ShownParts, shown_parts
 
-MAX_RENDERED = 14
+MAX_RENDERED = 12
 
 
 def found_out(*refused: str) -> ShownParts:
