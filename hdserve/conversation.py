@@ -10,6 +10,9 @@ from typing import Any
 
 from hdserve.errors import InvalidRequest, Unsupported
 
+INVALID_JSON = "INVALID_JSON"
+"""The key of arguments that are no object in JSON, as Anthropic advises to wrap them."""
+
 
 class ChatEnd(Enum):
     """Where the text of a conversation ends."""

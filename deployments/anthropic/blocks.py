@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-INVALID_JSON = "INVALID_JSON"
-"""The key of arguments that are no object in JSON, as Anthropic advises to wrap them."""
+from hdserve.conversation import INVALID_JSON
 
 SIGNATURE = "unsigned"
 """The signature of what was thought, which every server may read: clients take what has none for

@@ -23,6 +23,12 @@ from hdserve.engine.tokenization.chat_template.shown_parts import (
     ShownParts,
     shown_parts,
 )
+from hdserve.engine.tokenization.chat_template.tool_form import (
+    Tools,
+    lacks_description,
+    needs_descriptions,
+    with_descriptions,
+)
 from hdserve.engine.tokenization.chat_template.turn_form import (
     Messages,
     TurnForm,
@@ -191,7 +197,8 @@ class Tokenizer:
             messages: their role ``developer``, the OpenAI API's newer name of ``system``, is
                 ``system`` to templates that do not know it. Turns that the template would refuse or
                 drop as they are have another form, see :class:`TurnForm`.
-            tools: functions the model may call, in the form of the OpenAI API.
+            tools: functions the model may call, in the form of the OpenAI API. Descriptions that
+                they lack are empty for a template that would refuse them without.
 
         Raises:
             Unsupported: the model has no chat template, or one that does not show tools, calls
@@ -216,6 +223,8 @@ class Tokenizer:
             check_goes_on(messages)
         turns = self._turns(messages, has_tools=bool(tools))
         form = self._form(turns, has_tools=bool(tools))
+        if any(map(lacks_description, tools)) and self._needs_descriptions:
+            tools = with_descriptions(tools)
         variables = {**self._default_variables, **template_options}
         try:
             return self._render(form, turns, tools, variables, end)
@@ -244,6 +253,15 @@ class Tokenizer:
             options = {**self._tokenizer.special_tokens_map, "chat_template": template, **options}
             return str(render_jinja_template([list(map(dict, shown))], **options)[0][0])
         return str(self._tokenizer.apply_chat_template(shown, tokenize=False, **options))
+
+    @cached_property
+    def _needs_descriptions(self) -> bool:
+        probe = [{"role": "user", "content": "probe"}]
+
+        def render(tools: Tools) -> str:
+            return self._render(CallForm(), probe, tools, {})
+
+        return needs_descriptions(render)
 
     def _turns(
         self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool

@@ -9,13 +9,14 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from deployments.anthropic.blocks import INVALID_JSON, SIGNATURE
+from deployments.anthropic.blocks import SIGNATURE
 from deployments.anthropic.message_events import MessageEvents
 from deployments.anthropic.objects import error_body
 from deployments.anthropic.protocol import MessagesBody
 from deployments.events import Event
 from deployments.generation import Delta, Summary
 from deployments.parsers.tool_parsers import HermesToolParser
+from hdserve.conversation import INVALID_JSON
 from hdserve.core import DraftCounts
 from hdserve.errors import (
     BodyTooLarge,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from hdserve.conversation import INVALID_JSON
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that templates have for what the assistant thought."""
+
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 
 
 class CallForm(NamedTuple):
@@ -17,6 +23,10 @@ class CallForm(NamedTuple):
 
     has_text_arguments: bool = False
     """Arguments are the JSON of an object: DeepSeek's templates put marks around a text."""
+
+    wraps_texts: bool = False
+    """Arguments that are a text, because the model was cut off in them, are the one value of an
+    object: the templates of Qwen3-Coder and GLM go through those of an object."""
 
     silence_is_none: bool = False
     """A content is ``None`` where nothing was said: only then do the templates of DeepSeek-V3 and
@@ -37,8 +47,14 @@ class CallForm(NamedTuple):
     """What the user says right behind a result is its end: Mistral's templates refuse a message of
     the user there, since the assistant has not answered the last one."""
 
+    has_short_ids: bool = False
+    """Ids of calls have nine letters and digits: Mistral's templates refuse those that come from
+    most other servers."""
+
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return a conversation in this form."""
+        if self.has_short_ids:
+            messages = [_with_short_ids(message) for message in messages]
         if self.has_single_calls:
             messages = list(with_single_calls(messages))
         if self.joins_results:
@@ -46,10 +62,11 @@ class CallForm(NamedTuple):
         return [found for message in messages for found in self._of(message)]
 
     def _of(self, message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        calls = message.get("tool_calls")
-        if calls:
+        if message.get("tool_calls"):
+            if self.wraps_texts:
+                message = _with_calls(message, _with_wrapped_text)
             if self.has_text_arguments:
-                message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+                message = _with_calls(message, _with_text_arguments)
             if self.joins_reasoning:
                 message = _with_joined_reasoning(message)
             if self.says_apart and message.get("content"):
@@ -110,6 +127,34 @@ def _with_joined_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[
         else:
             found.append(message)
     return found
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message.get("tool_calls"):
+        message = _with_calls(message, lambda call: _with_short_id(call, "id"))
+    return _with_short_id(message, "tool_call_id")
+
+
+def _with_short_id(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a call, or a result, whose id under this name is short: the same for the same id."""
+    call_id = part.get(name)
+    if not isinstance(call_id, str) or _SHORT_ID.fullmatch(call_id):
+        return part
+    short = hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+    return {**part, name: short}
+
+
+def _with_calls(
+    message: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    return {**message, "tool_calls": [change(call) for call in message["tool_calls"]]}
+
+
+def _with_wrapped_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": {INVALID_JSON: arguments}}}
 
 
 def _with_text_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,9 +14,11 @@ _MARKS = (_CALL_MARK, _RESULT_MARK, _TEXT_MARK, _OTHER_CALL_MARK, _OTHER_RESULT_
 _CALL_ID, _OTHER_CALL_ID = "probe1234", "probe5678"
 """Some templates take ids of nine characters only."""
 
+_LONG_ID = "call_0123456789abcdef"
 
-def _call(call_id: str, mark: str) -> Mapping[str, Any]:
-    function = {"name": "probe", "arguments": {"text": mark}}
+
+def _call(call_id: str, arguments: Mapping[str, str] | str) -> Mapping[str, Any]:
+    function = {"name": "probe", "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
@@ -25,12 +27,13 @@ def _result(call_id: str, mark: str) -> Mapping[str, Any]:
 
 
 _USER: Mapping[str, Any] = {"role": "user", "content": "probe"}
-_FIRST = _call(_CALL_ID, _CALL_MARK)
+_FIRST = _call(_CALL_ID, {"text": _CALL_MARK})
 _CALL: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_FIRST]}
 _RESULT = _result(_CALL_ID, _RESULT_MARK)
-_OTHER = _call(_OTHER_CALL_ID, _OTHER_CALL_MARK)
+_OTHER = _call(_OTHER_CALL_ID, {"text": _OTHER_CALL_MARK})
 
 _CALLING = (_USER, _CALL)
+_CUT_OFF = (_USER, {**_CALL, "tool_calls": [_call(_CALL_ID, f'{{"text": "{_CALL_MARK}')]})
 _SAYING = (_USER, {**_CALL, "content": _TEXT_MARK})
 _GOING_ON = (*_CALLING, _RESULT, {**_USER, "content": _TEXT_MARK})
 _THINKING = (_USER, {**_CALL, "content": "probe", "reasoning_content": "probe"})
@@ -39,6 +42,11 @@ _CALLING_TWICE = (
     {**_CALL, "tool_calls": [_FIRST, _OTHER]},
     _RESULT,
     _result(_OTHER_CALL_ID, _OTHER_RESULT_MARK),
+)
+_LONG_IDS = (
+    _USER,
+    {**_CALL, "tool_calls": [_call(_LONG_ID, {"text": _CALL_MARK})]},
+    _result(_LONG_ID, _RESULT_MARK),
 )
 
 _FORMS = (
@@ -88,18 +96,22 @@ def _form(render: Render) -> CallForm:
     form = next(shown, None)
     if form is None:
         return CallForm()
+    form = _improved(render, form, _CUT_OFF, wraps_texts=True)
     if form.silence_is_none:
         form = _improved(render, form, _SAYING, says_apart=True)
     form = _improved(render, form, _THINKING, joins_reasoning=True)
     form = _improved(render, form, _CALLING_TWICE, has_single_calls=True)
-    return _improved(render, form, _GOING_ON, joins_results=True)
+    form = _improved(render, form, _GOING_ON, joins_results=True)
+    return _improved(render, form, _LONG_IDS, has_short_ids=True)
 
 
 def _improved(render: Render, form: CallForm, messages: Messages, **change: bool) -> CallForm:
     """Return ``form`` with a change, if that shows what it does not, and all that it does."""
+    shown = _marks(render, form, messages)
+    if shown == _marks_in(str(messages)):
+        return form
     changed = form._replace(**change)
-    is_better = _marks(render, form, messages) < _marks(render, changed, messages)
-    return changed if is_better else form
+    return changed if shown < _marks(render, changed, messages) else form
 
 
 def _marks(render: Render, form: CallForm, messages: Messages) -> set[str]:
@@ -107,6 +119,10 @@ def _marks(render: Render, form: CallForm, messages: Messages) -> set[str]:
         text = render(form, messages)
     except Exception:  # it refuses them
         return set()
+    return _marks_in(text)
+
+
+def _marks_in(text: str) -> set[str]:
     return {mark for mark in _MARKS if mark in text}
 
 

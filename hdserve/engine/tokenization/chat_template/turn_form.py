@@ -33,6 +33,7 @@ _LATE: _Conversations = (
     ("user", "assistant", "developer", "user"),
     ("user", "system"),
 )
+_ALONE: _Conversations = (("system",),)
 
 
 class TurnForm(NamedTuple):
@@ -55,6 +56,10 @@ class TurnForm(NamedTuple):
     """System messages that come later are the user's, each in its place, so that what was there
     before them stays the beginning of the prompt."""
 
+    needs_user: bool = False
+    """Where no message is the user's, the last system message at the beginning is: Qwen3.5's
+    template refuses conversations without the user."""
+
     def of(
         self, messages: Sequence[Mapping[str, Any]], shown: Collection[str] = ()
     ) -> list[Mapping[str, Any]]:
@@ -65,7 +70,9 @@ class TurnForm(NamedTuple):
         """
         num_first = _num_first(messages)
         first, late = list(messages[:num_first]), list(messages[num_first:])
-        if self.joins_systems and num_first > 1:
+        if self.needs_user and first and not self._has_user(late):
+            late = [*_as_users([first.pop()]), *late]
+        if self.joins_systems and len(first) > 1:
             first = [_joined(first)]
         if self.first_are_users:
             first = _as_users(first)
@@ -73,6 +80,10 @@ class TurnForm(NamedTuple):
             late = _as_users(late)
         turns = [*first, *late]
         return _with_joined_neighbours(turns, shown) if self.joins_neighbours else turns
+
+    def _has_user(self, late: Iterable[Mapping[str, Any]]) -> bool:
+        users = ("user", *_SYSTEM) if self.late_are_users else ("user",)
+        return any(message.get("role") in users for message in late)
 
 
 def may_differ(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -97,7 +108,8 @@ def turn_form(render: Render, *, has_tools: bool) -> TurnForm:
     form = _improved(render, TurnForm(), _NEIGHBOURS, joins_neighbours=True)
     form = _improved(render, form, first, joins_systems=True)
     form = _improved(render, form, first, first_are_users=True)
-    return _improved(render, form, _LATE, late_are_users=True)
+    form = _improved(render, form, _LATE, late_are_users=True)
+    return _improved(render, form, _ALONE, needs_user=True)
 
 
 def shown_fields(render: Render, messages: Messages) -> set[str]:

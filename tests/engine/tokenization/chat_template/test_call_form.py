@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,43 @@ QWEN = """
     {%- for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}{% endfor %}
 {%- endfor %}"""
 
+QWEN_CODER = """
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}
+    {%- for call in m.tool_calls or [] %}<call:{{ call.function.name }}>
+        {%- for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}{% endfor %}
+    {%- endfor %}
+{%- endfor %}"""
+
+GLM = QWEN_CODER.replace("call.function.arguments | items", "call.function.arguments.items()")
+
+WITHOUT_TEXTS = QWEN_CODER.replace(
+    "call.function.arguments | items",
+    "(call.function.arguments if call.function.arguments is mapping else {}) | items",
+)
+
+IDS = """
+{%- for m in messages %}<{{ m.role }}{{ m.tool_call_id }}>{{ m.content }}
+    {%- for call in m.tool_calls or [] %}<call{{ call.id }}>{{ call.function.arguments }}
+    {%- endfor %}
+{%- endfor %}"""
+
+MISTRAL = (
+    """
+{%- for m in messages %}
+    {%- for call in m.tool_calls or [] if call.id | length != 9 %}
+        {{- raise_exception("ids have nine characters") }}
+    {%- endfor %}
+    {%- if m.tool_call_id and m.tool_call_id | length != 9 %}
+        {{- raise_exception("ids have nine characters") }}
+    {%- endif %}
+{%- endfor %}"""
+    + IDS
+)
+
 
 def call(number: int) -> dict[str, Any]:
     function = {"name": f"f{number}", "arguments": {"a": number}}
-    return {"id": f"id{number}", "type": "function", "function": function}
+    return {"id": f"id000000{number}", "type": "function", "function": function}
 
 
 def calling(*numbers: int, content: str = "", **fields: Any) -> dict[str, Any]:
@@ -77,7 +111,7 @@ def calling(*numbers: int, content: str = "", **fields: Any) -> dict[str, Any]:
 
 
 def result(number: int) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": f"id{number}", "content": f"r{number}"}
+    return {"role": "tool", "tool_call_id": f"id000000{number}", "content": f"r{number}"}
 
 
 def rendered(directory: Path, template: str, *messages: dict[str, Any]) -> str:
@@ -139,6 +173,27 @@ def test_arguments_that_were_cut_off_stay_as_they_are(tmp_path: Path, template: 
     assert rendered(tmp_path, template, USER, cut).endswith('<call>f1<sep>{"a')
 
 
+@pytest.mark.parametrize("template", [QWEN_CODER, GLM, WITHOUT_TEXTS])
+def test_arguments_that_were_cut_off_are_shown_where_a_template_takes_objects(
+    tmp_path: Path, template: str
+) -> None:
+    """It goes through them: a text would be refused for ever, or dropped."""
+    cut = calling(1)
+    cut["tool_calls"][0]["function"]["arguments"] = '{"a'
+    text = rendered(tmp_path, template, USER, calling(2), result(2), cut, result(1))
+    shown = '<call:f2><a>2<tool>r2<assistant><call:f1><INVALID_JSON>{"a<tool>r1'
+    assert text == f"<user>hi<assistant>{shown}"
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA])
+def test_arguments_that_were_cut_off_are_a_text_where_a_template_shows_it(
+    tmp_path: Path, template: str
+) -> None:
+    cut = calling(1)
+    cut["tool_calls"][0]["function"]["arguments"] = "[1"
+    assert '"[1"' in rendered(tmp_path, template, USER, cut)
+
+
 @pytest.mark.parametrize(
     ("template", "said"), [(DEEPSEEK_V31, "<say>"), (DEEPSEEK_R1, "<assistant>")]
 )
@@ -170,6 +225,37 @@ def test_several_calls_stay_together_where_they_can(tmp_path: Path, template: st
     text = rendered(tmp_path, template, USER, calling(1, 2), result(1), result(2))
     assert text.count("<call>") == 2
     assert text.endswith("<tool>r1<tool>r2")
+
+
+OF_OTHERS = ["call_0123456789abcdef01234567", "toolu_01A09q90qw90lq917835lq9", "1", "ids\udc00"]
+
+
+def with_ids(*ids: str) -> list[dict[str, Any]]:
+    """Return a conversation with calls of these ids, and their results."""
+    calls = [{**call(number), "id": call_id} for number, call_id in enumerate(ids)]
+    results = [{"role": "tool", "tool_call_id": name, "content": name[:1]} for name in ids]
+    return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
+def test_ids_are_short_where_a_template_takes_no_others(tmp_path: Path) -> None:
+    """Mistral's would refuse what began with another model for ever; its own ids stay."""
+    text = rendered(tmp_path, MISTRAL, *with_ids("Ab3dE6gH9", *OF_OTHERS))
+    called = re.findall(r"<call(\w{9})>", text)
+    assert called == re.findall(r"<tool(\w{9})>", text)
+    assert called[0] == "Ab3dE6gH9"
+    assert len({*called}) == 1 + len(OF_OTHERS)
+    assert text == rendered(tmp_path, MISTRAL, *with_ids("Ab3dE6gH9", *OF_OTHERS))
+
+
+def test_ids_stay_as_they_are_where_a_template_takes_them(tmp_path: Path) -> None:
+    text = rendered(tmp_path, IDS, *with_ids(*OF_OTHERS))
+    assert all(f"<call{name}>" in text and f"<tool{name}>" in text for name in OF_OTHERS)
+
+
+def test_a_call_may_have_no_id() -> None:
+    """A template that needs one says so."""
+    messages = [{"role": "assistant", "tool_calls": [{"function": call(1)["function"]}]}]
+    assert CallForm(has_short_ids=True).of(messages) == messages
 
 
 def test_the_variables_of_a_template_are_the_same_in_all_forms(tmp_path: Path) -> None:

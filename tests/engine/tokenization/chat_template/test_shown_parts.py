@@ -64,7 +64,12 @@ def test_a_template_that_shows_calls_in_one_form(is_text: bool, is_none: bool) -
                 shown.append(content or "")
         return "".join(shown)
 
-    form = CallForm(has_text_arguments=is_text, silence_is_none=is_none, says_apart=is_none)
+    form = CallForm(
+        has_text_arguments=is_text,
+        wraps_texts=not is_text,
+        silence_is_none=is_none,
+        says_apart=is_none,
+    )
     assert shown_parts(render) == ShownParts(tool_calls=True, tool_results=True, form=form)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hdserve.engine.tokenization.chat_template.turn_form import TurnForm, turn_form
 
-MAX_RENDERED = 22
+MAX_RENDERED = 24
 
 SPEAKERS = ("user", "assistant")
 

@@ -82,6 +82,7 @@ NEMO = f"""
     {{%- if m.role == "user" %}}<user>{{{{ (first if loop.last else "") + m.content }}}}{OTHERS}"""
 
 QWEN_35 = """
+{%- if "user" not in messages | map(attribute="role") %}{{ raise_exception("no user") }}{% endif %}
 {%- for m in messages %}
     {%- if m.role == "system" and not loop.first %}
         {{- raise_exception("System message must be at the beginning") }}
@@ -170,6 +171,40 @@ def test_system_messages_that_come_later(tmp_path: Path, name: str, text: str) -
     """In between, or at the end, as supervisors of agents have them."""
     tokenizer = tokenizer_with(tmp_path, TEMPLATES[name])
     assert tokenizer.render_chat(said("s1", "u2", "a3", "s4", "u5", "d6"), {}) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpt-oss", "<developer>s1"),
+        ("gemma-3", "<user>s1"),
+        ("gemma-2", "<user>s1"),
+        ("devstral", "<system>s1"),
+        ("nemo", "<user>s1"),
+        ("qwen-3.5", "<user>s1"),
+        ("deepseek-r1", "s1"),
+        ("all-shown", "<system>s1"),
+    ],
+)
+def test_a_system_message_alone(tmp_path: Path, name: str, text: str) -> None:
+    """All that frameworks send that have a prompt only."""
+    assert tokenizer_with(tmp_path, TEMPLATES[name]).render_chat(said("s1"), {}) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "text"),
+    [
+        (("s1", "s2", "d3"), "<system>s1\n\ns2<user>d3"),
+        (("s1", "d2", "a3"), "<system>s1<user>d2<assistant>a3"),
+        (("s1", "a2", "d3"), "<system>s1<assistant>a2<user>d3"),
+        (("s1", "a2", "u3"), "<system>s1<assistant>a2<user>u3"),
+    ],
+)
+def test_no_more_than_one_message_becomes_the_missing_user(
+    tmp_path: Path, texts: tuple[str, ...], text: str
+) -> None:
+    """None, if one that comes later is the user's."""
+    assert tokenizer_with(tmp_path, QWEN_35).render_chat(said(*texts), {}) == text
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"nemo"}))
