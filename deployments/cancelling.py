@@ -1,4 +1,4 @@
-"""Ending calls of model servers."""
+"""Ending calls of model servers, and what Ray Serve knows of them without saying so."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def cancel_stream(stream: Any) -> None:
     assigned = stream._replica_result_future
     if is_assigned(stream) and not assigned.cancelled() and assigned.exception() is None:
         assigned.result().cancel()
+
+
+def is_given_up(handle: Any) -> bool:
+    """Return whether Ray Serve has given up, or removed, the deployment of a handle that was
+    called: it refuses further calls, but says nothing to those that wait for a replica."""
+    is_available: bool = handle._router._asyncio_router._deployment_available
+    return not is_available
 
 
 def is_assigned(stream: Any) -> bool:

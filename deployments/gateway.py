@@ -284,6 +284,22 @@ class Gateway:
         await self.infos.ask(config)
         await self._servers.call_all(config.name, _CHECK_TIMEOUT_S, "check_statistics", directory)
 
+    async def forget(self, model: str, namespace: str) -> None:
+        """Make all replicas of the model forget a namespace, as those must be told to that do not
+        share what they generate.
+
+        Raises:
+            EngineStopped: a replica has not answered; or there is none, though there has to be.
+        """
+        config = self.model(model)
+        await self._servers.call_all(
+            config.name,
+            self._describe_timeout_s,
+            "forget",
+            namespace,
+            may_have_none=config.may_sleep,
+        )
+
     async def unready_models(self) -> list[str]:
         """Return the models whose replicas do not answer, and have not answered a moment ago,
         except models that may have no replica."""

@@ -19,7 +19,7 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from deployments.cancelling import cancel_stream
+from deployments.cancelling import cancel_stream, is_given_up
 from deployments.deadline import Deadline
 from deployments.generation import GenerationRequest, Records, Summary
 from deployments.request_faults import without_fault
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _HEARTBEATS = 6
 """How many heartbeats a silent replica sends, or half as many, in the time after which one without
 any is taken for dead."""
+
+_WENT_AWAY = "the model's replica went away; try again"
 
 _TOO_LARGE = "message larger than max"
 """What gRPC says of a message over its limit.  The same code stands for whatever else it, or the
@@ -112,8 +114,9 @@ class ModelServers:
         stream = watch = None
         is_complete = False
         try:
-            stream = begin(self._streaming[model])
-            watch = SilenceWatch(stream, self._max_silence_s)
+            handle = self._streaming[model]
+            stream = begin(handle)
+            watch = SilenceWatch(stream, self._max_silence_s, partial(is_given_up, handle))
             with deadline.ending(partial(cancel_stream, stream)), watch:
                 async for message in stream:
                     watch.is_waiting = False
@@ -141,6 +144,8 @@ class ModelServers:
         """Return why this side has ended an answer, if it has."""
         if deadline.is_over:
             return deadline.error
+        if watch is not None and watch.is_in_vain:
+            return EngineStopped(_WENT_AWAY)
         if watch is None or not watch.is_over:
             return None
         self._on_silence(model)
@@ -188,6 +193,6 @@ def translated(error: Exception) -> HdserveError:
             return BodyTooLarge("the request, or the answer to it, is too large to be passed on")
         return Overloaded("the way to the model's replica is overloaded; try again later")
     if isinstance(error, (DeploymentUnavailableError, RayActorError, AioRpcError)):
-        return EngineStopped("the model's replica went away; try again")
+        return EngineStopped(_WENT_AWAY)
     logger.error("a model server failed", exc_info=error)
     return HdserveError("the model server failed; its log says why")

@@ -7,11 +7,11 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from deployments.anthropic.billing import BILLING, is_billed, without_billing
 from deployments.openai.body import Body, Truth
-from deployments.openai.kinds import named_kind, only_kinds
+from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.left_out import MEDIA, LeftOut, Media, is_media
 from deployments.openai.messages import MAX_MESSAGES
 from hdserve.errors import InvalidRequest
@@ -178,8 +178,11 @@ class ToolResultBlock(Body):
 
 # An error that lists the types names one of those that are left out.
 def _type_of_block(block: Any) -> Any:
-    if named_kind(block) in LEFT_OUT_BLOCKS:
+    kind = named_kind(block)
+    if kind in LEFT_OUT_BLOCKS:
         return "[server_tool_use]"
+    if is_media(kind):
+        return "[media]"
     return f"[{block.get('type')}]" if isinstance(block, Mapping) else None
 
 
@@ -190,6 +193,7 @@ InputBlock = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
     | Annotated[ToolUseBlock, Tag("[tool_use]")]
     | Annotated[ToolResultBlock, Tag("[tool_result]")]
+    | Annotated[Media, Tag("[media]")]
     | Annotated[LeftOut, Tag("[server_tool_use]")],
     Discriminator(_type_of_block),
     only_kinds(
@@ -202,6 +206,7 @@ InputBlock = Annotated[
             "tool_use",
             "tool_result",
             *LEFT_OUT_BLOCKS,
+            *MEDIA,
         },
         PARAM,
     ),
@@ -250,8 +255,27 @@ class InputMessage(Body):
                     yield f"messages.content.content.{kind}", kind
 
 
+def _with_media_of_tools(messages: tuple[InputMessage, ...]) -> tuple[InputMessage, ...]:
+    """Return the messages if all images and the like may be left out: those of turns of the user in
+    which tools have returned something, as agents send the files that were read behind the results.
+
+    Raises:
+        Unsupported: others are shown.
+    """
+    has_results = False
+    for message in messages:
+        returned = any(isinstance(block, ToolResultBlock) for block in message.blocks)
+        has_results = message.role != "assistant" and (has_results or returned)
+        for block in message.blocks:
+            if isinstance(block, Media) and not (has_results and message.role == "user"):
+                raise unsupported("content blocks", block.type, PARAM)
+    return messages
+
+
 InputMessages = Annotated[
-    tuple[InputMessage, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    tuple[InputMessage, ...],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    AfterValidator(_with_media_of_tools),
 ]
 
 
@@ -290,10 +314,10 @@ def chat_messages(messages: Iterable[InputMessage]) -> Iterator[dict[str, Any]]:
 
 def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:
     said = system_text if role == "system" else text_of
-    texts: list[TextBlock | SearchResultBlock] = []
+    texts: list[TextBlock | SearchResultBlock | Media] = []
     has_results = False
     for block in blocks:
-        if isinstance(block, (TextBlock, SearchResultBlock)):
+        if isinstance(block, (TextBlock, SearchResultBlock, Media)):
             texts.append(block)
         elif isinstance(block, ToolResultBlock) and role == "user":
             if texts:

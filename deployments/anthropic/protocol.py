@@ -194,7 +194,7 @@ class CountTokensBody(OfferedBody):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """What another server did itself, and what tools returned that is no text."""
+        """What another server did itself, and what came of tools that is no text."""
         return {
             name: unsupported("content blocks", kind, PARAM)
             for message in self.messages

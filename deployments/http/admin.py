@@ -112,6 +112,8 @@ def _add_database_routes(router: APIRouter, gateway: Gateway) -> None:
         if not may_be_of_key and namespace not in (await database.info())["namespaces"]:
             raise InvalidRequest(NAMESPACE_RULE, "namespace")
         num_outputs = await database.flush(namespace)
+        if not gateway.config.model_database.is_enabled:
+            await gateway.forget(model, namespace)  # no actor tells them
         name = gateway.model(model).name
         return {"model": name, "flushed": namespace, "num_outputs": num_outputs}
 

@@ -309,6 +309,12 @@ class ModelServer(AnswersCalls):
         """Return which statistics database this replica drafts from."""
         return StatisticsState.of(self._replica, self._host.statistics)
 
+    async def forget(self, namespace: str) -> None:
+        """Drop what this replica generated in a namespace and what drafting learned from it; see
+        :meth:`~hdserve.engine.host.ModelHost.forget`."""
+        name = self._config.name
+        await self._engine.ask(lambda engine: self._host.forget(engine, name, namespace))
+
     async def report(self) -> Report:
         """Return this replica's counts, for ``/metrics``."""
         return await self._metrics.report()

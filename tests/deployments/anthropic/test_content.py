@@ -116,11 +116,44 @@ def test_what_a_tool_cannot_return(content: Any, kind: type[InvalidRequest], rea
     assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize("kind", ["image", "document", "browser_state"])
+def test_a_text_stands_for_what_is_shown_beside_a_result(kind: str) -> None:
+    """As agents show the files that a tool has read: in the same message, or in a later one of the
+    same turn."""
+    block, text = RETURNED[kind]
+    *earlier, result = returning("a")
+    beside = {"role": "user", "content": [*result["content"], block]}
+    system, behind = {"role": "system", "content": "s"}, {"role": "user", "content": [block, TEXT]}
+    for messages, contents in (
+        ([beside], ["a", text]),
+        ([result, USER, behind], ["a", f"hi\n{text}\na"]),
+        ([result, system, behind], ["a", "s", f"{text}\na"]),
+        ([beside, {"role": "assistant", "content": "b"}, USER], ["a", text, "b", "hi"]),
+    ):
+        conversation = (*earlier, *messages)
+        assert [message["content"] for message in told(*conversation)[2:]] == contents
+        found = body(*conversation)
+        assert found.ignored == (f"messages.content.{kind}",)
+        (error,) = found.left_out.values()
+        assert error.message == f"content blocks of type '{kind}' are not supported"
+        assert error.param == "messages"
+
+
 @pytest.mark.parametrize("block", [IMAGE, DOCUMENT])
 def test_what_a_user_shows_is_refused(block: dict[str, Any]) -> None:
-    """An answer that takes no notice of it would be another one."""
-    with pytest.raises(Unsupported, match=f"type '{block['type']}' are not supported$"):
-        body({"role": "user", "content": [TEXT, block]})
+    """An answer that takes no notice of it would be another one.  Results of an earlier turn do not
+    change that, nor do those of the same turn for what only a user can show."""
+    shown = {"role": "user", "content": [TEXT, block]}
+    said = {"role": "assistant", "content": "b"}
+    for messages in (
+        [shown],
+        [*returning("a"), said, shown],
+        [shown, *returning("a")],
+        [*returning("a"), {**shown, "role": "system"}],
+        [*returning("a"), {**shown, "role": "assistant"}, USER],
+    ):
+        with pytest.raises(Unsupported, match=f"type '{block['type']}' are not supported$"):
+            body(*messages)
 
 
 @pytest.mark.parametrize("kind", sorted(LEFT_OUT_BLOCKS))

@@ -101,15 +101,39 @@ class Sleeping:
         raise self._error
 
 
+class Awake(Sleeping):
+    """Handles of a model that has a replica.
+
+    Attributes:
+        told: what all of its replicas were asked to do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[Any, ...]] = []
+
+    def broadcast(self, *call: Any) -> Sleeping:
+        self.told.append(call)
+        return self
+
+    async def results_async(self, *, timeout_s: float) -> list[ModelInfo]:
+        return [INFO]
+
+
 def sleeping_client(
-    *, has_databases: bool = True, error: Exception | None = None, **options: Any
+    *,
+    has_databases: bool = True,
+    error: Exception | None = None,
+    handles: Sleeping | None = None,
+    **options: Any,
 ) -> TestClient:
-    """The administrator of a gateway with a model that has been described, and has no replica."""
+    """The administrator of a gateway with a model that has been described, and has no replica,
+    unless it has other handles."""
     model = ModelConfig(name="m", model="m", autoscaling=AutoscalingConfig(min_replicas=0))
     access = read_access(AccessConfig(admin_key=SecretStr(ADMIN_KEY)))
     databases = ModelDatabaseConfig(is_enabled=has_databases)
     config = ServeConfig(models=(model,), model_database=databases)
-    gateway = Gateway(config, {"m": cast(Any, Sleeping(error))}, access)
+    gateway = Gateway(config, {"m": cast(Any, handles or Sleeping(error))}, access)
     gateway.infos.learn(INFO)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     return TestClient(build_api(gateway), headers=headers, **options)
@@ -145,6 +169,24 @@ def test_a_sleeping_model_is_left_asleep_without_databases(monkeypatch: pytest.M
         assert "no model database" in answer.json()["error"]["message"]
         found[WHOLE] = Handle(actor)
         assert client.get(path).json()["namespaces"] == {}
+
+
+@pytest.mark.parametrize("has_databases", [True, False])
+def test_replicas_that_share_nothing_are_told_what_to_forget(
+    monkeypatch: pytest.MonkeyPatch, has_databases: bool
+) -> None:
+    """They hear of nothing from an actor that an earlier configuration has left running.  Others
+    hear it from there, at their next poll."""
+    actor, handles = ModelDatabaseActor(KEY, ModelDatabaseConfig()), Awake()
+    monkeypatch.setattr(model_database, "get_all", lambda *_: {WHOLE: Handle(actor)})
+    monkeypatch.setattr(model_database, "get_former", lambda *_: [])
+    path, query = "/v1/speculation/databases/m", {"namespace": "a"}
+    for awake in (handles, None):
+        actor.import_(archive_of("a").encode(KEY))
+        with sleeping_client(has_databases=has_databases, handles=awake) as client:
+            flushed = client.delete(path, params=query).json()
+        assert flushed == {"model": "m", "flushed": "a", "num_outputs": 1}
+    assert (("forget", "a") in handles.told) is not has_databases
 
 
 @pytest.mark.parametrize("has_databases", [True, False])

@@ -19,7 +19,7 @@ from hdserve.databases.statistics_info import INFO_NAME
 from hdserve.errors import InvalidRequest, Overloaded, PromptTooLong
 from tests.clusters import connected_cluster
 from tests.serving import ServedApplication
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -93,6 +93,36 @@ def test_a_request_at_fault_is_answered(handle: Any) -> None:
     assert answer.error.param == "tokens"
     answer = unary.check_statistics.remote("anywhere").result()
     assert isinstance(answer, RequestFault)
+
+
+def test_a_replica_that_shares_nothing_forgets(handle: Any) -> None:
+    """What it generated in one namespace, and nothing of another."""
+    unary = handle.options(stream=False)
+
+    def num_entries() -> float:
+        samples = unary.report.remote().result().samples
+        (found,) = (
+            sample.value
+            for sample in samples
+            if (sample.name, sample.labels) == ("hdserve_database_entries", ("model",))
+        )
+        return float(found)
+
+    def generate(namespace: str) -> None:
+        sampling = {"max_tokens": 16, "ignore_eos": True}
+        prompts = ("Where is the museum?",)
+        request = GenerationRequest("r", prompts=prompts, sampling=sampling, namespace=namespace)
+        num_before = num_entries()
+        assert list(handle.generate.remote(request))
+        eventually(lambda: num_entries() > num_before)
+
+    generate("kept")
+    num_kept = num_entries()
+    generate("forgotten")
+    assert unary.forget.remote("nobody").result() is None
+    assert num_entries() > num_kept
+    assert unary.forget.remote("forgotten").result() is None
+    assert num_entries() == num_kept
 
 
 def test_few_large_texts_wait_and_the_replica_still_answers(handle: Any) -> None:
