@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count, islice
 from operator import index
 from os import PathLike, fspath
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, Never
 
 from hdserve import core
@@ -64,7 +64,7 @@ class LLM:
         one call share a queue."""
         self._lock = RLock()
         """Guards everything above."""
-        self._turn = Lock()
+        self._turn = RLock()
         """Held by the thread that is the next to have the other lock."""
         self._is_in_use = False
         """Whether the holder of the lock is using the engine.  The same thread may close an
@@ -300,10 +300,10 @@ class LLM:
                         engine.add(seq)
                 if not running:
                     return
-                output = self._next_output(outputs)
-                if output.finish_reason is not None:
-                    del running[output.sequence.request_id]
-                yield output
+                for output in self._next_outputs(outputs):
+                    if output.finish_reason is not None:
+                        del running[output.sequence.request_id]
+                    yield output
         finally:
             self._drop(running)
             end_own_threads()  # otherwise another thread's steps would take far longer
@@ -314,16 +314,24 @@ class LLM:
 
         A thread that waits for it has it before the one that has it now has it again.
         """
-        with ExitStack() as turn:
-            turn.enter_context(self._turn)
+        try:
+            self._turn.acquire()
             with self._lock:
-                turn.close()
+                self._give_turn()
                 self._is_in_use = True
                 try:
                     yield self._engine
                 finally:
                     self._is_in_use = False
                     self._abort_dropped()
+        finally:
+            self._give_turn()
+
+    def _give_turn(self) -> None:
+        """Let another thread be the next, also if this was interrupted the last time."""
+        with suppress(RuntimeError):  # it is not this thread's any more
+            while True:
+                self._turn.release()
 
     def _drop(self, request_ids: Iterable[str]) -> None:
         """However often this is interrupted, the next call removes them.
@@ -349,8 +357,8 @@ class LLM:
         finally:
             self._is_in_use = False
 
-    def _next_output(self, outputs: deque[StepOutput]) -> StepOutput:
-        """The next output of a call's queue.
+    def _next_outputs(self, outputs: deque[StepOutput]) -> list[StepOutput]:
+        """Take all that is in a call's queue, at least one output.
 
         Raises:
             HdserveError: there will be none.
@@ -360,7 +368,9 @@ class LLM:
                 if engine.has_outputs:  # a call was interrupted before it had delivered them
                     engine.hand_out(self._receive)
                 if outputs:
-                    return outputs.popleft()
+                    found = [*outputs]
+                    outputs.clear()
+                    return found
                 if not engine.has_work:
                     raise HdserveError("nothing more is decoded for this request, nobody knows why")
                 self._host.use_own_num_threads()

@@ -584,12 +584,17 @@ def test_a_thread_that_waits_for_its_answer_lets_others_have_theirs() -> None:
     steps, has_begun, has_output = count(), threading.Event(), threading.Event()
     had_output: list[bool] = []
 
+    def other_waits() -> bool:
+        if is_free := llm._turn.acquire(blocking=False):
+            llm._turn.release()
+        return not is_free
+
     def run(*_: Any) -> None:
         if threading.current_thread() is thread:
             number = next(steps)
             if number == 0:
                 has_begun.set()
-                eventually(llm._turn.locked)
+                eventually(other_waits)
             elif number == 1:
                 had_output.append(has_output.wait(20))
 
@@ -604,6 +609,55 @@ def test_a_thread_that_waits_for_its_answer_lets_others_have_theirs() -> None:
         hook.remove()
         thread.join()
     assert had_output == [True]
+
+
+def test_what_a_step_gave_a_call_is_taken_in_one_turn(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a thread whose steps give another one many outputs would be ahead of it."""
+    in_use, num_turns = LLM._in_use, count()
+
+    def counted(self: LLM) -> Any:
+        next(num_turns)
+        return in_use(self)
+
+    monkeypatch.setattr(LLM, "_in_use", counted)
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    llm.generate([[9, 8, number] for number in range(16)], params)
+    num_to_begin = 2 * 16
+    assert next(num_turns) - num_to_begin <= 2 * 10 + 4
+
+
+def test_an_interruption_while_a_turn_is_taken_or_given_keeps_it_from_nobody(llm: LLM) -> None:
+    """Ctrl-C as soon as it is taken, and before it is given."""
+
+    class Interrupted:
+        def __init__(self, when: str) -> None:
+            self.when = when
+
+        def acquire(self, blocking: bool = True) -> bool:
+            found = turn.acquire(blocking)
+            self._interrupt("acquire")
+            return found
+
+        def release(self) -> None:
+            self._interrupt("release")
+            turn.release()
+
+        def _interrupt(self, when: str) -> None:
+            if self.when == when:
+                self.when = ""
+                raise KeyboardInterrupt
+
+    turn = llm._turn
+    for when in ("acquire", "release"):
+        llm._turn = Interrupted(when)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5]], SamplingParams(max_tokens=1))
+        llm._turn = turn
+        with ThreadPoolExecutor(1) as pool:
+            (answer,) = pool.submit(llm.generate, [[5]], SamplingParams(max_tokens=1)).result(60)
+        assert len(answer.token_ids) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's threads")
