@@ -18,7 +18,8 @@ Row = dict[str, Any]
 
 PARTS = ("draft", "forward", "verify", "rest")
 SETTING = (
-    *("model", "dtype", "state", "fill", "statistics", "prompts", "limit", "left_out", "cut"),
+    *("model", "dtype", "state", "fill", "in_fill", "statistics"),
+    *("prompts", "limit", "left_out", "cut"),
     *("max_tokens", "max_draft_tokens", "temperature", "num_rounds", "hardware", "commit"),
 )
 COLOURS = ("tab:green", "tab:blue", "tab:orange", "tab:gray")

@@ -238,7 +238,8 @@ def _turns(task: Task, decoding: Decoding, num_begun: int) -> range:
 
 
 class GenerateContender(Contender):
-    """Stock ``generate`` of transformers, plain or with prompt lookup.
+    """Stock ``generate`` of transformers, plain or with prompt lookup; what it drafted is counted
+    by the rows of its forwards.
 
     What the model's own generation config asks for, such as a penalty, is left out as for hdserve's
     contenders.  Layers with prepacked weights return them in PyTorch's order, and then multiply as
@@ -269,6 +270,8 @@ class GenerateContender(Contender):
             num_tokens = task.num_tokens(index, decoding.max_tokens)
             with self._stock(found), _measured(found, self._host.model.device):
                 found.num_tokens += self._generate(prompt, num_tokens, decoding.temperature)
+            num_read = len(prompt.token_ids) - 1
+            found.drafts.num_draft_tokens -= num_read  # rows of a prompt are no drafts
             yield found.num_tokens / num_wanted
         found.num_engine_steps = found.num_steps
         return found
@@ -279,10 +282,11 @@ class GenerateContender(Contender):
         transformers chooses; its forwards are counted."""
         module: Any = self._host.model.module
 
-        def count(_module: torch.nn.Module, _arguments: Any) -> None:
+        def count(_module: torch.nn.Module, _arguments: Any, inputs: dict[str, Any]) -> None:
             found.num_steps += 1
+            found.drafts.num_draft_tokens += inputs["input_ids"].shape[1] - 1
 
-        handle = module.register_forward_pre_hook(count)
+        handle = module.register_forward_pre_hook(count, with_kwargs=True)
         own_config = module.generation_config
         make_config: Any = GenerationConfig
         module.generation_config = make_config()  # the source of options a call does not set

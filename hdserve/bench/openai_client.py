@@ -101,11 +101,21 @@ class OpenAIClient:
 
     async def first_model(self) -> str | None:
         """Return the first of ``/v1/models``; ``None`` if the server does not say."""
+        return next(iter(await self._models()), None)
+
+    async def names_of(self, model: str) -> set[str]:
+        """Return ``model`` and, if ``/v1/models`` says that it stands for another, that name."""
+        return {model, (await self._models()).get(model) or model}
+
+    async def _models(self) -> dict[str, str | None]:
+        """Return the names in ``/v1/models``, each with its ``root`` if the server says one; empty
+        if it cannot be read."""
         text = await self.get_text("/v1/models")
         try:
-            return None if text is None else str(json.loads(text)["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
-            return None
+            found = [] if text is None else json.loads(text)["data"]
+            return {str(entry["id"]): entry.get("root") for entry in found}
+        except _ODD_ANSWERS:
+            return {}
 
     async def ask(self, name: str, prompt: str | Messages, **fields: Any) -> RequestRecord:
         """Send a text, as a user's message or as a prompt, or a conversation (only with the chat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,16 +56,16 @@ class DraftTotals:
         }
 
 
-def read_draft_totals(text: str, model: str) -> DraftTotals | None:
-    """Return the counters of ``model`` in Prometheus text; ``None`` if the server has none of
-    them."""
+def read_draft_totals(text: str, names: Collection[str]) -> DraftTotals | None:
+    """Return the counters of the model with one of ``names`` in Prometheus text; ``None`` if the
+    server has none of them."""
     counts: Counter[str] = Counter()
     by_position: Counter[int] = Counter()
     for family in text_string_to_metric_families(text):
         name = family.name.removeprefix(_PREFIX)
         for sample in family.samples:
             is_total = family.name.startswith(_PREFIX) and sample.name.endswith("_total")
-            if not is_total or sample.labels.get("model_name", model) != model:
+            if not is_total or sample.labels.get("model_name") not in {None, *names}:
                 continue
             if name == "accepted_tokens_per_pos":
                 by_position[int(sample.labels["position"])] += int(sample.value)

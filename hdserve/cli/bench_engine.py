@@ -35,6 +35,8 @@ STATES = ("cold", "online", "warm")
 _UNABLE_TO_FOLLOW = "transformers-prompt-lookup"
 """It chooses its tokens itself, so it cannot follow a record."""
 
+_TOLD_IF_ANY = {"cut", "in_fill"}
+
 _ONE_BY_ONE = {"transformers", "transformers-prompt-lookup"}
 """Contenders that decode one sequence at a time."""
 
@@ -205,12 +207,12 @@ def engine(options: EngineOptions) -> None:
 
 
 def print_results(results: Sequence[Result], setting: dict[str, Any]) -> None:
-    """Print a table whose title lists what all its lines have in common, and prompts that were cut,
-    if any."""
+    """Print a table whose title lists what all its lines have in common, and prompts that were cut
+    or are in ``--fill``, if any."""
     from hdserve.bench.engine import has_interval
 
     weights = ", random weights" if setting["weights"] == "random" else ""
-    told = {key: value for key, value in setting.items() if value or key != "cut"}
+    told = {key: value for key, value in setting.items() if value or key not in _TOLD_IF_ANY}
     table = Table(title=", ".join(f"{key}: {value}" for key, value in told.items()))
     interval = "95 %" if has_interval(results[0].num_rounds) else "range"
     for column in ("batch", "task", "contender", "tokens/s", "ratio", interval, "accepted length"):

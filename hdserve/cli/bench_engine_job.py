@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,9 @@ from hdserve.bench.engine_setup import (
     use_statistics,
 )
 from hdserve.bench.environment import commit, cpu_name
+from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.random_weights import random_host
+from hdserve.bench.replay_files import ReplayRow
 from hdserve.bench.replay_setup import only, read_rows, source_digest
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.file_names import shown_name
@@ -47,6 +50,7 @@ class EngineJob:
         self._options = options
         # What is missing or wrong is told before a model is loaded.
         rows = [] if options.prompts is None else read_prompts(options.prompts, options.limit)
+        self._fill_rows = _fill_rows(options)
         model = _model(options)
         unshown = _unshown(options, rows) | {"configuration": model.model_dump(mode="json")}
         shape = options.random_weights
@@ -54,17 +58,21 @@ class EngineJob:
         if options.statistics:
             use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
         self._tasks, num_left_out = _tasks(options, rows, self._host)
-        num_cut = sum(prompt.is_cut for task in self._tasks for prompt in task.prompts)
-        self._shown = _shown(options, self._host) | {"left_out": num_left_out, "cut": num_cut}
-        self.journal = Journal(result_path, self._shown | unshown)
+        measured = [prompt for task in self._tasks for prompt in task.prompts]
+        self._shown = _shown(options, self._host) | {
+            "left_out": num_left_out,
+            "cut": sum(prompt.is_cut for prompt in measured),
+            "in_fill": _num_in_fill(measured, self._fill_rows),
+        }
         state = cast("State", options.state)
         self._contenders = make_contenders(options.contenders, self._host, state)
+        self.journal = Journal(result_path, self._shown | unshown | {"is_exact": self._is_exact})
 
     def run(self) -> list[Result]:
         """Run all rounds that the journal does not have, at all batch sizes."""
         options = self._options
-        if options.fill is not None:
-            self._fill(options.fill)
+        if self._fill_rows:
+            self._fill()
         results: list[Result] = []
         num_runs = sum(
             len(filling(self._tasks, size)) * one.is_able(size)
@@ -88,23 +96,53 @@ class EngineJob:
     @property
     def setting(self) -> dict[str, Any]:
         """The settings shown with the results."""
-        engines = [one for one in self._contenders if isinstance(one, EngineContender)]
-        is_exact = any(one.is_exact for one in engines)
-        return self._shown | {"exact": is_exact, "interruptions": self.journal.num_interruptions}
+        interruptions = self.journal.num_interruptions
+        return self._shown | {"exact": self._is_exact, "interruptions": interruptions}
 
-    def _fill(self, path: Path) -> None:
-        """Give each contender that drafts the answers in, or to, the rows of a file."""
+    @property
+    def _is_exact(self) -> bool:
+        """Whether forwards are exact; `auto` leaves it to what they take on this machine."""
+        engines = [one for one in self._contenders if isinstance(one, EngineContender)]
+        return any(one.is_exact for one in engines)
+
+    def _fill(self) -> None:
+        """Give each contender that drafts the answers in, or to, the rows of ``--fill``."""
         for contender in self._contenders:
             if not isinstance(contender, EngineContender) or not contender.is_drafting:
                 continue
-            if self._options.replay is not None:
-                contender.fill_with([row.response for row in read_rows(path)])
+            recorded = [row.response for row in self._fill_rows if isinstance(row, ReplayRow)]
+            if recorded:
+                contender.fill_with(recorded)
                 continue
             max_tokens = self._options.max_tokens
-            prompts = list(encoded_prompts(read_prompts(path), self._host, max_tokens))
+            asked = [row for row in self._fill_rows if isinstance(row, PromptRow)]
+            prompts = list(encoded_prompts(asked, self._host, max_tokens))
             with progress("filling", len(prompts)) as bar:
                 answer = partial(contender.answers, prompts, max_tokens, bar.show)
                 contender.fill_with(self.journal.once(f"{contender.name}, fill", answer))
+
+
+def _fill_rows(options: EngineOptions) -> Sequence[PromptRow] | Sequence[ReplayRow]:
+    """Return what warms the databases before anything is measured.
+
+    Raises:
+        ConfigError, DatabaseError: the file cannot be read, or is empty.
+    """
+    if options.fill is None:
+        return ()
+    return read_prompts(options.fill) if options.replay is None else read_rows(options.fill)
+
+
+def _num_in_fill(
+    measured: Sequence[EncodedPrompt], fill_rows: Sequence[PromptRow] | Sequence[ReplayRow]
+) -> int:
+    """Return how many of the prompts that are measured the rows of ``--fill`` ask, too."""
+
+    def asked(row: PromptRow) -> str:
+        return json.dumps(row.messages, sort_keys=True)
+
+    filled = {row.prompt if isinstance(row, ReplayRow) else asked(row) for row in fill_rows}
+    return sum(not filled.isdisjoint((one.token_ids, asked(one.row))) for one in measured)
 
 
 def _model(options: EngineOptions) -> ModelConfig:

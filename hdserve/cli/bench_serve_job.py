@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,11 +79,12 @@ async def measure(
             loop.add_signal_handler(number, stop.set)
         if num_warmups:
             await _warm_up(client, num_warmups, max(plan.concurrency for plan in plans), stop)
-        before = await until_stopped(stop, _draft_totals(client, model))
+        names = await client.names_of(model)
+        before = await until_stopped(stop, _draft_totals(client, names))
         for plan in () if stop.is_set() else plans:
             with _progress(plan, f"concurrency {plan.concurrency}") as progress:
                 load = await run_load(client, rows, plan, stop=stop, progress=progress)
-            after = await until_stopped(stop, _draft_totals(client, model)) if before else None
+            after = await until_stopped(stop, _draft_totals(client, names))
             keep(load, model, after.since(before) if after and before else None)
             before = after
             if stop.is_set():
@@ -126,11 +127,11 @@ async def _warm_up(
         await run_load(client, [row], plan, stop=stop, progress=progress)
 
 
-async def _draft_totals(client: OpenAIClient, model: str) -> DraftTotals | None:
+async def _draft_totals(client: OpenAIClient, names: Collection[str]) -> DraftTotals | None:
     await asyncio.sleep(_METRICS_AGE_S)
     text = await client.get_text("/metrics", _METRICS_TIMEOUT_S)
     try:
-        return None if text is None else read_draft_totals(text, model)
+        return None if text is None else read_draft_totals(text, names)
     except ValueError:  # not in the Prometheus format
         return None
 

@@ -88,7 +88,10 @@ def check_lossless(options: LosslessOptions) -> None:
         rows = read_prompts(options.prompts, options.limit)
         host = ModelHost(model)
         settings = _settings(options, model, rows, host)
-        whole = settings | {"configuration": model.model_dump(mode="json")}
+        whole = settings | {
+            "configuration": model.model_dump(mode="json"),
+            "is_exact": host.make_engine().is_exact,  # may depend on what this machine measures
+        }
         journal = Journal(output.lasting_file, whole)
         results = _run(options, rows, host, journal)
     for result in results if output.has_text else ():

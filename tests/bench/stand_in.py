@@ -15,6 +15,7 @@ from deployments.metrics.samples import Report, Sample
 from deployments.metrics.text import render
 
 MODEL = "model-a"
+ALIAS = "assistant"
 USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 6}, "choices": []}
 DRAFTS = {
     "vllm:spec_decode_num_drafts": 4,
@@ -37,6 +38,7 @@ class StandIn:
         self.num_answered_to_end: int | None = None
         self.num_metrics_answered = sys.maxsize
         self.num_metrics_asked = 0
+        self.unreadable_metrics: set[int] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -66,10 +68,15 @@ class StandIn:
         self._loop.close()
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL}]})
+        return web.json_response(
+            {"data": [{"id": MODEL, "root": MODEL}, {"id": ALIAS, "root": MODEL}]}
+        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        number = self.num_metrics_asked
         self.num_metrics_asked += 1
+        if number in self.unreadable_metrics:
+            return web.Response(status=503)
         if self.num_metrics_asked > self.num_metrics_answered:
             await asyncio.sleep(60)
         num_answers = len(self.bodies)

@@ -34,7 +34,7 @@ from hdserve.bench.engine_setup import (
 from hdserve.bench.prompts import EncodedPrompt
 from hdserve.bench.task import Decoding, Task
 from hdserve.cli.bench_engine import CONTENDERS, EngineOptions, print_results
-from hdserve.cli.bench_engine_job import _model
+from hdserve.cli.bench_engine_job import EngineJob, _model
 from hdserve.cli.commands import app
 from hdserve.config import ModelConfig
 from hdserve.core import Source
@@ -144,7 +144,10 @@ def test_wrong_options_are_named(options: tuple[str, ...], reason: str, prompts:
         (("--prompts", "{prompts}", "--max-tokens", f"{1 << 63}"), "max_tokens must be at least 1"),
         (("--prompts", "{wrong}"), "wrong.jsonl, line 1: not valid JSON"),
         (("--prompts", "{prompts}", "--statistics", "none"), "cannot read none"),
-        (("--prompts", "{prompts}", "--state", "warm", "--fill", "none"), "cannot read none"),
+        (
+            ("--prompts", "{prompts}", "--state", "warm", "--fill", "none"),
+            "cannot read the prompts none",
+        ),
         (("--replay", "none"), "cannot read none"),
     ],
 )
@@ -248,15 +251,17 @@ def test_a_small_cache_leaves_less_room(tmp_path: Path) -> None:
     assert len(contender.answers([prompt], 8)[0]) == 8
 
 
-def test_what_fills_nothing_is_refused(tmp_path: Path) -> None:
-    """The start would not be warm."""
-    recorded, empty = tmp_path / "recorded.jsonl", tmp_path / "empty.jsonl"
-    recorded.write_text('{"prompt": [3, 4], "response": [5, 6]}\n')
+@pytest.mark.parametrize("kind", ["--replay", "--prompts"])
+def test_what_fills_nothing_is_refused(tmp_path: Path, kind: str) -> None:
+    """The start would not be warm; it is told before a model is loaded."""
+    asked, empty = tmp_path / "asked.jsonl", tmp_path / "empty.jsonl"
+    asked.write_text('{"prompt": %s}\n' % ('[3], "response": [5]' if kind == "--replay" else '"a"'))
     empty.touch()
-    options = ("--replay", str(recorded), "--state", "warm", "--fill", str(empty))
-    model = ("--model", "hdserve-mini", "--no-compile", "--max-tokens", "2")
-    with pytest.raises(ConfigError, match=r"empty\.jsonl: there is no recorded request"):
-        bench("bench", "engine", *options, *model, "--compare", "hierarchy")
+    options = (kind, str(asked), "--state", "warm", "--fill", str(empty), "--model", "/no")
+    with pytest.raises(
+        ConfigError, match=r"empty\.jsonl: (it contains no prompts|there is no rec)"
+    ):
+        bench("bench", "engine", *options, "--compare", "hierarchy")
 
 
 def test_rows_without_a_task_are_one_beside_others(prompts: Path, host: ModelHost) -> None:
@@ -306,7 +311,7 @@ def test_results_say_what_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixt
     results = json.loads(out.read_text())["results"]
     for row in results:
         named = {"prompts": path.name, "fill": path.name, "limit": 2, "left_out": 1, "cut": 0}
-        named |= {"max_tokens": 3, "max_draft_tokens": 16, "weights": "real"}
+        named |= {"in_fill": 1, "max_tokens": 3, "max_draft_tokens": 16, "weights": "real"}
         assert named.items() <= row.items()
     noise = [{**row, "weights": "random", "num_rounds": 6} for row in results]
     engine_results.print_setting(noise[0])
@@ -399,6 +404,49 @@ def test_any_drafter_is_a_contender(tmp_path: Path) -> None:
     assert (plain["contender"], plain["accepted_by_source"]) == ("autoregressive", {})
     assert drafted["contender"] == "prompt-lookup"
     assert set(drafted["accepted_by_source"]) == {"context"}
+
+
+def test_what_transformers_drafts_is_counted(tmp_path: Path) -> None:
+    """By the rows of its forwards, without those of the prompts."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    rows = [{"prompt": f"Repeat after me: {text} {text}"} for text in TEXTS]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--prompts", str(prompts), "--model", "hdserve-mini", "--no-compile"]
+    options += ["--rounds", "1", "--max-tokens", "24", "--json", str(out)]
+    bench("bench", "engine", *options, "--compare", "transformers,transformers-prompt-lookup")
+    plain, drafted = json.loads(out.read_text())["results"]
+    assert (plain["mean_draft_tokens"], plain["mean_acceptance_length"]) == (0, 1)
+    assert 0 < drafted["mean_acceptance_length"] - 1 <= drafted["mean_draft_tokens"] <= 10
+
+
+def test_a_job_does_not_go_on_with_forwards_of_the_other_kind(
+    tmp_path: Path, prompts: Path
+) -> None:
+    """Which are exact may be left to what is measured at its start."""
+    out, journal = tmp_path / "out.json", tmp_path / "out.json.unfinished"
+    options = EngineOptions(
+        prompts=prompts, model="hdserve-mini", compare="autoregressive", compile_=False
+    )
+    is_exact = EngineJob(options, out).setting["exact"]
+    (begun,) = map(json.loads, journal.read_text().splitlines())
+    begun["settings"]["is_exact"] = not is_exact
+    journal.write_text(f"{json.dumps(begun)}\n" + '{"unit": "a", "result": []}\n')
+    with pytest.raises(ConfigError, match="is_exact was"):
+        EngineJob(options, out)
+
+
+@pytest.mark.parametrize("asked", ["the same", "something else"])
+def test_measured_prompts_that_are_answered_before_are_counted(
+    tmp_path: Path, prompts: Path, asked: str
+) -> None:
+    fill, row = tmp_path / "fill.jsonl", {"prompt": read_prompts(prompts, 1)[0].text}
+    if asked == "something else":
+        row["prompt"] += " Please."
+    fill.write_text(json.dumps(row))
+    options = EngineOptions(
+        prompts=prompts, model="hdserve-mini", state="warm", fill=fill, compile_=False
+    )
+    assert EngineJob(options, None).setting["in_fill"] == (asked == "the same")
 
 
 def test_statistics_are_those_that_are_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from hdserve.cli import bench_serve_job
 from hdserve.cli.commands import app
 from hdserve.errors import ConfigError
 from hdserve.prompts import PromptRow
-from tests.bench.stand_in import MODEL, StandIn
+from tests.bench.stand_in import ALIAS, MODEL, StandIn
 from tests.interruption import interrupt_after, interrupt_when, units
 from tests.waiting import eventually
 
@@ -75,6 +75,21 @@ def test_answers_are_counted_and_timed(server: StandIn, tmp_path: Path) -> None:
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     seeds = Counter(body.get("seed") for body in server.bodies)
     assert seeds == {None: 1, **dict.fromkeys(range(7), 2)}
+
+
+def test_drafts_are_counted_where_an_alias_is_asked(server: StandIn, tmp_path: Path) -> None:
+    """A server counts them by the name that the alias stands for."""
+    _, (row,) = bench(server, tmp_path, ["good"], "--concurrency", "1", "--model", ALIAS)
+    assert {body["model"] for body in server.bodies} == {ALIAS}
+    assert row["spec_decode_num_drafts"] == 4
+
+
+def test_metrics_that_cannot_be_read_once_cost_one_load_its_figures(
+    server: StandIn, tmp_path: Path
+) -> None:
+    server.unreadable_metrics = {0}
+    _, rows = bench(server, tmp_path, ["good"], "--concurrency", "1,2,3")
+    assert [row.get("spec_decode_num_drafts") for row in rows] == [None, 4, 4]
 
 
 def test_every_end_has_its_count(server: StandIn, tmp_path: Path) -> None:
@@ -422,7 +437,7 @@ def test_peaks_come_from_the_times() -> None:
 
 def test_a_server_without_drafts_has_no_totals() -> None:
     text = "# TYPE vllm:prompt_tokens_total counter\nvllm:prompt_tokens_total 3\n"
-    assert read_draft_totals(text, MODEL) is None
+    assert read_draft_totals(text, {MODEL}) is None
 
 
 def test_totals_are_those_of_one_model() -> None:
@@ -438,6 +453,6 @@ def test_totals_are_those_of_one_model() -> None:
         "# TYPE vllm:prompt_tokens_total counter",
         f'vllm:prompt_tokens_total{{model_name="{MODEL}",engine="a"}} 50',
     ]
-    totals = read_draft_totals("\n".join(lines) + "\n", MODEL)
+    totals = read_draft_totals("\n".join(lines) + "\n", {MODEL, "an alias"})
     assert totals is not None
     assert (totals.num_drafts, totals.num_draft_tokens) == (7, 0)
