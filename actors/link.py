@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,12 +43,14 @@ class ActorLink:
 
     Attributes:
         num_failures: calls that failed.
-        back_off_s: how long to wait before the next call; 0 after a success.
+        back_off_s: how long to wait before the next call; 0 after a success.  Random to some
+            degree: what failed for many at once should not come back from all at once.
     """
 
     def __init__(self, resolve: Callable[[], Any], name: str) -> None:
         self.num_failures = 0
         self.back_off_s = 0.0
+        self._pause_s = 0.0
         self._resolve = resolve
         self._name = name
         self._handle: Any = None
@@ -83,7 +86,7 @@ class ActorLink:
         except DatabaseError as error:
             self._count_failure(error)
             raise
-        self.back_off_s = 0.0
+        self.back_off_s = self._pause_s = 0.0
         return result
 
     async def _answer(self, reference: Any) -> Any:
@@ -109,4 +112,5 @@ class ActorLink:
         self.num_failures += 1
         if not self.back_off_s:
             logger.warning("a call to %s failed: %r", self._name, error)
-        self.back_off_s = min(max(2 * self.back_off_s, _MIN_BACK_OFF_S), _MAX_BACK_OFF_S)
+        self._pause_s = min(max(2 * self._pause_s, _MIN_BACK_OFF_S), _MAX_BACK_OFF_S)
+        self.back_off_s = random.uniform(0.5, 1.0) * self._pause_s

@@ -118,9 +118,15 @@ class Mirror:
         self._shard = shard
         self._started_s = time.monotonic()
 
+        compared: object = None
+
         def resolve() -> object:
+            nonlocal compared
             actor = model_database.get_or_create(key, config, merge_calibration, shard)
-            warn_of_other_settings(actor, key, shard.config(config))
+            # an actor keeps its settings when it restarts, and what it says takes it long
+            is_new = actor != compared
+            if is_new and warn_of_other_settings(actor, key, shard.config(config)):
+                compared = actor
             return actor
 
         link = ActorLink(resolve, f"the model database of {key.model}")

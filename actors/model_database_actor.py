@@ -55,6 +55,9 @@ _MAX_LAST_CALIBRATIONS = 2**14
 _MAX_DISK_WAIT_S = 5.0
 """How long a flush waits for a snapshot that is being written."""
 
+MAX_REOPEN_S = 60.0
+"""The longest pause before a database that could not be read is tried again."""
+
 _MAX_SLEEP_S = 86400.0
 """The longest sleep: Python refuses to sleep for centuries."""
 
@@ -514,8 +517,13 @@ class ModelDatabaseActor:
             self._refills.forget_readers(silent)
 
     def _sync_forever(self) -> None:
+        """What is on the disk is read from its beginning at every try, so those that fail come
+        further and further apart."""
+        interval_s = pause_s = min(self._config.snapshot_interval_s, _MAX_SLEEP_S)
         while True:
-            time.sleep(min(self._config.snapshot_interval_s, _MAX_SLEEP_S))
+            time.sleep(pause_s)
+            is_open = self._store is not None
+            pause_s = interval_s if is_open else max(interval_s, min(2 * pause_s, MAX_REOPEN_S))
             try:
                 self.snapshot_now()
             except Exception:  # the database continues in memory

@@ -31,8 +31,9 @@ def actor_settings(config: ModelDatabaseConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", include=_NAMES)
 
 
-def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseConfig) -> None:
-    """Log which settings of ``config`` a model database's actor does not use.
+def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseConfig) -> bool:
+    """Log which settings of ``config`` a model database's actor does not use; whether it said what
+    it uses.
 
     It is not told to change: during an update replicas of both configurations use it.  If it does
     not say what it uses, that is logged, and it is used all the same.
@@ -45,7 +46,7 @@ def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseCo
             ray.cancel(answer)  # it may not have begun, and is asked again
         told = "the model database of %s does not say which settings it uses: %r"
         logger.warning(told, key.model, error)
-        return
+        return False
     differences = [
         f"model_database.{name} {kept[name]}, not {value}"
         for name, value in wanted.items()
@@ -59,3 +60,4 @@ def warn_of_other_settings(actor: Any, key: DatabaseKey, config: ModelDatabaseCo
             "; ".join(differences),
             shlex.quote(key.model),
         )
+    return True

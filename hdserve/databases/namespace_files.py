@@ -76,6 +76,7 @@ class NamespaceFiles:
             return None
         if partition.tail_version in self.unsaved:
             partition.seal()
+            self._join_unsaved(partition)
         segments = dict(partition.segments())
         ended = (self.logs | self.unsaved) - {partition.tail_version}
         is_state_due = not self.is_state_saved or bool(ended or self.chunks - segments.keys())
@@ -100,6 +101,15 @@ class NamespaceFiles:
         self.is_synced = self.is_state_saved = True
         self.is_flush_due = False
         return work
+
+    def _join_unsaved(self, partition: Partition) -> None:
+        """Make one of the last two chunks, if neither is on the disk: in a long outage each sync
+        adds one, however small."""
+        versions = [version for version, _ in partition.chunks[-2:]]
+        last = versions[-1]
+        if last not in self.logs and self.unsaved.issuperset(versions) and partition.join_last():
+            self.unsaved.remove(last)
+            self.logs.add(last)  # what may have been begun of it is deleted
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,18 @@ class Partition:
         self._tail_bytes = 0
         self.tail_version = self.next_version
 
+    def join_last(self) -> bool:
+        """Make one chunk of the last two, if one follows the other and they are not too large;
+        whether they were."""
+        if len(self.chunks) < 2:
+            return False
+        (version, first), (last_version, last) = self.chunks[-2:]
+        is_gap = version + len(first) != last_version
+        if is_gap or first.num_bytes + last.num_bytes > self._chunk_bytes:
+            return False
+        self.chunks[-2:] = [(version, concatenate([first, last]))]
+        return True
+
     def evict(self) -> None:
         """Drop the oldest chunk; call ``trim_names`` when it is known which others are kept."""
         if not self.chunks:

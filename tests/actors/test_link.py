@@ -67,3 +67,13 @@ def test_an_answer_that_cannot_be_read_is_a_failure(caplog: pytest.LogCaptureFix
     assert asyncio.run(link.call("ask", b"yes", read)) == "yes"
     assert (link.num_failures, link.back_off_s) == (3, 0.0)
     assert asyncio.run(link.call("ask", b"?")) == b"?"
+
+
+def test_those_that_fail_together_come_back_apart() -> None:
+    """An actor that was too slow for all is not asked by all at once again."""
+    actor = SimpleNamespace(ask=SimpleNamespace(remote=answering))
+    links = [ActorLink(lambda: actor, "the actor") for _ in range(10)]
+    for link in links:
+        with pytest.raises(DatabaseError):
+            asyncio.run(link.call("ask", b"?", read))
+    assert len({link.back_off_s for link in links}) > 1

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import ray
 
+from actors import link as links
+from actors import mirror as mirrors
 from actors import model_database, settings
 from actors.mirror import NAMESPACE_IDLE_S, Mirror
 from actors.stop import stop_actors
@@ -178,6 +180,24 @@ def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
     assert cluster.mirror(Replica(), "n").wait_until_current(WAIT_S)
     assert ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
     assert not said_of_settings(caplog)
+
+
+def test_an_actor_is_asked_for_its_settings_once(shared, namespace, monkeypatch):
+    """Not by all replicas again whenever it was too slow for them."""
+    asked = []
+    compare = mirrors.warn_of_other_settings
+    monkeypatch.setattr(
+        mirrors, "warn_of_other_settings", lambda *args: asked.append(args) or compare(*args)
+    )
+    mirror = shared.mirror(Replica(), namespace)
+    assert mirror.wait_until_current(WAIT_S)
+    for _ in range(3):
+        num_failures = mirror.stats().num_failures
+        monkeypatch.setattr(links, "CALL_TIMEOUT_S", 0.0)
+        eventually(lambda before=num_failures: mirror.stats().num_failures > before)
+        monkeypatch.setattr(links, "CALL_TIMEOUT_S", WAIT_S)
+        assert mirror.wait_until_current(WAIT_S)
+    assert len(asked) == 1
 
 
 def said_of_settings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -44,6 +45,36 @@ def test_no_interval_is_too_long_for_snapshots(
     (thread,) = set(threading.enumerate()) - before
     thread.join(0.2)
     assert thread.is_alive()
+    actor.close()
+
+
+def test_what_cannot_be_read_is_tried_less_and_less_often(config, monkeypatch):
+    """Each try reads what is there from its beginning.  Once it can be read, it is synced at the
+    usual interval."""
+    ModelDatabaseActor(KEY, config).close()
+    pauses: list[float] = []
+    with unreadable("generation"):
+        actor = ModelDatabaseActor(KEY, config)
+    actor._config = config.model_copy(update={"snapshot_interval_s": 10})
+
+    here, real = threading.get_ident(), time.sleep
+
+    def sleep(pause_s: float) -> None:
+        if threading.get_ident() != here:
+            real(pause_s)
+            return
+        pauses.append(pause_s)
+        if len(pauses) == 7:
+            raise SystemExit
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with unreadable("generation"), pytest.raises(SystemExit):
+        actor._sync_forever()
+    assert pauses == [10, 20, 40, 60, 60, 60, 60]
+    del pauses[2:]
+    with pytest.raises(SystemExit):
+        actor._sync_forever()
+    assert pauses[2:] == [10, 20, 10, 10, 10]
     actor.close()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -476,6 +477,32 @@ def test_what_does_not_fit_leaves_no_file(tmp_path, monkeypatch):
     database.append("n", *range(200))
     assert not database.sync()
     assert database.files("") == []
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_long_outage_leaves_hardly_more_files_than_none(tmp_path, monkeypatch, is_begun):
+    """Though there are syncs that fail after every output, and whether files could be begun."""
+    undisturbed = Database(tmp_path / "undisturbed")
+    undisturbed.append("n", *range(50))
+    assert undisturbed.sync()
+    database = Database(tmp_path / "disturbed")
+    with monkeypatch.context() as patch:
+        SmallDisk(patch, database.store.directory, 0)
+        if is_begun:
+            patch.setattr(append_log, "_write_all", write_the_beginning)
+        for number in range(50):
+            database.append("n", number)
+            assert not database.sync()
+    assert database.sync()
+    assert len(database.files("")) <= len(undisturbed.files("")) + 2
+    again = database.restart()
+    assert again.numbers("n") == list(range(50))
+    assert not again.files(".refused")
+
+
+def write_the_beginning(file: int, data: bytes) -> None:
+    os.write(file, data[:3])
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_run_that_began_on_a_full_disk_is_known_to_the_next(tmp_path, monkeypatch):
