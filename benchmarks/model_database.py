@@ -215,6 +215,7 @@ def report(rows: Rows, json_path: Path | None) -> None:
     Console().print(table)
     if json_path:
         result = {"hardware": hardware, "commit": commit(), "rows": rows}
+        json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -282,6 +282,7 @@ def report(
     console.print(table)
     if json_path:
         result = {"hardware": hardware, "commit": commit(), "costs": asdict(costs), "rows": rows}
+        json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(result, indent=2) + "\n")
 
 

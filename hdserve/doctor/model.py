@@ -71,16 +71,21 @@ def check_weights(model: ModelConfig, *, is_elsewhere: bool = False) -> Iterator
     elif weights > found.free_bytes:
         make = warning if is_elsewhere else failure
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free here"
+        if (share := model.num_gpus or 1.0) < 1.0:
+            text += f", for num_gpus {share:g}"
         yield make(subject, text, "engine: {dtype: bfloat16}  # or a smaller model")
 
 
 def _hardware(model: ModelConfig, is_elsewhere: bool) -> Hardware:
-    """Return what a replica finds; elsewhere, one that reserves a GPU finds that.
+    """Return what a replica finds; elsewhere, one that reserves a GPU finds that.  Of a GPU's
+    memory it takes its part, unless the size of its cache is given.
 
     Raises:
         ConfigError: there is no such device here.
     """
-    return describe_hardware("cuda" if is_elsewhere and model.num_gpus else model.engine.device)
+    device = "cuda" if is_elsewhere and model.num_gpus else model.engine.device
+    has_share = model.engine.kv_cache_tokens is None
+    return describe_hardware(device, (has_share and model.num_gpus) or 1.0)
 
 
 def _unused_gpu(make: Callable[[str, str, str], Finding], subject: str, found: Hardware) -> Finding:

@@ -495,7 +495,7 @@ def test_a_disk_that_is_mounted_read_only(tmp_path: Path) -> None:
 
 def test_memory_that_the_application_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it serves nothing is said of what is left."""
-    monkeypatch.setattr(description, "free_bytes", lambda _device: 0.0)
+    monkeypatch.setattr(description, "free_bytes", lambda _device, _share: 0.0)
     config = parse_config({"models": [{**MODELS[0], "engine": {"device": "cpu"}}]})
 
     def failures(port: int) -> set[str]:

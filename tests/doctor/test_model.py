@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,9 +64,29 @@ def test_memory_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this machine, so it is no failure where others serve the model."""
     model = configured(engine={"device": "cpu"})
     assert verdicts(check_weights(model)) == []
-    monkeypatch.setattr(description, "free_bytes", lambda _device: 0.0)
+    monkeypatch.setattr(description, "free_bytes", lambda _device, _share: 0.0)
     assert verdicts(check_weights(model)) == ["failure"]
     assert verdicts(check_weights(model, is_elsewhere=True)) == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"num_gpus": 0.5}, []),
+        ({"num_gpus": 0.25}, ["failure"]),
+        ({"num_gpus": 0.25, "engine": {"kv_cache_tokens": 4096}}, []),
+    ],
+)
+def test_weights_have_to_fit_the_part_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: list[str]
+) -> None:
+    """Unless the cache has a size that was chosen: then the engine looks at the whole GPU, too."""
+    config = configured(**options)
+    needed = weight_bytes(config)
+    monkeypatch.setattr(description, "free_bytes", lambda _device, share: 3 * share * needed)
+    found = [*check_weights(config)]
+    assert verdicts(found) == expected
+    assert all("for num_gpus 0.25" in finding.text for finding in found)
 
 
 @pytest.mark.parametrize(

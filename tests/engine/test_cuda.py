@@ -61,14 +61,6 @@ _BRANCHING = {"gpt_oss"}
 """Those that call their experts, as they are set here, by what they computed."""
 
 
-@pytest.fixture(autouse=True)
-def _may_compile_often() -> Iterator[None]:
-    """Attention of each runner is compiled anew; PyTorch leaves a function as it is that was
-    compiled 256 times in one process."""
-    with torch._dynamo.config.patch(accumulated_recompile_limit=1 << 20):
-        yield
-
-
 def load(architecture: str = "llama", dtype: torch.dtype = torch.float32) -> LoadedModel:
     options = _WIDE_HEADS.get(architecture, {"head_dim": 16})
     return prepare_model(make_model(architecture, dtype, **options).to("cuda"), EngineConfig())

@@ -27,6 +27,10 @@ from hdserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+_MAX_COMPILATIONS = 1 << 20
+"""Of attention by all engines of a process, each its own; PyTorch would run what was compiled 256
+times uncompiled, which takes as much memory as rows and cache multiplied."""
+
 
 class ModelRunner:
     """Runs one forward at a time over the chunks of many sequences.
@@ -95,7 +99,8 @@ class ModelRunner:
             ConfigError: there is no memory for the largest forward.
         """
         while self._static is not None:
-            fault = self._fault_in(self._static, max_rows)
+            with torch._dynamo.config.patch(accumulated_recompile_limit=_MAX_COMPILATIONS):
+                fault = self._fault_in(self._static, max_rows)
             if fault is None:
                 return
             self.fall_back(fault)

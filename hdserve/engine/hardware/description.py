@@ -22,7 +22,7 @@ class Hardware:
         name: of the GPU, or ``cpu``.
         dtype: what ``auto`` means here.
         num_threads: the default of PyTorch.
-        free_bytes: free memory of the device, or of the container.
+        free_bytes: free memory of the device, of the part that may be used, or of the container.
         has_unused_gpu: the machine has an NVIDIA driver, but this torch cannot use it.
     """
 
@@ -34,8 +34,11 @@ class Hardware:
     has_unused_gpu: bool
 
 
-def describe_hardware(wanted: Device) -> Hardware:
+def describe_hardware(wanted: Device, gpu_share: float = 1.0) -> Hardware:
     """The device a model would run on.
+
+    Args:
+        gpu_share: the part of a GPU that it may use.
 
     Raises:
         ConfigError: ``cuda`` is wanted and there is none.
@@ -46,7 +49,7 @@ def describe_hardware(wanted: Device) -> Hardware:
         name=torch.cuda.get_device_name(device) if is_gpu else "cpu",
         dtype=str(pick_dtype("auto", device)).removeprefix("torch."),
         num_threads=torch.get_num_threads(),
-        free_bytes=int(free_bytes(device)),
+        free_bytes=int(free_bytes(device, gpu_share)),
         torch_version=torch.__version__,
         has_unused_gpu=_NVIDIA_DRIVER.exists() and not torch.cuda.is_available(),
     )

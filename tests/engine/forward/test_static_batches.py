@@ -190,6 +190,21 @@ def test_large_forwards_warm_up_without_all_their_logits() -> None:
     assert runner.attends_in_one_call
 
 
+def test_attention_is_compiled_however_often_it_was_before() -> None:
+    """By earlier engines of the process: PyTorch leaves a function that was compiled often as it
+    is, which for attention takes as much memory as rows and cache multiplied."""
+    runner = make_runner("llama", torch.float32, attends_in_one_call=True)
+    limits = set()
+
+    def note(*_: Any) -> None:
+        limits.add(torch._dynamo.config.accumulated_recompile_limit)
+
+    handle = runner.model.module.register_forward_pre_hook(note)
+    runner.warm_up(64)
+    handle.remove()
+    assert min(limits) >= 1 << 20
+
+
 def warm_up_until(error: Exception) -> ModelRunner:
     """At 64 rows of 600 it is raised."""
     runner = make_runner("llama", torch.float32, attends_in_one_call=True)
