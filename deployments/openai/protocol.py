@@ -268,7 +268,7 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """What tools returned that is no text."""
+        """What tools returned, or the user shows behind it, that is no text."""
         return left_out_of(self.messages)
 
     @property
@@ -433,7 +433,7 @@ class TokenizeBody(OfferedBody, ChatFields):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """What tools returned that is no text."""
+        """What tools returned, or the user shows behind it, that is no text."""
         return left_out_of(self.messages or ())
 
     def to_generation(self) -> GenerationRequest:
