@@ -200,6 +200,8 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, Samplin
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
             found["top_k"] = 0
+        if found["seed"] == -1:
+            found["seed"] = None
         if found["top_p"] == 0:
             found["top_p"] = _SMALLEST_TOP_P
         found |= {
