@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from deployments.anthropic.billing import BILLING, is_billed, without_billing
-from deployments.openai.body import Body, Truth
+from deployments.openai.body import Body, Truth, without_nulls
 from deployments.openai.kinds import named_kind, only_kinds, unsupported
 from deployments.openai.left_out import MEDIA, LeftOut, Media, is_media
 from deployments.openai.messages import MAX_MESSAGES
@@ -217,25 +217,43 @@ class InputMessage(Body):
     """A message of the conversation."""
 
     role: Literal["assistant", "system", "user"]
-    content: str | Annotated[tuple[InputBlock, ...], Field(fail_fast=True)]
+    content: str | Annotated[tuple[InputBlock, ...], Field(fail_fast=True)] | None = None
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: Mapping[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """
+        Raises:
+            InvalidRequest: there is no content, which only the system may leave out, that says how
+                to answer; or another has what is the system's.
+        """
+        is_configured = bool(without_nulls(self.output_config))
+        is_of_system = self.role == "system"
+        if self.content is None and not (is_of_system and is_configured):
+            raise InvalidRequest(f"a message of role {self.role!r} needs content", PARAM)
+        if not is_of_system and (is_configured or self.clear_at is not None):
+            reason = "clear_at and output_config are of messages of role 'system', not of others"
+            raise InvalidRequest(reason, PARAM)
+        return self
 
     @property
     def blocks(self) -> tuple[Any, ...]:
         """The blocks of the content; a text is one."""
         if isinstance(self.content, str):
             return (TextBlock(type="text", text=self.content),)
-        return self.content
+        return self.content or ()
 
     @property
     def unmet(self) -> set[str]:
-        """What it says in vain: no chat template is told that a result is an error, nobody can read
-        what was redacted, and nobody is billed."""
+        """What it says in vain: no chat template is told that a result is an error, or what effort
+        one turn is worth, nobody can read what was redacted, and nobody is billed."""
         found: set[str] = set()
+        if without_nulls(self.output_config):
+            found.add("messages.output_config")
         if self.role == "system" and is_billed(texts_of(self.content)):
             found.add(f"system.{BILLING}")
-        if isinstance(self.content, str):
-            return found
-        for block in self.content:
+        for block in self.blocks:
             if isinstance(block, ToolResultBlock) and block.is_error:
                 found.add("messages.content.is_error")
             elif isinstance(block, RedactedThinkingBlock):
@@ -245,9 +263,7 @@ class InputMessage(Body):
     @property
     def left_out(self) -> Iterator[tuple[str, str]]:
         """The names and the types of the blocks that are left out, those of results included."""
-        if isinstance(self.content, str):
-            return
-        for block in self.content:
+        for block in self.blocks:
             if isinstance(block, LeftOut):
                 yield f"messages.content.{block.type}", block.type
             elif isinstance(block, ToolResultBlock):
@@ -297,19 +313,29 @@ def system_text(content: str | Iterable[Body] | None) -> str:
     return "\n".join(without_billing(texts_of(content)))
 
 
-def chat_messages(messages: Iterable[InputMessage]) -> Iterator[dict[str, Any]]:
+def chat_messages(messages: Sequence[InputMessage]) -> Iterator[dict[str, Any]]:
     """Yield the messages of a chat that a conversation is: those of one role that follow each other
-    are one, and results of tools stand by themselves, before what is said after them.
+    are one, and results of tools stand by themselves, before what is said after them.  Those
+    without content are none, nor are those of the system that were for an earlier turn alone.
 
     Raises:
         InvalidRequest: a message has what those of its role cannot say.
     """
-    for role, same in groupby(messages, key=attrgetter("role")):
+    for role, same in groupby(_told(messages), key=attrgetter("role")):
         blocks = [block for message in same for block in message.blocks]
         if role == "assistant":
             yield _of_assistant(blocks)
         else:
             yield from _of_others(role, blocks)
+
+
+def _told(messages: Sequence[InputMessage]) -> Iterator[InputMessage]:
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    last = max(users, default=0)
+    for index, message in enumerate(messages):
+        is_cleared = message.clear_at == "next_user_message" and index < last
+        if message.content is not None and not is_cleared:
+            yield message
 
 
 def _of_others(role: str, blocks: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -223,6 +223,8 @@ class CountTokensBody(OfferedBody):
 
     def _chat(self) -> dict[str, Any]:
         messages = [*self._messages()]
+        if not messages:
+            raise InvalidRequest("no message has content", PARAM)
         *earlier, last = messages
         has_text = bool((last.get("content") or "").strip())
         if earlier and last["role"] == "assistant" and not (has_text or last.get("tool_calls")):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -113,13 +113,16 @@ class Message(Body):
     audio: Any = None
     function_call: Any = None
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self, *, has_stand_ins: bool = False) -> dict[str, Any]:
         """Return the message as chat templates take it: the content as one string, and without
         empty fields.  Undocumented fields may be the template's own.
 
+        Args:
+            has_stand_ins: whether texts stand for its media, see :func:`have_stand_ins`.
+
         Raises:
-            Unsupported: a part of the message is neither text nor a call of a tool, nor what a
-                tool returned.
+            Unsupported: a part of the message is neither text nor a call of a tool, nor one for
+                which a text stands.
             InvalidRequest: somebody else than the assistant calls a tool.
         """
         self._check_is_whole()
@@ -128,7 +131,7 @@ class Message(Body):
                 raise Unsupported(f"{name} of a message is not supported", "messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("tool_calls are the assistant's, not others'", "messages")
-        text = joined(self.content, part_types=_TEXT_PARTS, is_result=self.role == "tool")
+        text = joined(self.content, part_types=_TEXT_PARTS, has_stand_ins=has_stand_ins)
         fields = {
             "role": self.role,
             "content": "\n".join(filter(None, (text, self.refusal))),
@@ -171,22 +174,35 @@ def messages_for_template(messages: Sequence[Message]) -> tuple[dict[str, Any], 
             f"arguments of calls have more than {MAX_PARTS} objects, arrays and members of them",
             "messages",
         )
-    return tuple(message.for_template() for message in messages)
+    has_stand_ins = have_stand_ins(message.role for message in messages)
+    return tuple(
+        message.for_template(has_stand_ins=found)
+        for message, found in zip(messages, has_stand_ins, strict=True)
+    )
 
 
-def left_out_of(messages: Iterable[Message]) -> dict[str, Unsupported]:
-    """Return the media in the results of tools: by their names, the errors by which strict requests
+def left_out_of(messages: Sequence[Message]) -> dict[str, Unsupported]:
+    """Return the media for which texts stand: by their names, the errors by which strict requests
     are refused."""
-    results = [message.content for message in messages if message.role == "tool"]
+    has_stand_ins = have_stand_ins(message.role for message in messages)
     return {
         f"messages.content.{kind}": unsupported("content parts", kind, "messages")
-        for result in results
-        for kind in media_of(result)
+        for message in compress(messages, has_stand_ins)
+        for kind in media_of(message.content)
     }
 
 
+def have_stand_ins(roles: Iterable[str]) -> Iterator[bool]:
+    """Yield for each message, by its role, whether texts stand for its media: for those that tools
+    returned, and those of the user behind them, as agents send the files that were read."""
+    has_results = False
+    for role in roles:
+        has_results = role == "tool" or (has_results and role != "assistant")
+        yield has_results and role in {"tool", "user"}
+
+
 def media_of(content: str | Iterable[Part] | None) -> list[str]:
-    """Return the types of the media in a content, for which texts stand in a tool's result."""
+    """Return the types of the media in a content."""
     parts = () if content is None or isinstance(content, str) else content
     return [part.type for part in parts if is_media(part.type)]
 
@@ -197,7 +213,7 @@ def joined(
     part_types: Collection[str] = ("text",),
     separator: str = "\n",
     *,
-    is_result: bool = False,
+    has_stand_ins: bool = False,
 ) -> str:
     """Return the text of a content.
 
@@ -205,7 +221,7 @@ def joined(
         param: the parameter the client gave it in.
         part_types: those of the parts that are text.
         separator: what stands between parts.
-        is_result: whether a tool returned it, so that a text stands for an image.
+        has_stand_ins: whether texts stand for its media.
 
     Raises:
         Unsupported: a part of it is not text.
@@ -216,7 +232,9 @@ def joined(
     if isinstance(content, str):
         return content
     return separator.join(
-        stand_in(part.type) if is_result and is_media(part.type) else _text(part, param, part_types)
+        stand_in(part.type)
+        if has_stand_ins and is_media(part.type)
+        else _text(part, param, part_types)
         for part in content
     )
 

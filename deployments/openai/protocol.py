@@ -200,6 +200,8 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, Samplin
         found: dict[str, Any] = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         if found["top_k"] == -1:
             found["top_k"] = 0
+        if found["seed"] == -1:
+            found["seed"] = None
         if found["top_p"] == 0:
             found["top_p"] = _SMALLEST_TOP_P
         found |= {
@@ -268,7 +270,7 @@ class ChatBody(GenerationBody, ChatFields, ThinkingFields, ToolFields):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """What tools returned that is no text."""
+        """What tools returned, or the user shows behind it, that is no text."""
         return left_out_of(self.messages)
 
     @property
@@ -433,7 +435,7 @@ class TokenizeBody(OfferedBody, ChatFields):
 
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
-        """What tools returned that is no text."""
+        """What tools returned, or the user shows behind it, that is no text."""
         return left_out_of(self.messages or ())
 
     def to_generation(self) -> GenerationRequest:

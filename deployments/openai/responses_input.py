@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -10,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from deployments.openai.body import Body
 from deployments.openai.kinds import named_kind, only_kinds
 from deployments.openai.left_out import LeftOut
-from deployments.openai.messages import MAX_MESSAGES, Parts, joined
+from deployments.openai.messages import MAX_MESSAGES, Parts, have_stand_ins, joined, media_of
 from deployments.openai.responses_tools import full_name
 from hdserve.errors import InvalidRequest, Unsupported
 
@@ -54,6 +55,7 @@ class InputReasoning(Body):
     """What the model thought before the message or the call that follows."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+    role: ClassVar[str] = "assistant"
 
     type: Literal["reasoning"]
     summary: Parts = ()
@@ -68,6 +70,7 @@ class InputReasoning(Body):
 
 class _Call(Body):
     without_effect: ClassVar[frozenset[str]] = frozenset({"caller", "id", "status"})
+    role: ClassVar[str] = "assistant"
 
     call_id: str
     name: str
@@ -99,6 +102,7 @@ class InputCallOutput(Body):
     name if there is one, whose output has not come."""
 
     without_effect: ClassVar[frozenset[str]] = frozenset({"caller", "id", "status"})
+    role: ClassVar[str] = "tool"
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str | None = None
@@ -145,11 +149,19 @@ InputItems = Annotated[
     tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 ]
 Input = str | InputItems
+ReadItem = InputMessage | InputReasoning | InputCall | InputCustomCall | InputCallOutput
+"""An item that is not left out."""
 
 
-def messages_of(
-    items: Iterable[InputMessage | InputReasoning | InputCall | InputCustomCall | InputCallOutput],
-) -> list[Any]:
+def media_left_out(items: Sequence[ReadItem]) -> Iterator[tuple[str, str]]:
+    """Yield the names and the types of the media for which texts stand."""
+    for item in compress(items, have_stand_ins(item.role for item in items)):
+        name = "output" if isinstance(item, InputCallOutput) else "content"
+        for kind in media_of(getattr(item, name)):
+            yield f"input.{name}.{kind}", kind
+
+
+def messages_of(items: Sequence[ReadItem]) -> list[Any]:
     """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
     calls to the one before them, and so does what is said or thought behind them, since results
     follow the message that calls.  Only what is thought behind them last of all, before somebody
@@ -161,11 +173,12 @@ def messages_of(
     """
     found: list[dict[str, Any]] = []
     unanswered: dict[str, str] = {}
-    for item in items:
+    shown = zip(items, have_stand_ins(item.role for item in items), strict=True)
+    for item, has_stand_ins in shown:
         if _goes_with_calls(item):
             _join_last_thought(found)
         if isinstance(item, InputMessage):
-            text = joined(item.content, "input", _TEXT_PARTS)
+            text = joined(item.content, "input", _TEXT_PARTS, has_stand_ins=has_stand_ins)
             if item.role == "assistant" and found and _goes_on(found[-1]):
                 found[-1]["content"].append(text)
             else:
@@ -177,7 +190,7 @@ def messages_of(
             elif thought:
                 found.append({"role": "assistant", "content": [], "reasoning_content": [thought]})
         elif isinstance(item, InputCallOutput):
-            text = joined(item.output, "input", _TEXT_PARTS, is_result=True)
+            text = joined(item.output, "input", _TEXT_PARTS, has_stand_ins=has_stand_ins)
             call_id = _call_id(item, unanswered)
             unanswered.pop(call_id, None)
             found.append({"role": "tool", "tool_call_id": call_id, "content": [text]})

@@ -11,7 +11,6 @@ from deployments.openai.body import Body, ClosedBody, Number, OptionalInteger, T
 from deployments.openai.kinds import unsupported
 from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
-from deployments.openai.messages import media_of
 from deployments.openai.protocol import (
     ChatBody,
     ReasoningEffort,
@@ -23,9 +22,10 @@ from deployments.openai.protocol import (
 from deployments.openai.request_body import RequestBody
 from deployments.openai.responses_input import (
     Input,
-    InputCallOutput,
     InputItems,
     InputReasoning,
+    ReadItem,
+    media_left_out,
     messages_of,
 )
 from deployments.openai.responses_tools import ResponseToolFields
@@ -252,7 +252,7 @@ class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
     @property
     def left_out(self) -> Mapping[str, Unsupported]:
         """Tools that are no functions, what another server did itself, or alone can read, and what
-        tools returned that is no text."""
+        tools returned, or the user shows behind it, that is no text."""
         found = {
             f"tools.{kind}": unsupported("tools", kind, "tools") for kind in self.left_out_tools
         }
@@ -262,9 +262,8 @@ class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
             elif isinstance(item, InputReasoning) and item.encrypted_content:
                 error = Unsupported("encrypted reasoning is not supported", "input")
                 found["input.encrypted_content"] = error
-            elif isinstance(item, InputCallOutput):
-                for kind in media_of(item.output):
-                    found[f"input.output.{kind}"] = unsupported("content parts", kind, "input")
+        for name, kind in media_left_out(self._read_items):
+            found[name] = unsupported("content parts", kind, "input")
         return found
 
     @property
@@ -307,11 +306,14 @@ class ResponsesBody(RequestBody, ResponseToolFields, SamplingFields):
     def _items(self) -> InputItems:
         return () if isinstance(self.input, str) else self.input
 
+    @property
+    def _read_items(self) -> list[ReadItem]:
+        return [item for item in self._items if not isinstance(item, LeftOut)]
+
     def _messages(self) -> Iterator[dict[str, Any]]:
         if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
             yield {"role": "user", "content": self.input}
         else:
-            items = [item for item in self._items if not isinstance(item, LeftOut)]
-            yield from messages_of(items)
+            yield from messages_of(self._read_items)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from anthropic.types.beta import BetaContentBlock
+from anthropic.types.beta import BetaContentBlock, BetaSystemMessageParam
 from anthropic.types.tool_result_block_param import Content
 
-from deployments.anthropic.content import LEFT_OUT_BLOCKS
-from deployments.anthropic.protocol import MessagesBody
+from deployments.anthropic.content import LEFT_OUT_BLOCKS, InputMessage
+from deployments.anthropic.protocol import CountTokensBody, MessagesBody
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = {"role": "user", "content": "hi"}
+SAID = {"role": "assistant", "content": "b"}
+REMINDER = {"role": "system", "content": "s", "clear_at": "next_user_message"}
+EFFORT = {"role": "system", "output_config": {"effort": "low"}}
 CALLING = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
 IMAGE = {
     "type": "image",
@@ -182,3 +185,61 @@ def test_every_block_of_an_answer_is_known() -> None:
     }
     read = {"text", "thinking", "redacted_thinking", "tool_use"}
     assert kinds == read | LEFT_OUT_BLOCKS | {"compaction", "container_upload"}
+
+
+def test_every_field_of_a_message_of_the_system_is_known() -> None:
+    assert InputMessage.model_fields.keys() == get_type_hints(BetaSystemMessageParam).keys()
+
+
+@pytest.mark.parametrize("kind", [MessagesBody, CountTokensBody])
+@pytest.mark.parametrize(
+    ("messages", "contents"),
+    [
+        ([USER, REMINDER], ["hi", "s"]),
+        ([USER, REMINDER, SAID], ["hi", "s", "b"]),
+        ([REMINDER], ["s"]),
+        ([USER, REMINDER, SAID, USER, REMINDER], ["hi", "b", "hi", "s"]),
+        ([USER, REMINDER, USER], ["hi\nhi"]),
+        ([*returning("a")[:1], REMINDER, *returning("a")[1:]], ["hi", "", "a"]),
+        ([USER, {**REMINDER, "clear_at": "never"}, SAID, USER], ["hi", "s", "b", "hi"]),
+        ([USER, {**REMINDER, "clear_at": None}, SAID, USER], ["hi", "s", "b", "hi"]),
+    ],
+)
+def test_what_the_system_says_for_one_turn(
+    messages: list[dict[str, Any]], contents: list[str], kind: type[CountTokensBody]
+) -> None:
+    """Is not shown once the user has said more, be it the result of a tool."""
+    found = kind.parse({"model": "m", "max_tokens": 9, "messages": messages})
+    shown = found.to_chat().to_generation("r").messages
+    assert [message.get("content") for message in shown] == contents
+    assert "messages.clear_at" not in found.ignored
+
+
+def test_the_effort_of_one_turn_is_named() -> None:
+    """No template is told of it; a message that says nothing else is none."""
+    for message in (EFFORT, {**EFFORT, "content": None}):
+        assert told(USER, message, SAID, USER) == told(USER, SAID, USER)
+        assert body(USER, message).ignored == ("messages.output_config",)
+    message = {**EFFORT, "content": "s"}
+    assert [each["content"] for each in told(USER, message)] == ["hi", "s"]
+    assert body(USER, message).ignored == ("messages.output_config",)
+    assert body(USER, {**message, "output_config": {}}).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "user"}, r"^a message of role 'user' needs content$"),
+        ({"role": "system"}, r"^a message of role 'system' needs content$"),
+        ({"role": "system", "output_config": {}}, r"^a message of role 'system' needs content$"),
+        ({**EFFORT, "role": "user"}, r"^a message of role 'user' needs content$"),
+        ({**USER, "output_config": {"effort": "low"}}, r"^clear_at and output_config are of"),
+        ({**USER, "clear_at": "never"}, r"^clear_at and output_config are of messages of role"),
+        ({**REMINDER, "clear_at": "soon"}, r"^messages\.0\.clear_at: "),
+        (EFFORT, r"^no message has content$"),
+    ],
+)
+def test_what_only_the_system_can_say(message: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        body(message).to_chat()
+    assert caught.value.param == "messages"

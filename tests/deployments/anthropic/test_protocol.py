@@ -79,6 +79,11 @@ def test_the_smallest_nucleus_has_one_token() -> None:
     assert (sampling["top_p"], sampling["stop"]) == (1e-9, ())
 
 
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert "seed" not in generation(seed=-1).sampling
+    assert generation(seed=0).sampling["seed"] == 0
+
+
 @pytest.mark.parametrize(
     ("choice", "wanted"),
     [

@@ -15,6 +15,9 @@ from tests.deployments.bodies import CALL, USER
 IMAGE = {"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}}
 INPUT_IMAGE = {"type": "input_image", "image_url": "data:x", "detail": "auto"}
 STAND_IN = "[image left out: this model reads text only]"
+SHOWN = {"role": "user", "content": [{"type": "text", "text": "Attached:"}, IMAGE]}
+SAID = {"role": "assistant", "content": "b"}
+SYSTEM = {"role": "system", "content": "s"}
 CALLS = {
     "function_call": {"name": "f", "arguments": "{}"},
     "custom_tool_call": {"name": "f", "input": "x"},
@@ -53,6 +56,42 @@ def test_all_that_is_no_text(kind: str) -> None:
             body.to_generation("r")
 
 
+@pytest.mark.parametrize("kind", [ChatBody, TokenizeBody])
+def test_what_the_user_shows_behind_a_result(kind: type[ChatBody | TokenizeBody]) -> None:
+    """As agents do whose results are texts alone: in each later turn it is there as well."""
+    earlier = returning("a")[:-1]
+    for messages, contents in (
+        ([SHOWN], ["a", f"Attached:\n{STAND_IN}"]),
+        ([*USER, SHOWN], ["a", "hi", f"Attached:\n{STAND_IN}"]),
+        ([SYSTEM, SHOWN], ["a", "s", f"Attached:\n{STAND_IN}"]),
+        ([SHOWN, SAID, *USER], ["a", f"Attached:\n{STAND_IN}", "b", "hi"]),
+    ):
+        body = kind.parse({"model": "m", "messages": [*earlier, *messages]})
+        found = body.to_generation("r") if isinstance(body, ChatBody) else body.to_generation()
+        assert [message["content"] for message in found.messages[2:]] == contents
+        assert body.ignored == ("messages.content.image_url",)
+        (error,) = body.left_out.values()
+        assert error.message == "content parts of type 'image_url' are not supported"
+        assert error.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [*returning("a")[:-1], SAID, SHOWN],
+        [SHOWN, *returning("a")],
+        [*returning("a"), {**SHOWN, "role": "system"}],
+        [*returning("a"), {**SHOWN, "role": "assistant"}],
+    ],
+)
+def test_results_of_another_turn_are_none(messages: list[dict[str, Any]]) -> None:
+    """Nor does a result let others than the user show images."""
+    body = ChatBody.parse({"model": "m", "messages": messages})
+    with pytest.raises(Unsupported, match=r"^content parts of type 'image_url' are not supported$"):
+        body.to_generation("r")
+    assert body.ignored == ()
+
+
 @pytest.mark.parametrize("role", ["assistant", "developer", "system", "user"])
 def test_others_show_no_images(role: str) -> None:
     """An answer that takes no notice of one would be another one."""
@@ -79,3 +118,32 @@ def test_what_a_tool_of_a_response_returned(call: str) -> None:
         ("content parts of type 'input_image' are not supported", "input"),
         ("content parts of type 'input_file' are not supported", "input"),
     ]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_the_user_shows_behind_an_output(call: str) -> None:
+    output = {"type": f"{call}_output", "call_id": "1", "output": "a"}
+    text = {"type": "input_text", "text": "Attached:"}
+    shown = {"role": "user", "content": [text, INPUT_IMAGE]}
+    earlier = [*USER, {"type": call, "call_id": "1", **CALLS[call]}, output]
+    search = {"type": "web_search_call", "id": "2", "status": "completed"}
+    for items, name in (([shown], ()), ([search, shown], ("input.web_search_call",))):
+        body = ResponsesBody.parse({"model": "m", "input": [*earlier, *items, SAID, *USER]})
+        (*_, last, _, _) = body.to_chat().to_generation("r").messages
+        assert last == {"role": "user", "content": f"Attached:\n{STAND_IN}"}
+        assert body.ignored == ("input.content.input_image", *name)
+        error = body.left_out["input.content.input_image"]
+        assert error.message == "content parts of type 'input_image' are not supported"
+        assert error.param == "input"
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "c"}]}
+    for items in (
+        [shown],
+        [shown, *earlier],
+        [*earlier, SAID, shown],
+        [*earlier, thought, shown],
+        [*earlier, {**shown, "role": "developer"}],
+    ):
+        body = ResponsesBody.parse({"model": "m", "input": items})
+        with pytest.raises(Unsupported, match=r"^content parts of type 'input_image' are not"):
+            body.to_chat()
+        assert body.ignored == ()

@@ -26,7 +26,7 @@ from deployments.openai.request_body import parse_body
 from hdserve.conversation import ChatEnd
 from hdserve.core import MAX_TOP_LOGPROBS, SamplingParams, SpeculationParams
 from hdserve.errors import InvalidRequest, Unsupported
-from tests.deployments.bodies import USER, chat, refused
+from tests.deployments.bodies import USER, chat, refused, response_request
 
 
 def completion(**fields: Any) -> GenerationRequest:
@@ -103,6 +103,14 @@ def test_spellings(fields: dict[str, Any], field: str, wanted: Any) -> None:
     sampling = chat(**fields).sampling
     assert sampling[field] == wanted
     assert getattr(SamplingParams(**sampling), field) == wanted
+
+
+@pytest.mark.parametrize("make", [chat, completion, response_request])
+def test_a_seed_of_minus_one_is_none(make: Any) -> None:
+    """Clients of vLLM and llama.cpp ask for another answer each time by it."""
+    assert make(seed=-1).sampling == {}
+    for seed in (-2, 0):
+        assert make(seed=seed).sampling == {"seed": seed}
 
 
 def test_completions_have_the_spellings_of_chats() -> None:
