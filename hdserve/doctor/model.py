@@ -18,13 +18,14 @@ from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, 
 from hdserve.engine.forward.compiled import can_compile as compiler_exists
 from hdserve.engine.hardware.description import Hardware, describe_hardware
 from hdserve.engine.loading.loader import read_architecture
-from hdserve.engine.loading.quantisation import check_quantisation
+from hdserve.engine.loading.quantisation import OTHER_CHECKPOINT, check_quantisation
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, UnsupportedModel
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
 from hdserve.models.hub import hub_fault
 
 _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
+_OTHER_CHECKPOINT = f"model: OWNER/MODEL  # {OTHER_CHECKPOINT}"
 
 
 def check_device(model: ModelConfig, *, is_elsewhere: bool = False) -> Iterator[Finding]:
@@ -162,6 +163,9 @@ def check_model(model: ModelConfig) -> Iterator[Finding]:
         check_quantisation(architecture)
     except ConfigError as error:
         yield failure(subject, error.message, "python -m pip install 'hdserve[quantized]'")
+        return
+    except ValueError as error:
+        yield failure(subject, str(error), _OTHER_CHECKPOINT)
         return
     yield ok(subject, f"{model.model}, a vocabulary of {tokenizer.vocab_size:,}")
     yield _statistics(model, tokenizer.fingerprint)

@@ -251,10 +251,26 @@ def test_a_package_that_quantised_weights_need_is_said_to_be_missing(tmp_path: P
     assert "requires accelerate" in found.text
     assert verdicts([found]) == ["failure"]
     assert found.remedy == "python -m pip install 'hdserve[quantized]'"
-    del config["quantization_config"]["quant_method"]
-    (place / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "text"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantised as 'modelopt'"),
+        ({"weight_block_size": [128, 128]}, "quant_method"),
+    ],
+)
+def test_a_quantisation_that_transformers_does_not_know(
+    tmp_path: Path, quantization: dict[str, object], text: str
+) -> None:
+    """No package helps, but another checkpoint does."""
+    place = copied(tmp_path / "m")
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     (found,) = check_model(configured(model=str(place), engine={"device": "cpu"}))
-    assert "quant_method" in found.text
+    assert text in found.text
+    assert verdicts([found]) == ["failure"]
+    assert found.remedy.endswith("# another checkpoint of the model, such as one in bfloat16")
 
 
 def test_weights_of_the_hub_are_those_that_were_downloaded(

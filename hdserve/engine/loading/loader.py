@@ -29,7 +29,11 @@ from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.engine.linear.layers import prepare_linear_layers
 from hdserve.engine.loading.kv_probe import OF_ITS_OWN, probe_kv_shape
-from hdserve.engine.loading.quantisation import convert_dequantised, is_quantised
+from hdserve.engine.loading.quantisation import (
+    OTHER_CHECKPOINT,
+    convert_dequantised,
+    is_quantised,
+)
 from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from hdserve.models.context import longest_context
@@ -47,6 +51,9 @@ _LOADING_FAULTS = (
     SafetensorError,
     StrictDataclassError,
 )
+_SCALES = ("weight_scale", "weight_scale_inv")
+"""Of quantised weights; those of inputs are not needed, since they follow from the inputs."""
+
 _MAX_LISTED = 5
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
@@ -130,7 +137,8 @@ def _check_weights(model: str, module: torch.nn.Module, info: Mapping[str, Any])
 
     Raises:
         ConfigError: weights are missing, which would be random, and different in each process; or
-            it has biases that the configuration leaves out.
+            it has biases that the configuration leaves out, or quantised weights whose scales
+            transformers leaves out.
     """
     missing = sorted(info["missing_keys"])
     missing += [f"{key} ({error})" for key, error in sorted(_mismatched(info))]
@@ -142,6 +150,10 @@ def _check_weights(model: str, module: torch.nn.Module, info: Mapping[str, Any])
     if biases:
         reason = "its configuration leaves out biases that are in the checkpoint"
         raise ConfigError(f"cannot load the model {model!r}: {reason}: {_listed(biases)}")
+    scales = [key for key in unexpected if _is_scale_left_out(module, key)]
+    if scales:
+        reason = f"transformers leaves out scales of quantised weights; use {OTHER_CHECKPOINT}"
+        raise ConfigError(f"cannot load the model {model!r}: {reason}: {_listed(scales)}")
     if unexpected:
         logger.warning("%s: not of this architecture, and left out: %s", model, _listed(unexpected))
 
@@ -155,6 +167,11 @@ def _is_bias_left_out(module: torch.nn.Module, key: str) -> bool:
     owner, _, name = key.rpartition(".")
     modules = dict(module.named_modules())
     return name == "bias" and owner in modules and getattr(modules[owner], "bias", key) is None
+
+
+def _is_scale_left_out(module: torch.nn.Module, key: str) -> bool:
+    owner, _, name = key.rpartition(".")
+    return name in _SCALES and owner in dict(module.named_modules())
 
 
 def _listed(keys: list[str]) -> str:

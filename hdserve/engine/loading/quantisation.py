@@ -10,16 +10,19 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from hdserve.errors import ConfigError
 
+OTHER_CHECKPOINT = "another checkpoint of the model, such as one in bfloat16"
+"""What is loaded instead of weights whose quantisation transformers does not know."""
+
 _QUANTIZERS: Any = AutoHfQuantizer
 """Not typed."""
 
 
 def is_quantised(config: Any) -> bool:
-    """Whether a configuration of transformers says that weights are stored in fewer bits, in a way
-    that transformers knows.
+    """Whether a configuration of transformers says that weights are stored in fewer bits.
 
     Raises:
-        ValueError: it does not say in which way.
+        ValueError: it does not say in which way, or transformers does not know it, and would load
+            the weights as they are, without what they are scaled by.
     """
     return _stored(config) is not None
 
@@ -28,11 +31,12 @@ def check_quantisation(config: Any) -> None:
     """
     Raises:
         ConfigError: transformers cannot load such weights here, such as for want of a package.
+        ValueError: it can nowhere, see :func:`is_quantised`.
     """
+    stored = deepcopy(_stored(config))
+    if stored is None:
+        return
     try:
-        stored = deepcopy(_stored(config))
-        if stored is None:
-            return
         quantizer = _QUANTIZERS.from_config(stored, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
     except (ImportError, RuntimeError, ValueError) as error:
@@ -50,5 +54,9 @@ def convert_dequantised(module: torch.nn.Module, dtype: torch.dtype) -> None:
 def _stored(config: Any) -> Any:
     parts = (config, config.get_text_config(decoder=True))
     found = next(filter(None, (getattr(part, "quantization_config", None) for part in parts)), None)
-    is_known = not isinstance(found, dict) or _QUANTIZERS.supports_quant_method(found)
-    return found if is_known else None
+    if isinstance(found, dict) and not _QUANTIZERS.supports_quant_method(found):
+        raise ValueError(
+            f"transformers cannot load weights quantised as {found.get('quant_method')!r}; use "
+            f"{OTHER_CHECKPOINT}"
+        )
+    return found

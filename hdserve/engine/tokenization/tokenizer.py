@@ -18,6 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hdserve.conversation import ChatEnd, check_goes_on
 from hdserve.engine.tokenization.chat_template.call_form import CallForm
+from hdserve.engine.tokenization.chat_template.content_form import needs_parts, with_parts
 from hdserve.engine.tokenization.chat_template.shown_parts import (
     PROBE_TOOL,
     ShownParts,
@@ -95,6 +96,7 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
         self._shown: dict[bool, ShownParts] = {}
         self._turn_forms: dict[bool, TurnForm] = {}
+        self._need_parts: dict[bool, bool] = {}
         self._variables: dict[tuple[str, bool], bool] = {}
 
     @property
@@ -196,7 +198,8 @@ class Tokenizer:
         Args:
             messages: their role ``developer``, the OpenAI API's newer name of ``system``, is
                 ``system`` to templates that do not know it. Turns that the template would refuse or
-                drop as they are have another form, see :class:`TurnForm`.
+                drop as they are have another form, see :class:`TurnForm`. Contents are lists of
+                one part for a template that takes no texts.
             tools: functions the model may call, in the form of the OpenAI API. Descriptions that
                 they lack are empty for a template that would refuse them without.
 
@@ -249,10 +252,24 @@ class Tokenizer:
         template = self._tokenizer.get_chat_template(tools=options["tools"])
         knows_developer = _KNOWS_DEVELOPER.search(template)
         shown = form.of(messages if knows_developer else _with_system(messages))
+        if self._needs_parts(has_tools=bool(tools)):
+            shown = with_parts(shown)
         if form.silence_is_none:  # which apply_chat_template leaves out
             options = {**self._tokenizer.special_tokens_map, "chat_template": template, **options}
             return str(render_jinja_template([list(map(dict, shown))], **options)[0][0])
         return str(self._tokenizer.apply_chat_template(shown, tokenize=False, **options))
+
+    def _needs_parts(self, *, has_tools: bool) -> bool:
+        if has_tools not in self._need_parts:
+            tools = [PROBE_TOOL] if has_tools else None
+            self._need_parts[has_tools] = needs_parts(
+                lambda messages: str(
+                    self._tokenizer.apply_chat_template(
+                        messages, tokenize=False, tools=tools, add_generation_prompt=True
+                    )
+                )
+            )
+        return self._need_parts[has_tools]
 
     @cached_property
     def _needs_descriptions(self) -> bool:
@@ -423,6 +440,9 @@ def load_tokenizer(
                 revision=revision,
                 trust_remote_code=trust_remote_code,
                 mistral_format=False,  # mistral-common's has no backend of the tokenizers library
+                # Of a directory, its config.json says whether there is something to fix; of a model
+                # of the hub, tags do that others have too, and only while the hub answers.
+                fix_mistral_regex=True if Path(path).is_dir() else None,
             ),
             template,
             variables,
