@@ -86,7 +86,7 @@ def test_layers_are_prepacked_where_there_is_a_kernel_for_them(
 ) -> None:
     is_faster = prepacked_kernel(dtype) is not None and (is_exact or not HAS_AMX)
     module = layers_of(128, dtype)
-    module.append(torch.nn.Linear(128, 36).to(dtype))
+    module.append(torch.nn.Linear(128, 28).to(dtype))
     prepare_linear_layers(module, is_exact)
     assert are_rows_independent(module) or not is_exact
     *many, few = module
