@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hdserve.engine.forward.compiled import can_pack
-from hdserve.engine.kernels.registers import HAS_AMX
+from hdserve.engine.hardware.devices import has_amx_bf16
 from hdserve.engine.linear import choice, prepacked, prepacked_layers
 from hdserve.engine.linear.layers import (
     are_rows_independent,
@@ -84,7 +84,8 @@ def test_large_layers_are_tried(dtype: torch.dtype) -> None:
 def test_layers_are_prepacked_where_there_is_a_kernel_for_them(
     is_exact: bool, dtype: torch.dtype
 ) -> None:
-    is_faster = prepacked_kernel(dtype) is not None and (is_exact or not HAS_AMX)
+    has_tiles = has_amx_bf16(torch.device("cpu"), dtype)
+    is_faster = prepacked_kernel(dtype) is not None and (is_exact or not has_tiles)
     module = layers_of(128, dtype)
     module.append(torch.nn.Linear(128, 28).to(dtype))
     prepare_linear_layers(module, is_exact)
