@@ -36,6 +36,7 @@ STAND_INS = {
     "DATA/tokenizers/llama2": MODEL,
     "corpus.jsonl.gz": "texts.jsonl.gz",
     "bfloat16": "float32",  # some CPUs have to emulate it
+    "DTYPE": "float32",
     "1,2,4,8,16,32": "1,2",
     "1,8,32": "1,2",
     DATABASE: "database",
