@@ -203,6 +203,14 @@ def test_the_advice_has_one_file(given: tuple[str, ...], monkeypatch: pytest.Mon
     assert how_to_go_on(None).partition(": ")[2] == wanted
 
 
+def test_the_advice_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option that is for a terminal alone."""
+    command = ["hdserve", "generate", "--show-drafts", "--prompts", "a"]
+    monkeypatch.setattr("sys.argv", command)
+    wanted = "hdserve generate --prompts a --json FILE"
+    assert how_to_go_on(None).partition(": ")[2] == wanted
+
+
 def test_a_mistake_in_a_configuration_is_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("modles: []\n")
     command = ["check-config", str(tmp_path / "config.yaml"), "--json"]

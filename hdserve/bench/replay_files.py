@@ -41,7 +41,7 @@ def read_replay(path: str | Path, limit: int | None = None) -> Iterator[ReplayRo
         DatabaseError: the file cannot be read, or a row is not of the format.
     """
     path = Path(path)
-    opener: Any = gzip.open if path.suffix == ".gz" else open
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8-sig") as file:
             lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())

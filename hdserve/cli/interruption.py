@@ -18,6 +18,9 @@ GO_ON = "the same command goes on where it was"
 _KEY = "--api-key"
 """The option whose value is not shown when a command is printed."""
 
+_FOR_TERMINALS = {"--show-drafts"}
+"""Options that cannot go with a file."""
+
 
 def how_to_go_on(result_path: Path | None) -> str:
     """Return the advice of a job whose journal is next to its result: without a result it must
@@ -31,6 +34,7 @@ def how_to_go_on(result_path: Path | None) -> str:
     for index, word in enumerate(words):
         if word.startswith(_KEY):
             words[index : index + 1 + (word == _KEY)] = [f"{_KEY}=..."]
+    words = [word for word in words if word not in _FOR_TERMINALS]
     command = shlex.join(["hdserve", *words, OPTION, "FILE"])
     return f"nothing was kept to continue from. This can be resumed: {command}"
 

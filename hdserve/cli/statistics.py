@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hdserve.cli.corpus_progress import corpus_progress
+from hdserve.cli.file_names import shown
 from hdserve.cli.interruption import interruptible
 from hdserve.cli.json_option import Json, JsonCommand, JsonOutput
 from hdserve.cli.model_option import ServerConfig, chosen_model, tokenizer_of
@@ -175,7 +176,7 @@ def _facts(info: StatisticsInfo, directory: Path) -> dict[str, object]:
 
 
 def _print(info: StatisticsInfo, directory: Path) -> None:
-    table = Table("corpus", "licence", "texts", "tokens", title=str(directory))
+    table = Table("corpus", "licence", "texts", "tokens", title=shown(directory))
     for corpus in info.corpora:
         licences = ", ".join(corpus.licences)
         table.add_row(corpus.name, licences, f"{corpus.num_texts:,}", f"{corpus.num_tokens:,}")

@@ -93,7 +93,7 @@ def _check_forms(paths: Iterable[Path]) -> None:
         DatabaseError: one is JSON, whose marks and escapes would be counted as text.
     """
     for path in paths:
-        if path.name.removesuffix(".gz").endswith(".json"):
+        if _kind(path).endswith(".json"):
             raise DatabaseError(
                 f"{path}: of JSON only JSON Lines are read, from files called .jsonl; "
                 "`jq -c '.[]'` makes them of a list of rows"
@@ -114,7 +114,12 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
 
 def _is_corpus(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(TEXT_SUFFIXES + ROW_SUFFIXES)
+    return _kind(path).endswith(TEXT_SUFFIXES + ROW_SUFFIXES)
+
+
+def _kind(path: Path) -> str:
+    """The name that says what a file holds once it is unpacked."""
+    return path.name.lower().removesuffix(".gz")
 
 
 def read_segments(path: str | Path) -> Iterator[CorpusSegment]:
@@ -126,8 +131,8 @@ def read_segments(path: str | Path) -> Iterator[CorpusSegment]:
         DatabaseError: the file cannot be read, or a line is not of a known form.
     """
     path = Path(path)
-    is_zipped = path.suffix == ".gz"
-    is_jsonl = path.name.removesuffix(".gz").endswith(ROW_SUFFIXES)
+    is_zipped = path.suffix.lower() == ".gz"
+    is_jsonl = _kind(path).endswith(ROW_SUFFIXES)
     try:
         with path.open("rb") as raw:
             file = gzip.GzipFile(fileobj=raw) if is_zipped else raw
@@ -180,7 +185,7 @@ def _segments_of(row: dict[str, Any], position: int) -> Iterator[CorpusSegment]:
 
 def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
     """Texts or token ids, each with whether it is a turn of the assistant."""
-    if "messages" in row:
+    if row.get("messages"):
         for message in row["messages"]:
             if text := _text_of(message.get("content")):
                 yield text, message.get("role") == "assistant"
@@ -201,7 +206,7 @@ def _answer_in(row: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     """The ``text`` of a row whose messages end with a question; where they end with an answer, it
     would be the same once more.  A cut answer ends no turn."""
     text = row.get("text")
-    is_asked = bool(row["messages"]) and row["messages"][-1].get("role") != "assistant"
+    is_asked = row["messages"][-1].get("role") != "assistant"
     if is_asked and isinstance(text, str) and text:
         yield text, row.get("finish_reason", "stop") == "stop"
 

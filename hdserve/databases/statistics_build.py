@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,7 +91,7 @@ class StatisticsBuild(StatisticsJob[BuildProgress]):
         self._on_progress = on_progress
         self.num_excluded: Counter[str] = Counter()
         builder = StatisticsBuilder(tokenizer.fingerprint, vocab_size, max_bytes=max_bytes)
-        files = tuple((str(path), *_size_and_checksum(path)) for path in paths)
+        files = tuple((_name_of(path), *_size_and_checksum(path)) for path in paths)
         begun = BuildProgress(
             files=files,
             turn_end=tuple(turn_end),
@@ -136,6 +137,11 @@ class StatisticsBuild(StatisticsJob[BuildProgress]):
                 token_ids + self._turn_end * segment.is_turn,
                 licence=segment.licence,
             )
+
+
+def _name_of(path: Path) -> str:
+    """The path as text that can be kept: it may have bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _size_and_checksum(path: Path) -> tuple[int, int]:

@@ -98,6 +98,14 @@ def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert not (directory / CHECKPOINT_NAME).exists()
 
 
+def test_a_name_that_is_no_text_ends_no_build(tmp_path: Path) -> None:
+    """Names may have any bytes, as of files that another system packed."""
+    corpus = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    _write_rows(corpus, [{"text": "a" * 50}] * 1000)
+    _interrupted(tmp_path / "s", corpus)
+    assert _run(tmp_path / "s", corpus).info.num_tokens == 50_000
+
+
 def _interrupted(directory: Path, *paths: Path, **options: object) -> None:
     """A build that was killed after a checkpoint."""
 
@@ -163,6 +171,7 @@ def test_unfinished_build_of_a_rewritten_file_is_not_mixed(tmp_path: Path) -> No
         "{}",
         '{"text": 3}',
         '{"messages": 3}',
+        '{"messages": []}',
         '{"messages": [{"content": 3}]}',
         '{"messages": [{"content": {"text": "a"}}]}',
         '{"messages": [{"content": ["a"]}]}',
@@ -376,12 +385,12 @@ def test_sources_are_listed_with_licences_and_can_be_left_out(tmp_path: Path) ->
 
 
 def test_inputs_are_files_directories_and_patterns(tmp_path: Path) -> None:
-    for name in ("a/one.txt", "a/b/two.jsonl.gz", "a/picture.png", "three.md"):
+    for name in ("a/one.TXT", "a/b/two.JSONL.GZ", "a/picture.png", "three.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    found = corpus_files([tmp_path / "a", str(tmp_path / "*.md"), tmp_path / "a/one.txt"])
+    found = corpus_files([tmp_path / "a", str(tmp_path / "*.md"), tmp_path / "a/one.TXT"])
     names = [path.relative_to(tmp_path).as_posix() for path in found]
-    assert names == ["a/b/two.jsonl.gz", "a/one.txt", "three.md"]
+    assert names == ["a/b/two.JSONL.GZ", "a/one.TXT", "three.md"]
     assert corpus_files([tmp_path / "a/picture.png"]) == [tmp_path / "a/picture.png"]
     with pytest.raises(DatabaseError, match="no such file"):
         corpus_files([tmp_path / "*.csv"])
@@ -394,7 +403,21 @@ def test_a_link_to_nothing_is_named(tmp_path: Path, name: str) -> None:
         corpus_files([tmp_path / name])
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz"])
+@pytest.mark.parametrize("name", ["ROWS.JSONL", "ROWS.JSONL.GZ", "rows.jsonl.gz"])
+def test_capital_letters_name_the_same_kind(tmp_path: Path, name: str) -> None:
+    data = b'{"text": "abc"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.lower().endswith("gz") else data)
+    assert [segment.content for segment in read_segments(tmp_path / name)] == ["abc"]
+
+
+@pytest.mark.parametrize("messages", [None, []])
+def test_a_row_without_messages_has_its_text(tmp_path: Path, messages: list[object] | None) -> None:
+    """Tables fill what a row lacks."""
+    path = _write_rows(tmp_path / "rows.jsonl", [{"messages": messages, "text": "abc"}])
+    assert [segment.content for segment in read_segments(path)] == ["abc"]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.gz", "ROWS.JSON"])
 def test_json_that_is_no_json_lines_is_refused(tmp_path: Path, name: str) -> None:
     """It would be counted with its marks and escapes; in a directory, there may be any files."""
     (tmp_path / name).write_bytes(b"[]")

@@ -55,6 +55,7 @@ def memory_bytes(grammar: str, step_fuel: int) -> int | None:
             capture_output=True,
             timeout=_MAX_WAIT_S,
             check=False,
+            process_group=0,  # Ctrl-C is not for it: another thread may wait
         )
     except subprocess.TimeoutExpired:
         return None

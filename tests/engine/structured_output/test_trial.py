@@ -1,0 +1,20 @@
+"""The process in which a grammar is tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hdserve.engine.structured_output import trial
+
+
+def test_an_interruption_from_the_terminal_does_not_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread than the one that is interrupted may wait for it, and would take its end for
+    that of a grammar that is too complex."""
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(int(os.getpgrp() == os.getpid()))")
+    monkeypatch.setattr(trial, "__file__", str(program))
+    assert trial.memory_bytes("", 1) == 1
