@@ -21,6 +21,7 @@ from hdserve.databases.output_store import OutputStore
 from hdserve.databases.segment import BYTES_PER_OUTPUT, BYTES_PER_TOKEN
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from hdserve.errors import ConfigError, DatabaseError, HdserveError, InvalidRequest, PromptTooLong
+from hdserve.models import bundled_model_path
 from tests.databases.stored import Database
 from tests.trials import shared_trials
 
@@ -121,6 +122,58 @@ def test_the_model_is_that_of_a_server(tmp_path: Path, prompts: Path) -> None:
     assert found["model"] == "b"
     with pytest.raises(ConfigError, match="has no model 'hdserve-mini': there are a, b"):
         run(*build, *options, "--model", "hdserve-mini")
+
+
+def test_a_configuration_may_come_through_a_pipe(tmp_path: Path, prompts: Path) -> None:
+    models = [{"name": "a", "model": "hdserve-mini"}]
+    options = ("--prompts", str(prompts), "--max-tokens", "4", "--limit", "1")
+    with piped(json.dumps({"models": models})) as path:
+        assert run("build", str(tmp_path), *options, "--config", path)["model"] == "a"
+
+
+def test_a_directory_has_the_name_it_is_served_under(tmp_path: Path, prompts: Path) -> None:
+    """Which is the last part, however the path is written."""
+    directory = tmp_path / "my-model"
+    directory.symlink_to(bundled_model_path("hdserve-mini"))
+    options = ("--prompts", str(prompts), "--max-tokens", "4", "--limit", "1")
+    for given in (str(directory), f"{directory}/"):
+        assert run("build", str(tmp_path), *options, "--model", given)["model"] == "my-model"
+    other = directory.rename(tmp_path / "a#b")
+    with pytest.raises(ConfigError, match=r"^--model: .* is expected$"):
+        run("build", str(tmp_path), *options, "--model", str(other))
+    assert (
+        run("build", str(tmp_path), *options, "--model", str(other), "--name", "c")["model"] == "c"
+    )
+
+
+@pytest.mark.parametrize(
+    "changed", [{"chat_template": "other.jinja"}, {"defaults": {"repetition_penalty": 1.1}}], ids=str
+)
+def test_what_changes_answers_is_answered_again(
+    tmp_path: Path, prompts: Path, changed: dict[str, object]
+) -> None:
+    """A chat template, wherever it is written, and the defaults of requests."""
+    config, template = tmp_path / "config.yaml", tmp_path / "one.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    (tmp_path / "other.jinja").write_text(template.read_text() + "!")
+    build = ("build", str(tmp_path), "--prompts", str(prompts), "--config", str(config))
+
+    def num_answered(**options: object) -> int:
+        if "chat_template" in options:
+            options["chat_template"] = str(tmp_path / str(options["chat_template"]))
+        model = {"name": "m", "model": "hdserve-mini", **options}
+        config.write_text(json.dumps({"models": [model]}))
+        return int(run(*build, "--max-tokens", "4")["num_answered_now"])
+
+    options: dict[str, object] = {"chat_template": "one.jinja"}
+    assert [num_answered(**options), num_answered(**options)] == [3, 0]
+    assert num_answered(**options | changed) == 3
+
+
+def test_an_archive_is_a_file(tmp_path: Path) -> None:
+    """It is read several times."""
+    with piped("an archive") as path, pytest.raises(DatabaseError, match="is no file: pipes"):
+        run("import", path, str(tmp_path))
 
 
 def test_a_namespace_that_no_key_has(tmp_path: Path, prompts: Path) -> None:

@@ -52,7 +52,7 @@ class EngineJob:
         rows = [] if options.prompts is None else read_prompts(options.prompts, options.limit)
         self._fill_rows = _fill_rows(options)
         model = _model(options)
-        unshown = _unshown(options, rows) | {"configuration": model.model_dump(mode="json")}
+        unshown = _unshown(options, rows, model)
         shape = options.random_weights
         self._host = ModelHost(model) if shape is None else random_host(model, shape)
         if options.statistics:
@@ -214,12 +214,16 @@ def _statistics_name(options: EngineOptions, host: ModelHost) -> str:
     return ("shipped" if named == "bundled" else Path(str(named)).name) if has_any else "none"
 
 
-def _unshown(options: EngineOptions, rows: Sequence[PromptRow]) -> dict[str, Any]:
+def _unshown(
+    options: EngineOptions, rows: Sequence[PromptRow], model: ModelConfig
+) -> dict[str, Any]:
     """Return the other settings that the results depend on."""
     files = {"fill": options.fill, "replay": options.replay}
     return {name: file_digest(path) for name, path in files.items()} | {
         "prompts": rows_digest(rows),
+        "chat_template": file_digest(model.chat_template),
         "statistics": [source_digest(path) for path in options.statistics or ()],
+        "configuration": model.model_dump(mode="json"),
         "batch_sizes": options.sizes,
         "compare": options.contenders,
         "temperature": options.temperature,

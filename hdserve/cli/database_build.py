@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,17 @@ from hdserve.cli.model_option import (
     ServerConfig,
     check_served_name,
     chosen_model,
-    database_config,
+    directory_of,
     load_llm,
+    model_of,
     tokenizer_of,
     with_options,
 )
 from hdserve.cli.options import Limit, Prompts, Temperature, takes
 from hdserve.cli.progress import progress
 from hdserve.cli.prompt_check import check_rows
-from hdserve.config import ModelConfig
+from hdserve.config import ModelConfig, ModelDatabaseConfig
+from hdserve.config.deployed import read_deployed_config
 from hdserve.core import DEFAULT_NAMESPACE, FinishReason, SamplingParams
 from hdserve.databases.kept import check_kept
 from hdserve.databases.output_files import database_directory
@@ -36,7 +39,7 @@ from hdserve.databases.segment import MAX_OUTPUT_TOKENS, Segment, concatenate
 from hdserve.databases.snapshot import DatabaseKey
 from hdserve.databases.stored import UNBOUNDED, check_unsharded
 from hdserve.errors import ConfigError, DatabaseError
-from hdserve.journal import digest_of_list
+from hdserve.journal import digest_of_list, file_digest
 from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 if TYPE_CHECKING:
@@ -58,7 +61,10 @@ class BuildOptions:
     config: ServerConfig = None
     name: Annotated[
         str | None,
-        typer.Option(help="The `name` it is served under; default: that of --config, or --model."),
+        typer.Option(
+            help="The `name` it is served under; default: that of --config, or --model, of a "
+            "directory the last part."
+        ),
     ] = None
     namespace: Annotated[str, typer.Option(help="Whose requests draft from it.")] = (
         DEFAULT_NAMESPACE
@@ -117,13 +123,13 @@ def build(options: BuildOptions) -> None:
     check_unsharded(options.root)
     all_rows = read_prompts(options.prompts)
     rows = all_rows[: options.limit]
-    model = chosen_model(options.model, options.config)
-    key = DatabaseKey(options.name or model.name, tokenizer_of(model).fingerprint)
+    model, limits = _served(options)
+    key = DatabaseKey(model.name, tokenizer_of(model).fingerprint)
     store = OutputStore(database_directory(options.root, key), key, lock_timeout_s=1.0)
     store.check_writable()
     try:
         origin = _origin(options, model, all_rows)
-        answered = _add_answers(options, model, origin, rows, store)
+        answered = _add_answers(options, model, limits, origin, rows, store)
     finally:
         store.close()
     if output.has_text:
@@ -144,9 +150,28 @@ def build(options: BuildOptions) -> None:
         raise typer.Exit(1)
 
 
+def _served(options: BuildOptions) -> tuple[ModelConfig, ModelDatabaseConfig]:
+    """Return the model, under the name that the database is for, and what a server keeps of it.
+
+    Raises:
+        ConfigError: the configuration cannot be read or is wrong, or has no such model; or no model
+            can be served under the name.
+    """
+    if options.config is not None:
+        server = read_deployed_config(options.config).config
+        model, limits = model_of(server, options.config, options.model), server.model_database
+        name = model.name
+    else:
+        model, limits = chosen_model(options.model, None), ModelDatabaseConfig()
+        name = os.path.basename(directory_of(model.model) or "") or model.name
+        check_served_name("--model", None if options.name else name)
+    return model.model_copy(update={"name": options.name or name}), limits
+
+
 def _add_answers(
     options: BuildOptions,
     model: ModelConfig,
+    limits: ModelDatabaseConfig,
     origin: str,
     rows: Sequence[PromptRow],
     store: OutputStore,
@@ -161,7 +186,6 @@ def _add_answers(
             those before it are kept.
         InvalidRequest: a row cannot be answered; names it, before any is answered.
     """
-    limits = database_config(options.config)
     log = OutputLog(UNBOUNDED, UNBOUNDED, first_version=store.first_version)
     store.restore(log)
     missing = _missing(log, options.namespace, origin, len(rows))
@@ -192,9 +216,16 @@ def _add_answers(
 
 def _origin(options: BuildOptions, model: ModelConfig, all_rows: Sequence[PromptRow]) -> str:
     """Return a name for a build, so that repeating it counts each of its answers once, with another
-    limit, too."""
+    limit, too; not with another chat template or other defaults, whose answers are others.
+
+    Raises:
+        ConfigError: the chat template cannot be read.
+    """
     settings = [model.model, model.revision, options.max_tokens, options.temperature]
-    return f"build-{digest_of_list([*settings, rows_digest(all_rows)])}"
+    template, defaults = file_digest(model.chat_template), model.defaults
+    further = {"chat_template": template, **defaults.model_dump(mode="json", exclude_unset=True)}
+    told = {name: value for name, value in further.items() if value is not None}
+    return f"build-{digest_of_list([*settings, rows_digest(all_rows), *([told] if told else ())])}"
 
 
 def _missing(log: OutputLog, namespace: str, origin: str, num_rows: int) -> list[int]:

@@ -30,7 +30,7 @@ from hdserve.cli.whole_file import write_whole
 from hdserve.config import ModelConfig
 from hdserve.core import SamplingParams, SpeculationParams, StepOutput
 from hdserve.errors import InvalidRequest
-from hdserve.journal import Journal, digest_of_list
+from hdserve.journal import Journal, digest_of_list, file_digest
 from hdserve.prompts import PromptRow, read_prompts
 
 if TYPE_CHECKING:
@@ -214,6 +214,7 @@ def _settings(
     chosen = model.model_dump(mode="json", exclude_unset=True, exclude=_SIZES)
     return {
         "model": {"engine": {}} | chosen,
+        "chat_template": file_digest(model.chat_template),
         "input": digest_of_list(rows),
         "complete": options.completes,
         "drafts": options.drafts,

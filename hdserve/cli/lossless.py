@@ -20,7 +20,7 @@ from hdserve.cli.progress import progress
 from hdserve.config import ModelConfig
 from hdserve.config.strict_yaml import load_documents, read_yaml
 from hdserve.drafting.registry import check_drafters
-from hdserve.journal import Journal
+from hdserve.journal import Journal, file_digest
 from hdserve.prompts import PromptRow, read_prompts, rows_digest
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def check_lossless(options: LosslessOptions) -> None:
         settings = _settings(options, model, rows, host)
         whole = settings | {
             "configuration": model.model_dump(mode="json"),
+            "chat_template": file_digest(model.chat_template),
             "is_exact": host.make_engine().is_exact,  # may depend on what this machine measures
         }
         journal = Journal(output.lasting_file, whole)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hdserve.config import ModelConfig, ModelDatabaseConfig, checked
+from hdserve.config import ModelConfig, ModelDatabaseConfig, ServeConfig, checked
 from hdserve.config.deployed import read_deployed_config
 from hdserve.config.model_name import name_fault
+from hdserve.config.strict_model import at_home
 from hdserve.doctor.gpus import on_its_device
 from hdserve.engine.hardware.cpu_count import default_num_threads
 from hdserve.errors import ConfigError
+from hdserve.models import bundled_models, is_path
 
 if TYPE_CHECKING:
     from hdserve.engine.tokenization.tokenizer import Tokenizer
@@ -52,12 +55,31 @@ def chosen_model(model: str | None, config: Path | None) -> ModelConfig:
     if config is None:
         model = DEFAULT_MODEL if model is None else model
         return checked(ModelConfig, {"name": model or "model", "model": model})
-    models = read_deployed_config(config).config.models
+    return model_of(read_deployed_config(config).config, config, model)
+
+
+def model_of(server: ServeConfig, config: Path, model: str | None) -> ModelConfig:
+    """Return the settings of a model of a server's configuration, by default the first.
+
+    Args:
+        config: where it was read.
+        model: the name, or another name, of one of its models.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    models = server.models
     for each in models:
         if model is None or model in (each.name, *each.aliases):
             return _as_served(each, len(models))
     known = ", ".join(each.name for each in models)
     raise ConfigError(f"{config} has no model {model!r}: there are {known}")
+
+
+def directory_of(model: str) -> str | None:
+    """Return the absolute path of a model that is a directory, or written as one; else ``None``."""
+    is_directory = model not in bundled_models() and (is_path(model) or os.path.isdir(model))
+    return os.path.abspath(at_home(model)) if is_directory else None
 
 
 def check_served_name(option: str, name: str | None) -> None:

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from hdserve.cli.config import warn_of_relative_paths
+from hdserve.cli.model_option import directory_of
 from hdserve.cli.model_settings import Settings, parse_settings
 from hdserve.cli.options import ConfigFile
 from hdserve.cli.proxy import proxy_variables
@@ -31,12 +32,10 @@ from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import DEFAULT_PORT, GRPC_VARIABLES, OWN_CLUSTER, application_of
 from hdserve.config.loading import access_variables, configured_path
 from hdserve.config.mistakes import LineOf, nowhere
-from hdserve.config.strict_model import at_home
 from hdserve.config.strict_yaml import line_of as yaml_line_of
 from hdserve.config.strict_yaml import read_text
 from hdserve.doctor.problems import find_faults
 from hdserve.errors import ConfigError
-from hdserve.models import bundled_models, is_path
 from hdserve.ports import reservation_error
 from hdserve.process_session import kill_session
 from hdserve.shadows import shadows
@@ -131,9 +130,8 @@ def _source(model: str | None, config: Path | None, settings: Sequence[str]) -> 
     chosen, name = parse_settings(settings), model
     if "model" in chosen:
         raise ConfigError("--set model=...: give the model as MODEL")
-    if model not in bundled_models() and (is_path(model) or os.path.isdir(model)):
-        model = os.path.abspath(at_home(model))  # on a running cluster, it would begin elsewhere
-        name = os.path.basename(model)
+    if directory := directory_of(model):  # a relative one would begin elsewhere on a cluster
+        model, name = directory, os.path.basename(directory)
     return {"models": [{"name": name, "model": model, **chosen}]}
 
 

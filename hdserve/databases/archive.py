@@ -111,7 +111,13 @@ def read_archive_key(archive: Path) -> DatabaseKey:
 
     Raises:
         SnapshotError: it cannot be read, or is not an archive.
+        DatabaseError: it is a pipe or a device.
     """
+    if archive.exists() and not (archive.is_file() or archive.is_dir()):
+        raise DatabaseError(
+            f"{archive}: is no file: pipes and devices cannot be read twice; write what they say "
+            "to a file"
+        )
     return snapshot.read_key(next(_records(archive)))
 
 
