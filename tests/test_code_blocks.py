@@ -178,6 +178,7 @@ def check_kustomization(part: dict[str, Any], directory: Path) -> None:
             check_built_in(changed)
             (service,) = of_kind(changed, "RayService")
             check_pod_templates(service)
+            check_added_containers(service, of_kind(plain, "RayService")[0])
     if "labels" not in part:
         return
     read = [
@@ -189,6 +190,18 @@ def check_kustomization(part: dict[str, Any], directory: Path) -> None:
     for manifest in read:
         for item in part["labels"]:
             assert item["pairs"].items() <= manifest["metadata"]["labels"].items()
+
+
+def check_added_containers(service: dict[str, Any], plain: dict[str, Any]) -> None:
+    """What runs beside Ray is a sidecar: pods of Ray never restart another container, and one that
+    has ended would keep its pod from being ready."""
+    for group, before in zip(groups(service), groups(plain), strict=True):
+        pod = group["template"]["spec"]
+        assert len(pod["containers"]) == 1
+        known = {item["name"] for item in before["template"]["spec"].get("initContainers", ())}
+        for container in pod.get("initContainers", ()):
+            if container["name"] not in known:
+                assert container["restartPolicy"] == "Always"
 
 
 def rendered_with(part: dict[str, Any], directory: Path) -> tuple[dict[str, Any], ...]:

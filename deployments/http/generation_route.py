@@ -153,6 +153,7 @@ async def answer(
                     yield found
 
     async def write_error(error: HdserveError) -> bytes:
+        gateway.http_metrics.stream_failed(arrival.request.scope["route"].path, error.status)
         # Long events may repeat much of the body.
         size = len(await arrival.request.body()) if form.has_long_events else 0
         making = partial(_failed, form, fail, error)

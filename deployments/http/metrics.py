@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from deployments.http.errors import CLIENT_CLOSED_REQUEST
+from deployments.http.event_stream import EVENT_STREAM
 from deployments.http.keep_alive import SIGNS
 from deployments.metrics.samples import Histogram, Observations, Sample
 from deployments.metrics.text import CONTENT_TYPE
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from deployments.gateway import Gateway
 
 _REQUESTS = "hdserve_http_requests"
+_STREAM_ERRORS = "hdserve_stream_errors"
 _IGNORED = "hdserve_ignored_fields"
 _TIMEOUTS = "hdserve_request_timeouts"
 _SILENCES = "hdserve_replica_silences"
@@ -51,15 +54,18 @@ class HttpMetrics:
             self._counts[_TIMEOUTS, (model,)] = self._counts[_SILENCES, (model,)] = 0
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
-    def expect(self, answers: Iterable[tuple[str, int]]) -> None:
+    def expect(self, answers: Iterable[tuple[str, int]], streams: Iterable[str]) -> None:
         """Start counters that do not exist yet at 0: a rate needs a first value.
 
         Args:
             answers: routes and statuses.  Latencies start with the first one: their buckets would
                 be some hundred lines at every scrape.
+            streams: routes that can answer with events.
         """
         for route, status in answers:
             self._counts.setdefault((_REQUESTS, (route, str(status))), 0)
+        for route in streams:
+            self._counts.setdefault((_STREAM_ERRORS, (route,)), 0)
 
     def observe(self, route: str, status: int, first_byte_s: float, whole_s: float) -> None:
         """Count a request that was answered; both times are measured from its arrival: to the first
@@ -69,6 +75,15 @@ class HttpMetrics:
             if (name, route) not in self._histograms:
                 self._histograms[name, route] = Histogram(name, (route,), self.observations)
             self._histograms[name, route].observe(value)
+
+    def stream_failed(self, route: str, status: int) -> None:
+        """Count a stream that ended with an error, unless its request was at fault.
+
+        Args:
+            status: what the error would have been answered with.
+        """
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._counts[_STREAM_ERRORS, (route,)] += 1
 
     def ignored(self, num_fields: int) -> None:
         """Count fields of a request that were ignored."""
@@ -148,6 +163,13 @@ def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
             declared = (int(status) for status in route.responses)
             yield from ((route.path, status) for status in (200, 500, *declared))
     yield from ((_UNKNOWN_ROUTE, status) for status in _BEFORE_ROUTES)
+
+
+def known_streams(api: FastAPI) -> Iterator[str]:
+    """Yield each route that can answer with events."""
+    for route in (route for route in api.routes if isinstance(route, APIRoute)):
+        if EVENT_STREAM in route.responses.get(200, {}).get("content", {}):
+            yield route.path
 
 
 def add_metrics_route(api: FastAPI, gateway: Gateway) -> None:

@@ -17,7 +17,7 @@ from deployments.http.errors import add_error_handlers
 from deployments.http.head_requests import HeadRequests
 from deployments.http.hosts import allow_hosts
 from deployments.http.messages_route import add_messages_routes
-from deployments.http.metrics import add_metrics_route, known_answers
+from deployments.http.metrics import add_metrics_route, known_answers, known_streams
 from deployments.http.model_routes import add_model_routes
 from deployments.http.operation_routes import add_operation_routes
 from deployments.http.origins import allow_origins
@@ -59,5 +59,5 @@ def build_api(gateway: Gateway) -> FastAPI:
     add_page_routes(api)
     api.add_middleware(HeadRequests)
     allow_origins(api, gateway.config.gateway.allowed_origins)
-    gateway.http_metrics.expect(known_answers(api))
+    gateway.http_metrics.expect(known_answers(api), known_streams(api))
     return api

@@ -186,6 +186,13 @@ def _gateway_metrics() -> Iterator[MetricInfo]:
         is_of_gateway=True,
     )
     yield MetricInfo(
+        "hdserve_stream_errors",
+        "counter",
+        "Streams that ended with an error that would have been a 5xx, but came after the status.",
+        ("route",),
+        is_of_gateway=True,
+    )
+    yield MetricInfo(
         "hdserve_ignored_fields",
         "counter",
         "Fields of requests that were ignored; the header x-hdserve-ignored names them.",

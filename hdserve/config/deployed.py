@@ -47,6 +47,12 @@ DEFAULT_PORT = 8000
 _AUTO, _MAX_AUTO_REPLICAS = "auto", 100
 """The ``num_replicas`` with which Ray Serve scales by itself, and then its default bound."""
 
+_NO_ACTOR_OPTIONS = (
+    "Ray Serve takes them in place of all that the deployment reserves, and of the environment "
+    "variables that it needs; set num_cpus, num_gpus and resources of the model in `args`, or "
+    "num_cpus and resources of `gateway` there"
+)
+
 Section = TypeVar("Section", bound=StrictModel)
 
 
@@ -176,13 +182,15 @@ def _with_deployments(deployments: Any, config: ServeConfig, place: str) -> Serv
     deployments, next to ``args``, replace.
 
     Raises:
-        ConfigError: one is for no deployment, is wrong, has no effect, or has one that gateways do
-            not know.
+        ConfigError: one is for no deployment, is wrong, has no effect, takes away what a deployment
+            needs, or has one that gateways do not know.
     """
     gateway, models = config.gateway, {deployment_name(m.name): m for m in config.models}
     for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):
         options = item if isinstance(item, dict) else {"name": item}
         name, where = options.get("name"), f"{place}.{index}"
+        if "ray_actor_options" in options:
+            raise ConfigError(f"{where}.ray_actor_options: {_NO_ACTOR_OPTIONS}")
         if name == GATEWAY_DEPLOYMENT:
             gateway = _gateway_with(gateway, options, where)
         elif name in models:

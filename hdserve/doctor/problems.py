@@ -23,10 +23,7 @@ from hdserve.models import bundled_models, context_length, is_path
 _IMPORT_TIMEOUT_S = 60.0
 _MAX_REASON_CHARACTERS = 300
 _LESS = "without it there is less to draft"
-_NO_GPU = (
-    "a replica sees no GPU with num_gpus: 0, unless a Serve config file reserves one in its "
-    "ray_actor_options; num_gpus: 1, or a part of one, is expected"
-)
+_NO_GPU = "a replica sees no GPU with num_gpus: 0; num_gpus: 1, or a part of one, is expected"
 
 
 class Problem(NamedTuple):

@@ -147,6 +147,20 @@ def test_the_arguments_of_a_local_server_are_read(tmp_path: Path) -> None:
             beside({"autoscaling_config": [1]}),
             "applications.0.deployments.0.autoscaling_config: a mapping is expected",
         ),
+        (
+            beside({"ray_actor_options": {"num_cpus": 8}}),
+            "applications.0.deployments.0.ray_actor_options: Ray Serve takes them in place of all",
+        ),
+        (
+            ray_service(
+                {
+                    "applications": [
+                        application(deployments=[{"name": "gateway", "ray_actor_options": {}}])
+                    ]
+                }
+            ),
+            "spec.serveConfigV2: applications.0.deployments.0.ray_actor_options: ",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, document: Any, reason: str) -> None:

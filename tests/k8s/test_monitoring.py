@@ -175,6 +175,13 @@ def test_shares_are_of_requests_of_clients() -> None:
             assert (matched if sign == "=" else routes - matched) == wanted, alert
 
 
+def test_streams_that_fail_are_errors() -> None:
+    """Of each route that has any, under whatever status they began."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == "HdserveErrors")
+    failures, _, _ = rule["expr"].partition("/ sum")
+    assert "or rate(hdserve_stream_errors_total[5m])" in failures
+
+
 def series_of(replicas: dict[str, list[Report]], models: list[str]) -> defaultdict[str, set[str]]:
     """The models of each series that a gateway shows which has answered nothing yet.
 

@@ -86,6 +86,14 @@ class Held:
                 await asyncio.sleep(0.01)
 
 
+class Failing:
+    """Answers a token, and then fails."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        yield (Delta(0, 0, "a", (1,), (0,), None, None),)
+        raise EngineStopped(REASON)
+
+
 class Loading(AnswersCalls, Held):
     """Is held up before it can say what it is, as a model that has no replica yet."""
 
@@ -287,6 +295,38 @@ def test_that_the_context_is_full_is_a_status_or_an_event(tmp_path: Path, path: 
     *_, last = filter(None, answer.text.splitlines())
     failed = json.loads(last.removeprefix("data: "))["response"]
     assert failed["error"] == {"code": "context_length_exceeded", "message": REASON}
+
+
+def stream_errors(gateway: Gateway) -> dict[tuple[str, ...], Any]:
+    """By route."""
+    samples = gateway.http_metrics.samples()
+    return {item.labels: item.value for item in samples if item.name == "hdserve_stream_errors"}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_streams_that_fail_are_counted(path: str) -> None:
+    """Their status says nothing of it."""
+    gateway = gateway_of(serve.deployment(Failing).bind())
+    app = build_api(gateway)
+    assert stream_errors(gateway) == {(each,): 0 for each in BODIES}
+    with served(app) as (host, port):
+        answer = stream_of(f"http://{host}:{port}", path)
+    assert answer.status_code == 200
+    assert REASON in answer.text
+    assert stream_errors(gateway) == {(each,): int(each == path) for each in BODIES}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_clients_ask_wrongly_is_no_failure(tmp_path: Path, path: str) -> None:
+    """Though it turns out behind the status."""
+    tmp_path.joinpath("released").touch()
+    model = serve.deployment(Held).bind(tmp_path / "released", 1, is_refusing=True)
+    gateway = gateway_of(model)
+    with served(build_api(gateway)) as (host, port):
+        answer = stream_of(f"http://{host}:{port}", path)
+    assert answer.status_code == 200
+    assert REASON in answer.text
+    assert not any(stream_errors(gateway).values())
 
 
 @pytest.mark.parametrize(("interval_s", "status"), [(INTERVAL_S, "200"), (NEVER_S, "499")])
