@@ -30,7 +30,9 @@ starting anything. Without `--name hdserve` the application of `serve run` is an
 of `hdserve serve`, at the same place. A relative path begins at the working directory of the
 command, not at the file; on a Ray cluster that runs already (`RAY_ADDRESS`, `serve deploy`, a
 RayService) in the directory of its `ray start`, so paths should be absolute there. `~/` is the home
-directory.
+directory. For `serve deploy` and a RayService, write the configuration itself below `args`: where
+that names a file, Ray Serve compares the name, and deploying the file once more when it has changed
+does nothing.
 
 A smallest one:
 
