@@ -440,9 +440,6 @@ def load_tokenizer(
                 revision=revision,
                 trust_remote_code=trust_remote_code,
                 mistral_format=False,  # mistral-common's has no backend of the tokenizers library
-                # Of a directory, its config.json says whether there is something to fix; of a model
-                # of the hub, tags do that others have too, and only while the hub answers.
-                fix_mistral_regex=True if Path(path).is_dir() else None,
             ),
             template,
             variables,

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteFallback, Fuse, Metaspace, Sequence, Strip
 from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel, Split, WhitespaceSplit
 from tokenizers.pre_tokenizers import Metaspace as MetaspaceSplit
-from tokenizers.pre_tokenizers import Sequence as SplitSequence
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hdserve.conversation import ChatEnd
@@ -47,40 +46,6 @@ def copy_of(directory: Path, *, swapped: tuple[str, str] | None = None) -> Token
         vocab[one], vocab[other] = vocab[other], vocab[one]
         path.write_text(json.dumps(data))
     return load_tokenizer(str(directory))
-
-
-def write_large_tokenizer(directory: Path) -> None:
-    """Of so many tokens that transformers looks for mistakes, with numbers of up to three digits,
-    as Llama 3 has them."""
-    names = [*sorted(ByteLevel.alphabet()), "12", "123"]
-    names += [f"<{number}>" for number in range(100_001 - len(names))]
-    vocab = {name: token_id for token_id, name in enumerate(names)}
-    backend = tokenizers.Tokenizer(BPE(vocab=vocab, merges=[("1", "2"), ("12", "3")]))
-    pattern = tokenizers.Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+")
-    split = [Split(pattern, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
-    backend.pre_tokenizer = SplitSequence(split)
-    backend.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "version", "tokens"),
-    [
-        ("mistral", "4.57.0", ["1", "2", "3", "4"]),
-        ("mistral", "5.0.0", ["123", "4"]),
-        ("llama", "4.57.0", ["123", "4"]),
-    ],
-)
-def test_texts_are_split_as_those_that_the_model_was_trained_on(
-    tmp_path: Path, model_type: str, version: str, tokens: list[str]
-) -> None:
-    """Before version 5, transformers saved Mistral's Tekken vocabularies with Llama 3's pattern."""
-    write_large_tokenizer(tmp_path)
-    config = {"model_type": model_type, "transformers_version": version}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer.written(tokenizer.encode("1234", adds_special_tokens=False)) == tokens
 
 
 @given(st.text(max_size=40))
