@@ -135,12 +135,11 @@ class Journal:
     @staticmethod
     def _can_give_way(lines: list[dict[str, Any]], wanted: dict[str, Any]) -> bool:
         kept = lines[0].get("settings")
-        is_journal = isinstance(kept, dict)
-        return is_journal and kept != wanted and not any("unit" in line for line in lines)
+        is_other = isinstance(kept, dict) and any(_differences(kept, wanted))
+        return is_other and not any("unit" in line for line in lines)
 
     def _check(self, kept: Any, wanted: dict[str, Any]) -> None:
-        if kept != wanted:
-            other = ", ".join(_differences(kept if isinstance(kept, dict) else {}, wanted))
+        if other := ", ".join(_differences(kept if isinstance(kept, dict) else {}, wanted)):
             raise ConfigError(
                 f"{self.path}: an unfinished job of other settings ({other}); finish or delete it"
             )

@@ -136,8 +136,9 @@ def test_a_directory_has_the_name_it_is_served_under(tmp_path: Path, prompts: Pa
     directory = tmp_path / "my-model"
     directory.symlink_to(bundled_model_path("hdserve-mini"))
     options = ("--prompts", str(prompts), "--max-tokens", "4", "--limit", "1")
-    for given in (str(directory), f"{directory}/"):
-        assert run("build", str(tmp_path), *options, "--model", given)["model"] == "my-model"
+    for given, num_answered in ((str(directory), 1), (f"{directory}/", 0)):
+        found = run("build", str(tmp_path), *options, "--model", given)
+        assert (found["model"], found["num_answered_now"]) == ("my-model", num_answered)
     other = directory.rename(tmp_path / "a#b")
     with pytest.raises(ConfigError, match=r"^--model: .* is expected$"):
         run("build", str(tmp_path), *options, "--model", str(other))
@@ -147,7 +148,9 @@ def test_a_directory_has_the_name_it_is_served_under(tmp_path: Path, prompts: Pa
 
 
 @pytest.mark.parametrize(
-    "changed", [{"chat_template": "other.jinja"}, {"defaults": {"repetition_penalty": 1.1}}], ids=str
+    "changed",
+    [{"chat_template": "other.jinja"}, {"defaults": {"repetition_penalty": 1.1}}],
+    ids=str,
 )
 def test_what_changes_answers_is_answered_again(
     tmp_path: Path, prompts: Path, changed: dict[str, object]

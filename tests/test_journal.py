@@ -77,6 +77,14 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     assert Journal(tmp_path / "out", SETTINGS).once("a", never) == 1
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_is_as_one_that_is_not_set(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "out.json"
+    Journal(path, {"a": 1}).once("unit", lambda: "kept")
+    assert Journal(path, {"a": 1, "b": None}).once("unit", lambda: "new") == "kept"
+
+
 def test_other_settings_without_results_give_way(tmp_path: Path) -> None:
     """A job that failed before it had done anything is in nobody's way."""
     for settings in (SETTINGS, {**SETTINGS, "model": "b"}):

@@ -79,7 +79,7 @@ async def measure(
             loop.add_signal_handler(number, stop.set)
         if num_warmups:
             await _warm_up(client, num_warmups, max(plan.concurrency for plan in plans), stop)
-        names = await client.names_of(model)
+        names = await until_stopped(stop, client.names_of(model)) or {model}
         before = await until_stopped(stop, _draft_totals(client, names))
         for plan in () if stop.is_set() else plans:
             with _progress(plan, f"concurrency {plan.concurrency}") as progress:

@@ -165,7 +165,8 @@ def _served(options: BuildOptions) -> tuple[ModelConfig, ModelDatabaseConfig]:
         model, limits = chosen_model(options.model, None), ModelDatabaseConfig()
         name = os.path.basename(directory_of(model.model) or "") or model.name
         check_served_name("--model", None if options.name else name)
-    return model.model_copy(update={"name": options.name or name}), limits
+    place = directory_of(model.model) or model.model  # the same build, however it is written
+    return model.model_copy(update={"name": options.name or name, "model": place}), limits
 
 
 def _add_answers(

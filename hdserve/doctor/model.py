@@ -72,8 +72,6 @@ def check_weights(model: ModelConfig, *, is_elsewhere: bool = False) -> Iterator
     elif weights > found.free_bytes:
         make = warning if is_elsewhere else failure
         text = f"{weights / 2**30:.1f} GiB of weights, {found.free_bytes / 2**30:.1f} GiB free here"
-        if (share := model.num_gpus or 1.0) < 1.0:
-            text += f", for num_gpus {share:g}"
         yield make(subject, text, "engine: {dtype: bfloat16}  # or a smaller model")
 
 

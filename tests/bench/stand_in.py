@@ -39,6 +39,8 @@ class StandIn:
         self.num_metrics_answered = sys.maxsize
         self.num_metrics_asked = 0
         self.unreadable_metrics: set[int] = set()
+        self.is_listing_endless = False
+        self.num_listings_begun = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -68,6 +70,9 @@ class StandIn:
         self._loop.close()
 
     async def _models(self, _: web.Request) -> web.Response:
+        if self.is_listing_endless:
+            self.num_listings_begun += 1
+            await asyncio.sleep(60)
         return web.json_response(
             {"data": [{"id": MODEL, "root": MODEL}, {"id": ALIAS, "root": MODEL}]}
         )

@@ -272,6 +272,15 @@ def test_interrupted_before_the_first_load_an_earlier_result_stays(
     assert out.read_text() == "earlier"
 
 
+def test_an_interruption_ends_the_question_for_other_names(server: StandIn, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["good"]}\n')
+    server.is_listing_endless = True
+    command = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    interrupt_when(lambda: server.num_listings_begun == 1, *command, "--model", MODEL)
+    assert len(server.bodies) == 1
+
+
 def test_prompts_that_were_asked_before_an_interruption_come_again(
     server: StandIn, tmp_path: Path
 ) -> None:
