@@ -72,7 +72,7 @@ class StandIn:
     async def _models(self, _: web.Request) -> web.Response:
         if self.is_listing_endless:
             self.num_listings_begun += 1
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return web.json_response(
             {"data": [{"id": MODEL, "root": MODEL}, {"id": ALIAS, "root": MODEL}]}
         )
