@@ -157,6 +157,21 @@ def test_an_unfinished_job_goes_on_with_other_sizes() -> None:
         assert settings(engine=engine | sizes) == settings(engine=engine) != settings()
 
 
+def test_a_job_with_another_chat_template_is_another(tmp_path: Path) -> None:
+    """Also where the file of the template is the same."""
+    template = tmp_path / "chat.jinja"
+    values = {"name": "m", "model": "hdserve-mini", "chat_template": str(template)}
+
+    def settings(text: str) -> dict[str, Any]:
+        template.write_text(text)
+        options = GenerateOptions(prompt=QUESTION)
+        return _settings([{"prompt": QUESTION}], options, checked(ModelConfig, values))
+
+    first = settings("{{ messages[0].content }}")
+    assert settings("{{ messages[0].content }}") == first
+    assert settings("{{ messages[0].content }}!") != first
+
+
 def test_a_model_is_that_of_a_server(tmp_path: Path) -> None:
     """By its name there, with its settings: here a template that shows nothing that was asked."""
     template, config = tmp_path / "chat.jinja", tmp_path / "config.yaml"

@@ -14,10 +14,18 @@ from hdserve.bench.replay_setup import drafting_in, only
 from hdserve.cli.file_names import shown_name
 from hdserve.cli.interruption import how_to_go_on, interruptible
 from hdserve.cli.json_option import JobJson, JsonOutput
-from hdserve.cli.model_option import CONFIG_HELP, Model, chosen_model, given, with_options
+from hdserve.cli.model_option import (
+    CONFIG_HELP,
+    Model,
+    chosen_model,
+    given,
+    model_of,
+    with_options,
+)
 from hdserve.cli.options import AnswerTokens, Exact, Limit, OneDrafter, Prompts, takes
 from hdserve.cli.progress import progress
 from hdserve.config import ModelConfig
+from hdserve.config.deployed import deployed_config
 from hdserve.config.strict_yaml import load_documents, read_yaml
 from hdserve.drafting.registry import check_drafters
 from hdserve.journal import Journal, file_digest
@@ -144,9 +152,9 @@ def _configured(model: str | None, config: Path | None) -> ModelConfig:
     """Return a model of a server's configuration, or with the drafting of a file without models."""
     if config is None:
         return chosen_model(model, None)
-    documents, _ = read_yaml(config, load_documents)
+    documents, text = read_yaml(config, load_documents)
     if any(isinstance(item, dict) and _KEYS_OF_SERVER & item.keys() for item in documents):
-        return chosen_model(model, config)
+        return model_of(deployed_config(config, documents, text).config, config, model)
     drafting = drafting_in(config, documents[0] if len(documents) == 1 else documents)
     return chosen_model(model, None).model_copy(update={"drafting": drafting})
 

@@ -104,7 +104,18 @@ def read_deployed_config(path: str | Path) -> DeployedConfig:
         ConfigError: it cannot be read or is wrong; the message begins with the file and says where
             in it the configuration is.
     """
-    documents, text = read_yaml(path, load_documents)
+    return deployed_config(path, *read_yaml(path, load_documents))
+
+
+def deployed_config(path: str | Path, documents: list[Any], text: str) -> DeployedConfig:
+    """Return what :func:`read_deployed_config` does of a file that has been read.
+
+    Args:
+        documents: those of ``text``, which the file has.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
     line_of = partial(yaml_line_of, text) if len(documents) == 1 else nowhere
     try:
         return _in_documents(documents, line_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from hdserve.bench.lossless import LosslessCheck, SettingResult, _gap
 from hdserve.bench.prompts import encode_prompt
+from hdserve.cli import EXIT_INTERRUPTED, lossless
 from hdserve.cli.commands import app
 from hdserve.cli.lossless import LosslessOptions, _model
 from hdserve.config import ModelConfig
@@ -201,6 +203,46 @@ def test_a_model_is_compiled_as_it_is_served(
     config.write_text(json.dumps({"models": [model]}))
     monkeypatch.setattr(compiled, "can_compile", lambda: True)
     assert _model(LosslessOptions(prompts=config, config=config)).engine.compile is is_compiled
+
+
+def test_a_configuration_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """As in ``--config <(...)``: it is empty the second time."""
+    reading, writing = os.pipe()
+    model = {"name": "m", "model": "hdserve-mini", "engine": {"kv_cache_tokens": 4096}}
+    os.write(writing, json.dumps({"models": [model]}).encode())
+    os.close(writing)
+    try:
+        found = _model(LosslessOptions(prompts=tmp_path, config=Path(f"/dev/fd/{reading}")))
+    finally:
+        os.close(reading)
+    assert (found.name, found.engine.kv_cache_tokens) == ("m", 4096)
+
+
+def test_a_job_with_another_chat_template_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file of the template is the same."""
+    names = ("prompts.jsonl", "out.json", "c.yaml", "chat.jinja")
+    prompts, out, config, template = (tmp_path / name for name in names)
+    prompts.write_text(json.dumps({"turns": [TEXTS[0]]}) + "\n")
+    model = {"name": "m", "model": "hdserve-mini", "chat_template": str(template)}
+    config.write_text(json.dumps({"models": [model | {"engine": {"compile": False}}]}))
+    command = ["check-lossless", "--prompts", str(prompts), "--config", str(config)]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def settings(text: str) -> Any:
+        template.write_text(text)
+        result = CliRunner().invoke(app, [*command, "--json", str(out)], catch_exceptions=False)
+        assert result.exit_code == EXIT_INTERRUPTED
+        (line, *_) = (tmp_path / "out.json.unfinished").read_text().splitlines()
+        return json.loads(line)["settings"]
+
+    monkeypatch.setattr(lossless, "_run", interrupted)
+    first = settings("{{ messages[0].content }}")
+    assert settings("{{ messages[0].content }}") == first
+    assert settings("{{ messages[0].content }}!") != first
 
 
 def test_the_gap_of_two_tokens() -> None:
