@@ -5,8 +5,9 @@
     replica      <── deliver ─────────── Subscription ────┘
                  <── deliver ─────────── Subscription ─────── actors of ``draft_from`` models
 
-Everything except ``publish`` and ``use`` runs on one background thread with its own event loop.  No
-failure of an actor, of Ray or of the receiver leaves it.
+All calls of actors and of the receiver are made on one background thread with its own event loop;
+no failure of an actor, of Ray or of the receiver leaves it.  Methods run in the threads of their
+callers: those of the engine never block, ``wait_until_current`` and ``close`` wait.
 """
 
 from __future__ import annotations

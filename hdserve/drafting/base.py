@@ -134,8 +134,9 @@ class Drafter(ABC):
         Tokens of steps without drafting are reported later, before the next ``propose``, several at
         once: as an accepted path of nodes from ``Source.PLAIN``.
 
-        ``forward`` is ``None`` if recorded output is replayed without a model, or if the model is
-        so fast that reading its forwards would not pay.
+        ``forward`` is ``None`` for tokens that are reported later, if recorded output is replayed
+        without a model, and while the model is so fast that reading its forwards would not pay: it
+        may be there in one call and missing in the next.
         """
 
     def finish(self, seq: Sequence) -> None:  # noqa: B027 - optional

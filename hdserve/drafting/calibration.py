@@ -1,7 +1,8 @@
 """What drafting has learned about its evidence: cells, mixer weights, biases of tokens and pairs.
 
-It belongs to a model, contains no text and starts from a prior that ships with the package.  Cells,
-mixer weights and biases of tokens can be saved, sent to other replicas and merged.
+It belongs to one namespace of a model, and starts from a prior that ships with the package.  It
+contains no text, but its biases reveal which tokens there were, so it never leaves the namespace.
+Cells, mixer weights and biases of tokens can be saved, sent to other replicas and merged.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ _SHARES = (0.015, 0.05, 0.11, 0.22, 0.4, 0.65, 0.9, 0.98)
 
 
 class Calibration:
-    """The learned state of one model's drafting.
+    """What drafting for one namespace has learned, or for one request that shares nothing.
 
     Attributes:
         cells: float32 ``[3, NUM_CELLS]``: probability, observations, logit.

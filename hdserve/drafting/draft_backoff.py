@@ -28,7 +28,9 @@ longer, drafts would rest too long after other work has kept the machine busy.""
 
 _AFFORDABLE_LOSS = 0.005
 _INITIAL_GAIN = 0.1
-"""How much may be lost before the first pause, as a share of a plain decoding step."""
+"""The mean gain of a look that is assumed at first, as a share of a plain decoding step.  A look
+moves the mean by one part in ``_NUM_WEIGHED_STEPS``, so looks that lose much may lose some three
+such steps before the first pause."""
 
 _WORST_GAIN = -0.5
 """The largest loss that counts, relative to the time of plain decoding of the same tokens."""
@@ -111,7 +113,7 @@ class DraftBackoff:
     gains, which may have been at a part of the sequences, the next step looks again.
 
     Args:
-        step_s: a step of plain decoding; a part of it may be lost before the first pause.
+        step_s: a step of plain decoding, the unit of losses and of the longest pause.
         num_sequences: of a step.
 
     Attributes:

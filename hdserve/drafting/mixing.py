@@ -1,8 +1,10 @@
 """How the evidence for candidates is mixed: an online-learned logistic mixer.
 
 In the manner of PAQ (Mahoney 2005).  The inputs of a candidate are weighed by a sum of weight sets,
-chosen by the pattern of evidence, by how far back the request's own text has the candidate last,
-and by the candidate's token, the token before it, and the token with the strongest evidence.
+chosen by the pattern of evidence, by the state of the copy pointers, by depth and how predictable
+the text was, by how long the known contexts are, by how far back the request's own text has the
+candidate last, and by the candidate's token, the token before it, and the token with the strongest
+evidence.
 Biases are learned as well: of the token alone, after the token before, and given the strongest.
 """
 

@@ -159,7 +159,7 @@ class PrefixCache:
 
         Args:
             is_shared: whether others may reuse what the sequence leaves; if not, what it reuses is
-                copied and stays available to others.
+                copied and stays available to others, where there is room for both.
 
         Returns:
             The segment, and how many tokens of the prompt, never all, it already holds;

@@ -9,6 +9,7 @@ difference, so the trial uses single bytes: starting takes about 0.07 s of proce
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,9 @@ _MAX_LEXER_STATES = 20_000
 """The most states of a lexer, each of 1 to 2 kB.  A schema of 200 alternatives needs 3,000 to
 10,000."""
 
+_ENDED_FROM_OUTSIDE = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
+"""Statuses that say nothing of the grammar: the limits end a trial by other signals."""
+
 
 def memory_bytes(grammar: str, step_fuel: int) -> int | None:
     """How much memory ``grammar``, valid or not, keeps when it is compiled; ``None`` if it is not
@@ -59,8 +63,9 @@ def memory_bytes(grammar: str, step_fuel: int) -> int | None:
         )
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode > 0:
-        raise RuntimeError(f"a grammar could not be tried: {done.stderr.decode()[-500:]}")
+    if done.returncode > 0 or done.returncode in _ENDED_FROM_OUTSIDE:
+        told = done.stderr.decode()[-500:] or f"status {done.returncode}"
+        raise RuntimeError(f"a grammar could not be tried: {told}")
     return int(done.stdout) if done.returncode == 0 else None
 
 

@@ -18,3 +18,13 @@ def test_an_interruption_from_the_terminal_does_not_reach_it(
     program.write_text("import os; print(int(os.getpgrp() == os.getpid()))")
     monkeypatch.setattr(trial, "__file__", str(program))
     assert trial.memory_bytes("", 1) == 1
+
+
+def test_a_trial_that_is_ended_from_outside_says_nothing_of_its_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    monkeypatch.setattr(trial, "__file__", str(program))
+    with pytest.raises(RuntimeError, match="could not be tried: status -15"):
+        trial.memory_bytes("", 1)
