@@ -170,6 +170,7 @@ def test_what_changes_answers_is_answered_again(
 
     options: dict[str, object] = {"chat_template": "one.jinja"}
     assert [num_answered(**options), num_answered(**options)] == [3, 0]
+    assert num_answered(**options | {"defaults": {"temperature": 0.5, "max_tokens": 9}}) == 0
     assert num_answered(**options | changed) == 3
 
 

@@ -223,8 +223,9 @@ def _origin(options: BuildOptions, model: ModelConfig, all_rows: Sequence[Prompt
         ConfigError: the chat template cannot be read.
     """
     settings = [model.model, model.revision, options.max_tokens, options.temperature]
-    template, defaults = file_digest(model.chat_template), model.defaults
-    further = {"chat_template": template, **defaults.model_dump(mode="json", exclude_unset=True)}
+    template, overridden = file_digest(model.chat_template), set(options.sampling)
+    defaults = model.defaults.model_dump(mode="json", exclude_unset=True, exclude=overridden)
+    further = {"chat_template": template, **defaults}
     told = {name: value for name, value in further.items() if value is not None}
     return f"build-{digest_of_list([*settings, rows_digest(all_rows), *([told] if told else ())])}"
 

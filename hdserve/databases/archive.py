@@ -113,7 +113,7 @@ def read_archive_key(archive: Path) -> DatabaseKey:
         SnapshotError: it cannot be read, or is not an archive.
         DatabaseError: it is a pipe or a device.
     """
-    if archive.exists() and not (archive.is_file() or archive.is_dir()):
+    if os.path.exists(archive) and not (os.path.isfile(archive) or os.path.isdir(archive)):
         raise DatabaseError(
             f"{archive}: is no file: pipes and devices cannot be read twice; write what they say "
             "to a file"

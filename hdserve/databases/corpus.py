@@ -198,7 +198,7 @@ def _contents_of(row: dict[str, Any]) -> Iterator[tuple[str | list[int], bool]]:
             yield tokens, False
     elif isinstance(row.get("text"), str):
         yield row["text"], False
-    else:
+    elif row.get("messages") != []:
         raise ValueError(_WANTED)
 
 

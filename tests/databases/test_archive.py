@@ -387,6 +387,11 @@ def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     assert contents(new) == contents(tmp_path / "old")
 
 
+def test_what_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="File name too long"):
+        archives.read_archive_key(tmp_path / ("a" * 300))
+
+
 def test_damaged_and_foreign_archives_are_refused(tmp_path: Path) -> None:
     """Nothing of them is taken."""
     fill(tmp_path / "old").close()

@@ -171,7 +171,7 @@ def test_unfinished_build_of_a_rewritten_file_is_not_mixed(tmp_path: Path) -> No
         "{}",
         '{"text": 3}',
         '{"messages": 3}',
-        '{"messages": []}',
+        '{"messages": null}',
         '{"messages": [{"content": 3}]}',
         '{"messages": [{"content": {"text": "a"}}]}',
         '{"messages": [{"content": ["a"]}]}',
@@ -413,7 +413,8 @@ def test_capital_letters_name_the_same_kind(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("messages", [None, []])
 def test_a_row_without_messages_has_its_text(tmp_path: Path, messages: list[object] | None) -> None:
     """Tables fill what a row lacks."""
-    path = _write_rows(tmp_path / "rows.jsonl", [{"messages": messages, "text": "abc"}])
+    rows = [{"messages": []}, {"messages": messages, "text": "abc"}]
+    path = _write_rows(tmp_path / "rows.jsonl", rows)
     assert [segment.content for segment in read_segments(path)] == ["abc"]
 
 
