@@ -118,13 +118,12 @@ class Mirror:
         self._num_crashes = 0
         self._shard = shard
         self._started_s = time.monotonic()
-
         compared: object = None
 
         def resolve() -> object:
             nonlocal compared
             actor = model_database.get_or_create(key, config, merge_calibration, shard)
-            # an actor keeps its settings when it restarts, and what it says takes it long
+            # asked once: an actor keeps its settings when it restarts, and telling them is work
             is_new = actor != compared
             if is_new and warn_of_other_settings(actor, key, shard.config(config)):
                 compared = actor

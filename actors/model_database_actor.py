@@ -55,7 +55,7 @@ _MAX_LAST_CALIBRATIONS = 2**14
 _MAX_DISK_WAIT_S = 5.0
 """How long a flush waits for a snapshot that is being written."""
 
-MAX_REOPEN_S = 60.0
+_MAX_REOPEN_S = 60.0
 """The longest pause before a database that could not be read is tried again."""
 
 _MAX_SLEEP_S = 86400.0
@@ -523,7 +523,7 @@ class ModelDatabaseActor:
         while True:
             time.sleep(pause_s)
             is_open = self._store is not None
-            pause_s = interval_s if is_open else max(interval_s, min(2 * pause_s, MAX_REOPEN_S))
+            pause_s = interval_s if is_open else max(interval_s, min(2 * pause_s, _MAX_REOPEN_S))
             try:
                 self.snapshot_now()
             except Exception:  # the database continues in memory

@@ -16,7 +16,6 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
@@ -185,6 +184,18 @@ def digest_of_list(values: Iterable[Any]) -> str:
     return found.hexdigest()[:16]
 
 
+def check_can_be_read_again(path: Path) -> None:
+    """
+    Raises:
+        ConfigError: it is a pipe or a device, and would be empty the next time.
+    """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ConfigError(
+            f"{path}: is no file: pipes and devices cannot be read twice; write what they say to a "
+            "file"
+        )
+
+
 def file_digest(path: Path | None) -> str | None:
     """Return a short digest of a file's content, for the settings.
 
@@ -193,12 +204,8 @@ def file_digest(path: Path | None) -> str | None:
     """
     if path is None:
         return None
+    check_can_be_read_again(path)
     try:
-        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
-            raise ConfigError(
-                f"{path}: is no file: pipes and devices cannot be read twice; write what they say "
-                "to a file"
-            )
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error

@@ -176,7 +176,7 @@ def test_what_changes_answers_is_answered_again(
 
 def test_an_archive_is_a_file(tmp_path: Path) -> None:
     """It is read several times."""
-    with piped("an archive") as path, pytest.raises(DatabaseError, match="is no file: pipes"):
+    with piped("an archive") as path, pytest.raises(ConfigError, match="is no file: pipes"):
         run("import", path, str(tmp_path))
 
 

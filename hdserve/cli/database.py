@@ -23,6 +23,7 @@ from hdserve.databases import archive as archives
 from hdserve.databases import stored
 from hdserve.databases.output_files import left_by_other_versions
 from hdserve.databases.snapshot import DatabaseKey
+from hdserve.journal import check_can_be_read_again
 
 app = typer.Typer(
     help="Look into model databases and carry them between clusters.", no_args_is_help=True
@@ -104,6 +105,7 @@ def import_(
     """
     output = JsonOutput(json_path)
     check_served_name("--model", model)
+    check_can_be_read_again(archive)
     found = archives.read_archive_key(archive)
     key = DatabaseKey(found.model if model is None else model, found.fingerprint)
     stored.check_tokenizer(root, key)

@@ -111,13 +111,7 @@ def read_archive_key(archive: Path) -> DatabaseKey:
 
     Raises:
         SnapshotError: it cannot be read, or is not an archive.
-        DatabaseError: it is a pipe or a device.
     """
-    if os.path.exists(archive) and not (os.path.isfile(archive) or os.path.isdir(archive)):
-        raise DatabaseError(
-            f"{archive}: is no file: pipes and devices cannot be read twice; write what they say "
-            "to a file"
-        )
     return snapshot.read_key(next(_records(archive)))
 
 

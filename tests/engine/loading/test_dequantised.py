@@ -20,21 +20,13 @@ from transformers import (
 from hdserve.config import EngineConfig, ModelConfig
 from hdserve.doctor.weights import weight_bytes
 from hdserve.engine.loading.loader import load_model
+from tests.engine.loading.test_unknown_quantisation import LARGEST_FP8
+from tests.engine.loading.test_unknown_quantisation import SIZES as _SIZES
 
 pytest.importorskip("accelerate", reason="needs hdserve[quantized]", exc_type=ModuleNotFoundError)
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "eos_token_id": None,
-}
+SIZES = _SIZES | {"num_key_value_heads": 2, "head_dim": 16, "eos_token_id": None}
 BLOCK = 32
-LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 Tensors = Mapping[str, torch.Tensor]
