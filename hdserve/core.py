@@ -145,7 +145,7 @@ class SamplingParams(_Parameters):
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
         _check_count("top_k", self.top_k, 0, MAX_INTEGER, of_low="which is off")
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)

@@ -44,9 +44,6 @@ MAX_ANSWERS = 256
 
 MAX_STOP_TOKEN_IDS = 1024
 
-_SMALLEST_TOP_P = 1e-9
-"""Of which the nucleus is one token: the likeliest of any vocabulary has more."""
-
 # Of a list of a million wrong items the first is enough to refuse it.
 Texts = Annotated[tuple[str, ...], Field(fail_fast=True)]
 TokenIds = Annotated[tuple[Annotated[int, Field(strict=True)], ...], Field(fail_fast=True)]
@@ -202,8 +199,6 @@ class GenerationBody(RequestBody, StructuredFields, PromptLogprobFields, Samplin
             found["top_k"] = 0
         if found["seed"] == -1:
             found["seed"] = None
-        if found["top_p"] == 0:
-            found["top_p"] = _SMALLEST_TOP_P
         found |= {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids and tuple({*self.allowed_token_ids}),

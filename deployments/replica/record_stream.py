@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -155,6 +156,8 @@ class RecordStreams:
                 clock.observe(output)
                 spans.observe(output)
                 if output.error is not None:
+                    if output.token_ids:  # a grammar failed behind them
+                        merged.put_nowait(replace(output, finish_reason=None))
                     raise output.error
                 count.add(output)
                 merged.put_nowait(output)

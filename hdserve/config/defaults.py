@@ -14,8 +14,7 @@ from hdserve.errors import InvalidRequest
 
 class DefaultsConfig(StrictModel):
     """What a request has where it does not say; ``null`` leaves it to the model's
-    ``generation_config.json``.  Values have the bounds of those in a request, but ``top_p`` is not
-    0."""
+    ``generation_config.json``.  Values have the bounds of those in a request."""
 
     temperature: float | None = None
     """0 is greedy."""

@@ -27,7 +27,7 @@ models:
     model: hdserve-tiny
     defaults:
       temperature: 100.5
-      top_p: 0
+      top_p: 1.5
       top_k: -2
       min_p: 0.5
       repetition_penalty: 0
@@ -40,7 +40,7 @@ models:
     where = "models.0.defaults"
     assert found[:3] == [
         f"line 6, {where}.temperature: temperature must be at least 0.0 and at most 100.0",
-        f"line 7, {where}.top_p: top_p must be above 0.0 and at most 1.0",
+        f"line 7, {where}.top_p: top_p must be at least 0.0 and at most 1.0",
         f"line 8, {where}.top_k: top_k must be at least 0, which is off, and at most {2**63 - 1}",
     ]
     assert [line.split(":")[0] for line in found[3:]] == [

@@ -170,6 +170,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": MAX_INTEGER},
     "a whole top_p": {"top_p": 1, "min_p": 1},
     "top_p": {"top_p": 1e-320},
+    "no top_p": {"top_p": 0},
     "min_p": {"min_p": 1e-320},
     "cold": {"temperature": 5e-324},
     "penalty": {"repetition_penalty": 1e-320},

@@ -74,9 +74,8 @@ def test_it_is_the_chat_that_asks_for_the_same() -> None:
     assert found == chat
 
 
-def test_the_smallest_nucleus_has_one_token() -> None:
-    sampling = generation(top_p=0, stop_sequences=[""]).sampling
-    assert (sampling["top_p"], sampling["stop"]) == (1e-9, ())
+def test_empty_stop_sequences_are_dropped() -> None:
+    assert generation(stop_sequences=[""]).sampling["stop"] == ()
 
 
 def test_a_seed_of_minus_one_is_none() -> None:

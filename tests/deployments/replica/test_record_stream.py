@@ -20,16 +20,22 @@ from deployments.replica.record_builder import RecordBuilder
 from deployments.replica.record_stream import RecordStreams
 from deployments.replica.request_metrics import RequestMetrics
 from deployments.tracing import GenerationTrace
+from hdserve import grammar
+from hdserve.drafting.base import Drafter
 from hdserve.engine.async_engine import AsyncEngine
+from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest
-from tests.drafters import JunkDrafter
+from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engine.async_engines import make, run_async, started
-from tests.engines import make_sequence
+from tests.engine.structured_output.test_grammar import MODEL, TOKENIZER
+from tests.engines import make_engine, make_sequence
 from tests.models import VOCAB_SIZE
 
 WHOLE = GenerationRequest("r", prompts=((5, 6),), num_choices=2)
 NUM_TOKENS = 24
+EXPLODING = grammar.regex("(a|b)*a(a|b){40}")
+"""Takes too much work after some letters."""
 
 
 def records(
@@ -149,5 +155,34 @@ def test_what_gathers_while_nobody_reads_comes_in_parts(
         assert isinstance(late[-1][-1], Summary)
         assert shows_drafts == any(isinstance(r, Delta) and r.draft for r in chain(*late))
         assert max(size_but_for_one_record(message, num_top or 0) for message in late) <= 12
+
+    run_async(test)
+
+
+def test_what_a_grammar_allowed_before_it_failed_is_told_with_drafts_as_without() -> None:
+    """A stream has the same tokens, whichever step they came in."""
+    request = replace(WHOLE, num_choices=1, is_streamed=True)
+
+    async def told(*drafters: Drafter) -> list[int]:
+        grammars, found = Grammars(TOKENIZER, 260, {256}, step_fuel=200), list[int]()
+        options: dict[str, Any] = {"model": MODEL, "tokenizer": TOKENIZER, "grammars": grammars}
+
+        async def read(engine: AsyncEngine) -> None:
+            answer = records(engine, TOKENIZER, request, grammar=EXPLODING, max_tokens=80)
+            async for message in answer:
+                for delta in message:
+                    assert isinstance(delta, Delta)
+                    assert delta.finish_reason is None
+                    found.extend(delta.token_ids)
+
+        async with started(partial(make_engine, drafters, **options)) as engine:
+            with pytest.raises(InvalidRequest, match="too complex"):
+                await read(engine)
+        return found
+
+    async def test() -> None:
+        plain = await told()
+        assert len(plain) > 5
+        assert await told(OracleDrafter({"r/0/0/0": [5, 6, *plain]})) == plain
 
     run_async(test)

@@ -34,6 +34,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "top_k of one": {"top_k": 1},
     "top_p": {"top_p": 0.8},
     "tiny top_p": {"top_p": 1e-9},
+    "no top_p": {"top_p": 0},
     "min_p": {"min_p": 0.1},
     "all": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
 }
