@@ -20,7 +20,8 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 class EventStream(StreamingResponse):
     """Events that end soon after ``deadline``, also where nobody reads them: a server waits with
-    what is sent for a client that has not read what was sent before, for as long as it stays.
+    what is sent for a client that has not read what was sent before, here for
+    :data:`~deployments.deadline.MAX_UNREAD_S` at most.
 
     Status and headers are sent with the first events or the first sign of life.  What is raised
     before is answered with its own status, unless it is one of ``told_errors``.
@@ -72,7 +73,7 @@ class EventStream(StreamingResponse):
             "headers": self.raw_headers,
         }
         limit = self._deadline.reading_limit()
-        with KeepAlive(send, head, self._sign, self._interval_s) as sending:
+        with KeepAlive(send, head, self._sign, self._interval_s, limit) as sending:
             try:
                 async with limit, aclosing(self._events):
                     await self._send_events(sending)

@@ -10,12 +10,9 @@ from types import MappingProxyType
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.deadline import Deadline
+from deployments.deadline import MAX_UNREAD_S, Deadline
 
 _PIECE_BYTES = 2**16
-_MAX_UNREAD_S = 120.0
-"""How long a client may take for each piece: nobody makes it wait for the rest, unlike with a
-stream."""
 
 
 class WholeAnswer(Response):
@@ -40,7 +37,7 @@ class WholeAnswer(Response):
         with suppress(TimeoutError):
             async with self._deadline.reading_limit():
                 for message in self._messages():
-                    async with asyncio.timeout(_MAX_UNREAD_S):
+                    async with asyncio.timeout(MAX_UNREAD_S):
                         await send(message)
 
     def _messages(self) -> Iterator[Message]:

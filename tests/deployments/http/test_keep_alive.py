@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Send
 
 from deployments.http.keep_alive import COMMENT, KeepAlive
 
@@ -39,6 +39,10 @@ class Client:
         return [item["body"] for item in self.messages[1:]]
 
 
+def keep_alive(send: Send, interval_s: float | None = INTERVAL_S) -> KeepAlive:
+    return KeepAlive(send, HEAD, COMMENT, interval_s, asyncio.timeout(None))
+
+
 async def until_signs(client: Client, number: int) -> None:
     while client.bodies.count(COMMENT) < number:
         await asyncio.sleep(INTERVAL_S)
@@ -47,7 +51,7 @@ async def until_signs(client: Client, number: int) -> None:
 def test_the_head_is_sent_once() -> None:
     async def ask() -> Client:
         client = Client()
-        with KeepAlive(client.send, HEAD, COMMENT, INTERVAL_S) as sending:
+        with keep_alive(client.send) as sending:
             assert not sending.has_begun
             await until_signs(client, 2)
             assert sending.has_begun
@@ -69,7 +73,10 @@ def test_nothing_is_left_behind(is_cancelled: bool) -> None:
 
     async def ask() -> tuple[Client, int]:
         client = Client()
-        with suppress(KeyError), KeepAlive(client.send, HEAD, COMMENT, INTERVAL_S):
+        with (
+            suppress(KeyError),
+            keep_alive(client.send),
+        ):
             await until_signs(client, 1)
             if is_cancelled:
                 client.is_reading.clear()
@@ -94,7 +101,7 @@ def test_parts_are_not_mixed_with_signs() -> None:
 
     async def ask() -> Client:
         client = Client()
-        with KeepAlive(client.send, HEAD, COMMENT, INTERVAL_S) as sending:
+        with keep_alive(client.send) as sending:
             client.is_reading.clear()
             part = asyncio.create_task(sending.send(b"a"))
             await asyncio.sleep(5 * INTERVAL_S)
@@ -118,7 +125,7 @@ def test_parts_are_not_mixed_with_signs() -> None:
 def test_there_may_be_none() -> None:
     async def ask() -> Client:
         client = Client()
-        with KeepAlive(client.send, HEAD, COMMENT, None) as sending:
+        with keep_alive(client.send, None) as sending:
             await sending.send(b"a", is_last=True)
         return client
 
@@ -132,7 +139,7 @@ def test_a_client_that_cannot_be_told_ends_the_stream() -> None:
         raise OSError("gone")
 
     async def ask() -> None:
-        with KeepAlive(lost, HEAD, COMMENT, INTERVAL_S) as sending:
+        with keep_alive(lost) as sending:
             while not sending.has_begun:
                 await asyncio.sleep(INTERVAL_S)
             await sending.send(b"a")

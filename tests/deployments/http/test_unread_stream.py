@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -48,6 +49,32 @@ def ask(address: tuple[str, int], path: str, *, stream: bool = True) -> socket.s
     return connection
 
 
+@contextmanager
+def application(**limits: float) -> Iterator[tuple[Counted, Gateway, tuple[str, int]]]:
+    model: Any = serve.run(
+        serve.deployment(Endless).bind(), name="endless", _local_testing_mode=True
+    )
+    models = (ModelConfig(name="m", model="m"),)
+    config = ServeConfig(models=models, gateway=GatewayConfig(**limits))
+    gateway = Gateway(config, {"m": model})
+    app = Counted(build_api(gateway))
+    with served(app) as address:
+        yield app, gateway, address
+
+
+def num_timeouts(gateway: Gateway) -> float:
+    values = {item.name: item.value for item in gateway.http_metrics.samples()}
+    found = values["hdserve_request_timeouts"]
+    assert isinstance(found, float | int)
+    return found
+
+
+def is_cut_off(connection: socket.socket) -> bool:
+    answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    return not answer.endswith(b"0\r\n\r\n")
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_an_unread_stream_ends_soon_after_its_time(
     path: str, monkeypatch: pytest.MonkeyPatch
@@ -55,19 +82,28 @@ def test_an_unread_stream_ends_soon_after_its_time(
     """It keeps no slot of the gateway, is counted as one that took too long, and whoever reads it
     after all finds that it has no end."""
     monkeypatch.setattr("deployments.deadline._READING_GRACE_S", GRACE_S)
-    model: Any = serve.run(
-        serve.deployment(Endless).bind(), name="endless", _local_testing_mode=True
-    )
-    limits = GatewayConfig(request_timeout_s=TIMEOUT_S)
-    gateway = Gateway(
-        ServeConfig(models=(ModelConfig(name="m", model="m"),), gateway=limits), {"m": model}
-    )
-    app = Counted(build_api(gateway))
-    with served(app) as address, ask(address, path) as connection:
+    with (
+        application(request_timeout_s=TIMEOUT_S) as (app, gateway, address),
+        ask(address, path) as connection,
+    ):
         eventually(lambda: app.num_begun == 1)
         eventually(lambda: app.num_open == 0)
-        counts = {item.name: item.value for item in gateway.http_metrics.samples()}
-        assert counts["hdserve_request_timeouts"] == 1
-        answer = b"".join(iter(lambda: connection.recv(2**16), b""))
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert not answer.endswith(b"0\r\n\r\n")
+        assert num_timeouts(gateway) == 1
+        assert is_cut_off(connection)
+
+
+@pytest.mark.parametrize("keep_alive_s", [None, 0.05])
+def test_a_stream_that_is_not_read_for_long_ends(
+    keep_alive_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit for its time, too, and it is no fault of the model."""
+    monkeypatch.setattr("deployments.http.keep_alive.MAX_UNREAD_S", GRACE_S)
+    limits: Any = {"stream_keep_alive_s": keep_alive_s}
+    with (
+        application(**limits) as (app, gateway, address),
+        ask(address, "/v1/completions") as connection,
+    ):
+        eventually(lambda: app.num_begun == 1)
+        eventually(lambda: app.num_open == 0)
+        assert num_timeouts(gateway) == 0
+        assert is_cut_off(connection)
