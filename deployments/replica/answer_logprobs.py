@@ -1,7 +1,8 @@
-"""The log probabilities that a whole answer may have."""
+"""The log probabilities that a whole answer may have, and a stream that waits to be read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hdserve.errors import InvalidRequest
@@ -14,7 +15,8 @@ MAX_ANSWER_LOGPROBS = 1 << 20
 """The most log probabilities that a whole answer may have, over all choices and with alternatives:
 some 75 MB of JSON, for which a gateway takes 0.2 GB and some 4.4 s of a thread.  On two busy cores
 its loop then halted for 0.14 to 0.29 s at most (50,000 tokens, 20 others each).  A stream of a
-response ends with four events of that size, written one by one."""
+response ends with four events of that size, written one by one.  Of other streams as many may wait
+in the replica until the client reads them."""
 
 _ASK_FOR_STREAM = "ask for a stream of a chat or completion, which has no such limit"
 
@@ -36,10 +38,10 @@ def check_possible_logprobs(num_tokens: int, num_each: int) -> None:
 
 class LogprobsCount:
     """Counts those of an answer while it is generated: without ``max_tokens``, nobody knows before
-    how many tokens it will have."""
+    how many tokens it will have.  Those of a stream count until they are sent."""
 
     def __init__(self, request: GenerationRequest) -> None:
-        self._has_limit = not request.is_streamed
+        self._is_streamed = request.is_streamed
         self._num_tokens = self._num_logprobs = 0
 
     def add(self, output: StepOutput) -> None:
@@ -48,15 +50,30 @@ class LogprobsCount:
         Raises:
             InvalidRequest: there are too many.
         """
-        if output.logprobs is None or not self._has_limit:
+        if output.logprobs is None:
             return
-        num_each = 1 + (output.sequence.params.logprobs or 0)
+        num_each = _num_each(output)
         self._num_tokens += len(output.logprobs)
         self._num_logprobs += len(output.logprobs) * num_each
         if self._num_logprobs > MAX_ANSWER_LOGPROBS:
+            which = "wait to be read" if self._is_streamed else "the answer has so far"
+            remedy = f"set max_tokens, or {_ASK_FOR_STREAM}"
             raise InvalidRequest(
-                f"logprobs: the {self._num_tokens} tokens that the answer has so far in all "
-                f"choices, with {num_each} log probabilities each, are over {MAX_ANSWER_LOGPROBS}; "
-                f"set max_tokens, or {_ASK_FOR_STREAM}",
+                f"logprobs: the {self._num_tokens} tokens that {which} in all choices, with "
+                f"{num_each} log probabilities each, are over {MAX_ANSWER_LOGPROBS}; "
+                f"{'read faster' if self._is_streamed else remedy}",
                 "logprobs",
             )
+
+    def send(self, outputs: Iterable[StepOutput]) -> None:
+        """Count those of a stream no longer that are being sent."""
+        if not self._is_streamed:
+            return
+        for output in outputs:
+            num_tokens = len(output.logprobs or ())
+            self._num_tokens -= num_tokens
+            self._num_logprobs -= num_tokens * _num_each(output)
+
+
+def _num_each(output: StepOutput) -> int:
+    return 1 + (output.sequence.params.logprobs or 0)

@@ -72,7 +72,8 @@ class RecordStreams:
         Raises:
             RequestError: a sequence cannot be decoded; its parameter has the client's name
                 for it.
-            InvalidRequest: a whole answer comes to have too many log probabilities.
+            InvalidRequest: a whole answer comes to have too many log probabilities, or a stream
+                that is not read.
             EngineStopped: the engine has failed.
         """
         merged: Outputs = asyncio.Queue()
@@ -83,7 +84,14 @@ class RecordStreams:
         count = LogprobsCount(request)
         tasks = [
             asyncio.create_task(
-                self._pump(seq, clock, merged, trace.sequence(seq, arrived_s), count)
+                self._pump(
+                    seq,
+                    clock,
+                    merged,
+                    trace.sequence(seq, arrived_s),
+                    count,
+                    keeps_drafts=request.includes_sources,
+                )
             )
             for seq, clock in zip(sequences, clocks, strict=True)
         ]
@@ -102,6 +110,7 @@ class RecordStreams:
                     heartbeat.is_silent = False
                     outputs = [item for item in items if isinstance(item, StepOutput)]
                     num_open -= items.count(None)
+                    count.send(outputs)
                     found = await off_loop(_num_prompt_logprobs(outputs), deltas, outputs)
                     records = tuple(_with_prompts(found, prompts))
                     if num_open and (records or HEARTBEAT in items):
@@ -149,6 +158,8 @@ class RecordStreams:
         merged: Outputs,
         spans: SequenceTrace,
         count: LogprobsCount,
+        *,
+        keeps_drafts: bool,
     ) -> None:
         outputs = self._engine.generate(seq)
         try:
@@ -160,7 +171,7 @@ class RecordStreams:
                         merged.put_nowait(replace(output, finish_reason=None))
                     raise output.error
                 count.add(output)
-                merged.put_nowait(output)
+                merged.put_nowait(output if keeps_drafts else replace(output, draft=None))
             merged.put_nowait(None)
         except Exception as error:
             merged.put_nowait(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -21,11 +22,13 @@ from deployments.replica.record_stream import RecordStreams
 from deployments.replica.request_metrics import RequestMetrics
 from deployments.tracing import GenerationTrace
 from hdserve import grammar
+from hdserve.core import Sequence
 from hdserve.drafting.base import Drafter
 from hdserve.engine.async_engine import AsyncEngine
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
 from hdserve.errors import InvalidRequest
+from hdserve.tree import DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.engine.async_engines import make, run_async, started
 from tests.engine.structured_output.test_grammar import MODEL, TOKENIZER
@@ -85,8 +88,8 @@ def test_the_wait_before_a_request_reaches_the_engine_counts(tokenizer: Tokenize
 def test_a_whole_answer_ends_where_it_has_too_many_log_probabilities(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_top: int
 ) -> None:
-    """Those of all choices count, and none of a choice is generated any more; a stream has no such
-    end, and nor has an answer that has as many as it may."""
+    """Those of all choices count, and none of a choice is generated any more; one that has as many
+    as it may does not end so."""
     most = 2 * NUM_TOKENS * (1 + num_top)
 
     async def num_tokens(request: GenerationRequest, limit: int) -> int:
@@ -107,10 +110,50 @@ def test_a_whole_answer_ends_where_it_has_too_many_log_probabilities(
 
     async def test() -> None:
         assert await num_tokens(WHOLE, most) == 2 * NUM_TOKENS
-        assert await num_tokens(replace(WHOLE, is_streamed=True), most - 1) == 2 * NUM_TOKENS
         with pytest.raises(InvalidRequest, match=rf"^logprobs: .* {1 + num_top} log") as caught:
             await num_tokens(WHOLE, most - 1)
         assert caught.value.param == "logprobs"
+
+    run_async(test)
+
+
+class Paced(Drafter):
+    """Drafts nothing; a sequence gets on as often as it ``may``."""
+
+    name = "paced"
+
+    def __init__(self) -> None:
+        self.may = threading.Semaphore(4)
+
+    def propose(self, seq: Sequence, tree: DraftTree) -> None:
+        self.may.acquire(timeout=60)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_stream_ends_where_too_many_log_probabilities_wait_to_be_read(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """One that is read may have more altogether."""
+    monkeypatch.setattr(answer_logprobs, "MAX_ANSWER_LOGPROBS", NUM_TOKENS)
+    request, paced, found = replace(WHOLE, is_streamed=True), Paced(), list[int]()
+
+    async def read(engine: AsyncEngine) -> None:
+        async for message in records(engine, tokenizer, request, logprobs=1):
+            while not is_read and engine.num_open:
+                paced.may.release()
+                await asyncio.sleep(0.001)
+            new = [token for item in message if isinstance(item, Delta) for token in item.token_ids]
+            paced.may.release(max(1, len(new)))
+            found.extend(new)
+
+    async def test() -> None:
+        async with started(partial(make, paced)) as engine:
+            if is_read:
+                await read(engine)
+                assert len(found) == 2 * NUM_TOKENS
+            else:
+                with pytest.raises(InvalidRequest, match=r"^logprobs: .* wait to be read"):
+                    await read(engine)
 
     run_async(test)
 
