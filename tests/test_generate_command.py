@@ -219,9 +219,13 @@ def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
 
 
 def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text is the same in colours, between a legend and the figures."""
+    """The text is the same in colours, between a legend and the figures; without colours there is
+    no legend."""
     text = generate(QUESTION).strip()
     assert text
+    *lines, figures = generate(QUESTION, "--show-drafts").splitlines()
+    assert "\n".join(lines).strip() == text
+    assert "tokens in" in figures
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = generate(QUESTION, "--show-drafts")
     assert "\x1b[30;4" in coloured

@@ -30,7 +30,7 @@ class TextPrinter:
     def __init__(self, shows_drafts: bool) -> None:
         self._shows_drafts = shows_drafts
         self._console = Console(highlight=False, soft_wrap=True)
-        if shows_drafts:
+        if shows_drafts and self._console.color_system is not None:
             names = [name for name in _STYLES if name not in ("other", "grammar")]
             legend = Text(" ").join(Text(f" {name} ", _STYLES[name]) for name in names)
             self._console.print(legend)

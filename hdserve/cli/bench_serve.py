@@ -205,15 +205,15 @@ def serve(options: LoadOptions) -> None:
 
 
 def _warn(plans: Sequence[LoadPlan]) -> None:
-    """Warn of a concurrency that is never reached."""
-    most = max(plan.concurrency for plan in plans)
+    """Warn of each concurrency that is never reached."""
     num_prompts = plans[0].num_prompts
-    if num_prompts < most:
-        typer.echo(
-            f"--concurrency {most} is never reached, only {num_prompts}, the number of requests; "
-            "raise --num-prompts to send more",
-            err=True,
-        )
+    for plan in plans:
+        if num_prompts < plan.concurrency:
+            typer.echo(
+                f"--concurrency {plan.concurrency} is never reached, only {num_prompts}, the "
+                "number of requests; raise --num-prompts to send more",
+                err=True,
+            )
 
 
 def _tell_failures(rows: Sequence[Mapping[str, Any]]) -> None:
