@@ -27,6 +27,9 @@ _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
 
+UNEXPECTED = "an internal error occurred; the log of the gateway says more"
+"""What a client is told of an error that is none of ours."""
+
 RETRY_AFTER_S = 1
 """When clients that are refused for lack of room are to try again."""
 
@@ -117,8 +120,7 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, _error: Exception) -> Response:
-    error = HdserveError("an internal error occurred; the log of the gateway says more")
-    return error_answer(request.scope, error)
+    return error_answer(request.scope, HdserveError(UNEXPECTED))
 
 
 def _allowed_methods(request: Request) -> list[str]:

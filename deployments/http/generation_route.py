@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from deployments.anthropic.protocol import MessagesBody
 from deployments.events import Event
 from deployments.generation import Delta, GenerationRequest, Records, Summary
 from deployments.http.arrival import Arrival
+from deployments.http.errors import UNEXPECTED
 from deployments.http.event_stream import EVENT_STREAM, EventStream
 from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
@@ -20,6 +23,8 @@ from deployments.http.param_names import with_params_named
 from deployments.off_loop import MAX_SHARED_SIZE
 from deployments.openai.request_body import RequestBody
 from hdserve.errors import HdserveError
+
+logger = logging.getLogger(__name__)
 
 GENERATION_ERRORS: Mapping[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong"},
@@ -132,25 +137,26 @@ async def answer(
     async def events() -> AsyncGenerator[bytes]:
         """Yield the events as they are sent: what came together is written together."""
         nonlocal fail
-        builder, messages, headers = await begin()
-        fail = builder.fail
-        stream.headers.update(headers)  # unless they were sent with a sign of life
-        async with aclosing(messages):
-            while True:
-                records = await _next(messages)
-                is_last = isinstance(records[-1], Summary)
-                made = [*_events_of(builder, records)]
-                size = builder.size if form.has_long_events else 0
-                if is_last and size > MAX_SHARED_SIZE:  # each may be very long
-                    for event in made:
-                        yield await gateway.off_loop(size, form.written, [event])
-                    made = []
-                found = await gateway.off_loop(min(size, MAX_SHARED_SIZE), form.written, made)
-                if is_last:
-                    yield found + form.last
-                    return
-                if found:
-                    yield found
+        with _unexpected_told():
+            builder, messages, headers = await begin()
+            fail = builder.fail
+            stream.headers.update(headers)  # unless they were sent with a sign of life
+            async with aclosing(messages):
+                while True:
+                    records = await _next(messages)
+                    is_last = isinstance(records[-1], Summary)
+                    made = [*_events_of(builder, records)]
+                    size = builder.size if form.has_long_events else 0
+                    if is_last and size > MAX_SHARED_SIZE:  # each may be very long
+                        for event in made:
+                            yield await gateway.off_loop(size, form.written, [event])
+                        made = []
+                    found = await gateway.off_loop(min(size, MAX_SHARED_SIZE), form.written, made)
+                    if is_last:
+                        yield found + form.last
+                        return
+                    if found:
+                        yield found
 
     async def write_error(error: HdserveError) -> bytes:
         gateway.http_metrics.stream_failed(arrival.request.scope["route"].path, error.status)
@@ -168,6 +174,22 @@ async def answer(
         told_errors=form.told_errors,
     )
     return stream
+
+
+@contextmanager
+def _unexpected_told() -> Iterator[None]:
+    """Have a stream end with an error also where it is none of ours, and log that.
+
+    Raises:
+        HdserveError: instead of what is unexpected.
+    """
+    try:
+        yield
+    except (HdserveError, ClientDisconnect):
+        raise
+    except Exception as error:
+        logger.exception("a stream ends with an unexpected error")
+        raise HdserveError(UNEXPECTED) from error
 
 
 def _failed(

@@ -94,6 +94,15 @@ class Failing:
         raise EngineStopped(REASON)
 
 
+class Wrong:
+    """Answers a token, and then what no builder expects."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
+        yield (Delta(0, 0, "a", (1,), (0,), None, None),)
+        unknown: Any = object()
+        yield (unknown,)
+
+
 class Loading(AnswersCalls, Held):
     """Is held up before it can say what it is, as a model that has no replica yet."""
 
@@ -304,15 +313,18 @@ def stream_errors(gateway: Gateway) -> dict[tuple[str, ...], Any]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_streams_that_fail_are_counted(path: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Failing, REASON), (Wrong, "an internal error occurred")]
+)
+def test_streams_that_fail_are_counted(path: str, kind: type[Any], reason: str) -> None:
     """Their status says nothing of it."""
-    gateway = gateway_of(serve.deployment(Failing).bind())
+    gateway = gateway_of(serve.deployment(kind).bind())
     app = build_api(gateway)
     assert stream_errors(gateway) == {(each,): 0 for each in BODIES}
     with served(app) as (host, port):
         answer = stream_of(f"http://{host}:{port}", path)
     assert answer.status_code == 200
-    assert REASON in answer.text
+    assert reason in answer.text
     assert stream_errors(gateway) == {(each,): int(each == path) for each in BODIES}
 
 
