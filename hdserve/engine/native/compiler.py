@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -55,8 +56,9 @@ def vector_instructions() -> str:
 def compile_library(source: Path) -> Path:
     """Compile ``source``, which may use PyTorch's C++ interface, to a shared library.
 
-    It is stored next to the code of PyTorch's own compiler.  Processes that want it at the same
-    time compile it once.
+    It is stored next to the code of PyTorch's own compiler, for this kind of processor and version
+    of the C++ compiler: machines may share the directory.  Processes that want it at the same time
+    compile it once.
 
     Raises:
         OSError: there is no compiler, it failed, or its output cannot be stored.
@@ -64,7 +66,8 @@ def compile_library(source: Path) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError("there is no C++ compiler")
-    made_of = source.read_bytes(), torch.__version__, compiler, *_OPTIONS
+    made_by = platform.machine(), compiler, _version(compiler), torch.__version__
+    made_of = source.read_bytes(), *made_by, *_OPTIONS
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     folder = Path(cache_dir(), "hdserve")
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +77,15 @@ def compile_library(source: Path) -> Path:
             if not library.exists():
                 _compile(compiler, source, library)
     return library
+
+
+def _version(compiler: str) -> str:
+    """
+    Raises:
+        OSError: it cannot be run.
+    """
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    return done.stdout
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:

@@ -241,9 +241,12 @@ class Scratch {
   // The address, that of a cache line, and for how many columns there is room.
   std::pair<int64_t, int64_t> take(int64_t num_columns, int64_t scratch_floats) {
     if (num_columns_ < num_columns || scratch_floats_ < scratch_floats) {
-      num_columns_ = std::max(num_columns_, (2 * num_columns + kLine - 1) / kLine * kLine);
-      scratch_floats_ = std::max(scratch_floats_, scratch_floats);
-      floats_.assign(kernels->queries_per_tile * num_columns_ + scratch_floats_ + kLine, 0.0f);
+      const int64_t columns =
+          std::max(num_columns_, (2 * num_columns + kLine - 1) / kLine * kLine);
+      const int64_t floats = std::max(scratch_floats_, scratch_floats);
+      floats_.assign(kernels->queries_per_tile * columns + floats + kLine, 0.0f);  // may throw
+      num_columns_ = columns;
+      scratch_floats_ = floats;
     }
     constexpr int64_t num_bytes = kLine * sizeof(float);
     const auto start = reinterpret_cast<int64_t>(floats_.data());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,23 @@ def test_another_source_is_another_library(source: Path) -> None:
     after = compile_library(source)
     assert ctypes.CDLL(str(before)).answer() == 42
     assert ctypes.CDLL(str(after)).answer() == 43
+
+
+@needs_compiler
+def test_machines_of_another_kind_have_a_library_of_their_own(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same directory: they could not load each other's."""
+    found = {compile_library(source)}
+    monkeypatch.setattr(platform, "machine", lambda: "another")
+    found.add(compile_library(source))
+    path, real = tmp_path / "c++", find_compiler()
+    monkeypatch.setattr(compiler, "find_compiler", lambda: str(path))
+    for version in (1, 2):
+        path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo {version} || exec {real} "$@"\n')
+        path.chmod(0o755)
+        found.add(compile_library(source))
+    assert len(found) == 4
 
 
 @needs_compiler
