@@ -211,6 +211,28 @@ def test_the_advice_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert how_to_go_on(None).partition(": ")[2] == wanted
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "--prompts"),
+        ("bench", "engine", "--prompts"),
+        ("bench", "serve", "--base-url", "http://127.0.0.1:9", "--prompts"),
+        ("check-lossless", "--prompts"),
+        ("check-config",),
+        ("statistics", "build", "--tokenizer", "hdserve-tiny", "--output", "x", "--input"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_read_is_not_written_over(command: tuple[str, ...], tmp_path: Path) -> None:
+    """However it is spelt."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(ConfigError, match=r"--json .*link: the command reads this file"):
+        run(*command, str(path), "--json", str(tmp_path / "link"))
+    assert path.read_text() == '{"prompt": "a"}\n'
+
+
 def test_a_mistake_in_a_configuration_is_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("modles: []\n")
     command = ["check-config", str(tmp_path / "config.yaml"), "--json"]

@@ -7,7 +7,8 @@ With ``PATH`` it is written there, in addition to the usual text.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from hdserve.errors import ConfigError
 
 OPTION = "--json"
 STDOUT = Path("-")
+
+_PARAM = "json_path"
 
 _PRINT = "Print JSON instead of text; with PATH, write it there as well as the text"
 
@@ -36,7 +39,14 @@ class JsonCommand(TyperCommand):
     """A command whose ``--json`` may lack its value; Typer's options take one or take none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_path(args))
+        """Parse.
+
+        Raises:
+            ConfigError: the result would be written over a file that the command reads.
+        """
+        rest = super().parse_args(ctx, with_path(args))
+        _check_is_not_read(ctx.params)
+        return rest
 
 
 def with_path(args: Sequence[str]) -> list[str]:
@@ -50,6 +60,24 @@ def with_path(args: Sequence[str]) -> list[str]:
         if arg == OPTION and following.startswith("-") and following != str(STDOUT):
             found[index] = f"{arg}={STDOUT}"
     return found
+
+
+def _check_is_not_read(params: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the file of ``--json`` is one that another parameter names.
+    """
+    written = params.get(_PARAM)
+    if written is None or not os.path.isfile(written):
+        return
+    for name, value in params.items():
+        paths = value if isinstance(value, list) else [value] if isinstance(value, Path) else []
+        if name != _PARAM and any(_is_same(path, written) for path in paths):
+            raise ConfigError(f"{OPTION} {written}: the command reads this file")
+
+
+def _is_same(path: Path | str, file: Path) -> bool:
+    return os.path.exists(path) and os.path.samefile(path, file)
 
 
 class JsonOutput:
