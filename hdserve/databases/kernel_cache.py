@@ -127,11 +127,23 @@ class KernelCache(caching.FunctionCache):
 
     def _save_overload(self, sig: Any, data: Any) -> None:
         try:
+            self._drop_outdated()
             super()._save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:
             _warn(f"compiled code is not kept in {self._cache_path}: {error.strerror}")
         finally:
             self._lock.release()
+
+    def _drop_outdated(self) -> None:
+        """Remove code of other sources.  The index says which sources code is of, and is written
+        before the code: on a full disk it would be left with what was there before.
+
+        Raises:
+            OSError: a file cannot be read or removed.
+        """
+        if not self._cache_file._load_index():  # type: ignore[no-untyped-call]
+            for path in Path(self._cache_path).glob(f"{self._impl.filename_base}.*.nbc"):
+                path.unlink(missing_ok=True)
 
     def _find(self, sig: Any, target_context: Any) -> Any:
         found = super()._load_overload(sig, target_context)  # type: ignore[no-untyped-call]

@@ -89,6 +89,12 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 )
 """The same, where no file can be written to any longer."""
 
+CHANGED = """
+from hdserve.databases import kernel_cache
+kernel_cache.sources_digest = lambda folder: "changed"
+"""
+"""Before another program: its sources are not those that code was compiled from."""
+
 NOWHERE = (
     """
 from hdserve.databases import kernel_cache
@@ -193,6 +199,14 @@ def test_code_that_was_compiled_for_the_baseline_is_taken(tmp_path: Path) -> Non
 @pytest.mark.parametrize("program", [FULL, NOWHERE], ids=["full", "nowhere"])
 def test_what_cannot_be_kept_is_compiled_all_the_same(program: str, tmp_path: Path) -> None:
     assert hits(start(tmp_path, {}, program)) == ["0", "0"]
+
+
+def test_code_of_other_sources_is_gone_where_new_code_cannot_be_kept(tmp_path: Path) -> None:
+    """A full disk may have room for the index, which says that code is new, and none for code."""
+    assert hits(start(tmp_path, {})) == ["0", "0"]
+    assert hits(start(tmp_path, {}, CHANGED + FULL.replace("(0, 0)", "(4096, 4096)"))) == ["0", "0"]
+    assert [*tmp_path.rglob("*.nbi")]
+    assert hits(start(tmp_path, {}, CHANGED + LOADED)) == ["0", "0"]
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
