@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -44,10 +43,11 @@ def ensure_local(
     cache_dir: Path,
     *,
     directories: Iterable[Path] = (),
+    wanted: Iterable[Path] = (),
     resources: Mapping[str, float] = NO_RESOURCES,
 ) -> list[Path]:
-    """``directories``, or, if there are none, this node's directory of the largest database of a
-    tokenizer that the cluster has and that is available.
+    """``directories``, or, if there are none, this node's directory of a database of a tokenizer
+    that the cluster has and that is available: one of ``wanted``, else the largest.
 
     A database that this node has under the same path as the actor (image, wheel, volume) is used
     there. Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
@@ -59,6 +59,7 @@ def ensure_local(
     Args:
         directories: databases of this node, to be registered first; it is no problem if the
             actor's node lacks them.
+        wanted: where nodes that have them have the databases that are asked for.
         resources: what the actor reserves if it is started here.
 
     Raises:
@@ -66,10 +67,11 @@ def ensure_local(
             database of this tokenizer.
     """
     own = [describe_for(fingerprint, Path(directory)) for directory in directories]
+    places = {str(directory.absolute()) for directory in wanted}
     for attempt in range(1, _NUM_ATTEMPTS + 1):
         try:
             actor = get_or_create(resources)
-            return _ensure_local(actor, fingerprint, cache_dir, own)
+            return _ensure_local(actor, fingerprint, cache_dir, own, places)
         except RayActorError as error:
             if attempt == _NUM_ATTEMPTS:
                 raise DatabaseError(f"the statistics actor cannot be reached: {error}") from error
@@ -81,7 +83,7 @@ def ensure_local(
 
 
 def _ensure_local(
-    actor: Any, fingerprint: str, cache_dir: Path, own: list[StatisticsFiles]
+    actor: Any, fingerprint: str, cache_dir: Path, own: list[StatisticsFiles], wanted: set[str]
 ) -> list[Path]:
     for database in own:
         try:
@@ -102,7 +104,11 @@ def _ensure_local(
         found = _copies(fingerprint, cache_dir) | found
     if own:
         return [Path(database.directory) for database in own]
-    for database in sorted(found.values(), key=attrgetter("num_bytes"), reverse=True):
+
+    def rank(database: StatisticsFiles) -> tuple[bool, int]:
+        return database.directory in wanted, database.num_bytes
+
+    for database in sorted(found.values(), key=rank, reverse=True):
         try:
             return [_local(actor, database, cache_dir)]
         except DatabaseError as error:

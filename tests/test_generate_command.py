@@ -259,6 +259,18 @@ def test_an_answer_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> N
     assert (found["error"], found["text"]) == ("the model has no numbers", "so far")
 
 
+def test_an_answer_that_is_interrupted_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is told of it comes below."""
+
+    def outputs() -> Iterator[StepOutput]:
+        yield StepOutput(make_sequence("a", [5]), texts=("so far",), sources=(Source.PLAIN,))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TextPrinter(shows_drafts=False).print(outputs())
+    assert capsys.readouterr().out == "so far\n"
+
+
 @pytest.mark.parametrize("is_printed", [True, False])
 def test_a_job_in_which_an_answer_failed_fails(is_printed: bool, tmp_path: Path) -> None:
     """Here for weights that are no numbers; the other rows are answered all the same."""
@@ -396,7 +408,7 @@ def test_an_interrupted_job_goes_on(tmp_path: Path) -> None:
     journal = tmp_path / "answers.jsonl.unfinished"
     command = ["--prompts", str(asked), "--json"]
     told = interrupt_after(3, journal, "generate", *command, str(out), *OPTIONS)
-    assert "interrupted; the same command goes on where it was" in told
+    assert "interrupted; the same command keeps what was finished" in told
     assert not out.exists()
     with journal.open("a") as file:
         file.write('{"unit": "row 39", "res')

@@ -75,7 +75,9 @@ def require_admin(request: Request) -> None:
         Forbidden: the request was not sent with the key of the administrator.
     """
     if not identity_of(request).is_admin:
-        raise Forbidden("this needs the key of the administrator (access.admin_key)")
+        raise Forbidden(
+            "this needs the key of the administrator (access.admin_key, admin_key_file)"
+        )
 
 
 def is_open(path: str) -> bool:

@@ -44,8 +44,9 @@ def locate_statistics(
     fingerprint: str,
     resources: Mapping[str, float] = NO_RESOURCES,
 ) -> Path | None:
-    """Return the first of ``directories`` that exists on this node; else the largest database of
-    the tokenizer that any node has, fetched into a cache that all replicas of this node share.
+    """Return the first of ``directories`` that exists on this node; else one that another node has,
+    fetched into a cache that all replicas of this node share: one of ``directories``, or the
+    largest database of the tokenizer.
 
     Databases of this node are registered with the statistics actor, so that others can fetch them.
     Without the actor this node's own are used: a missing one costs speed, never a request.
@@ -53,9 +54,12 @@ def locate_statistics(
     Args:
         resources: what the actor reserves if it is started here.
     """
-    own = [directory for directory in directories if os.path.isdir(directory)]
+    wanted = [*directories]
+    own = [directory for directory in wanted if os.path.isdir(directory)]
     try:
-        found = ensure_local(fingerprint, _cache_directory(), directories=own, resources=resources)
+        found = ensure_local(
+            fingerprint, _cache_directory(), directories=own, wanted=wanted, resources=resources
+        )
     except DatabaseError as error:
         logger.warning("the cluster's statistics databases are not used: %s", error)
         found = []

@@ -39,18 +39,23 @@ class TextPrinter:
         """Print one answer, and a newline; if it failed, the reason on standard error.
         Returns whether it succeeded."""
         last = None
-        for last in outputs:
-            if not self._shows_drafts:
-                typer.echo(last.text, nl=False)  # at once
-                continue
-            for text, source in zip(last.texts, last.sources, strict=True):
-                self._console.print(Text(text, _STYLES[source.label]), end="")
-        typer.echo()
+        try:
+            for last in outputs:
+                self._show(last)
+        finally:  # also of an answer that is interrupted
+            typer.echo()
         if last is not None and last.error is not None:
             typer.echo(f"hdserve: {last.error}", err=True)
         if last is not None and self._shows_drafts:
             self._console.print(_summary(last), style="dim")
         return last is None or last.error is None
+
+    def _show(self, output: StepOutput) -> None:
+        if not self._shows_drafts:
+            typer.echo(output.text, nl=False)  # at once
+            return
+        for text, source in zip(output.texts, output.sources, strict=True):
+            self._console.print(Text(text, _STYLES[source.label]), end="")
 
 
 def with_answer(row: dict[str, Any], answer: Completion) -> dict[str, Any]:

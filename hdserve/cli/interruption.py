@@ -13,7 +13,7 @@ import typer
 from hdserve.cli import EXIT_INTERRUPTED
 from hdserve.cli.json_option import OPTION, with_path
 
-GO_ON = "the same command goes on where it was"
+GO_ON = "the same command keeps what was finished and does the rest"
 
 _KEY = "--api-key"
 """The option whose value is not shown when a command is printed."""

@@ -30,7 +30,7 @@ app = typer.Typer(help="Build and inspect statistics databases.", no_args_is_hel
 MaxMib = Annotated[int, typer.Option("--max-mib", help="Most MiB of the table.", min=1)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory of the database.")]
 
-_GO_ON = "the same command goes on where it was saved last"
+_GO_ON = "the same command keeps what was saved last and does the rest"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

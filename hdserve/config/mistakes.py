@@ -150,6 +150,8 @@ def _expected(kind: str, context: Mapping[str, Any], annotation: Any) -> str:
 
 def _unknown_key(key: str, model: type[BaseModel]) -> str:
     known = sorted(model.model_fields)
+    if not known:
+        return "unknown key; there are none here"
     near = [*_below(model, key), *_elsewhere(model, key)]
     near += difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -251,7 +251,8 @@ class ModelConfig(StrictModel):
     defaults: DefaultsConfig = DefaultsConfig()
     statistics: str | None = Field(default="bundled", min_length=1)
     """The directory of a statistics database; ``bundled`` takes what ships for this tokenizer, if
-    there is one."""
+    there is one.  A node without it fetches it from another; if none has it, the largest that the
+    cluster has for this tokenizer."""
 
     draft_from: tuple[str, ...] = ()
     """Other models of the same tokenizer whose generated text may be drafted from, ranked lower."""

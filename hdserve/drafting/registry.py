@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import cache, partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -35,36 +35,51 @@ DRAFTERS: Mapping[str, type[Drafter]] = MappingProxyType(
 
 
 def known_drafters() -> dict[str, type[Drafter]]:
-    """All drafters by name; those of this package cannot be replaced.
-
-    Raises:
-        ConfigError: an entry point cannot be loaded, is not a drafter, or is named differently from
-            its drafter, so that its states would not be found.
-    """
+    """All drafters by name; those of this package cannot be replaced.  An entry point that is wrong
+    is logged, and is an error only where it is named: it is in a package that others may have
+    installed."""
     known: dict[str, type[Drafter]] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
-            drafter = entry.load()
-        except Exception as error:
-            raise ConfigError(f"the drafter {entry.name} ({entry.value}) fails: {error}") from error
-        if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
-            raise ConfigError(f"the drafter {entry.name} ({entry.value}) is not a Drafter")
-        name = getattr(drafter, "name", None)
-        if name != entry.name:
-            told = f"the drafter {entry.name} ({entry.value}) calls itself {name!r}"
-            raise ConfigError(f"{told}; both must be the same")
-        known[entry.name] = drafter
+            known[entry.name] = _loaded(entry)
+        except ConfigError as error:
+            _warn(error.message)
     return known | dict(DRAFTERS)
+
+
+def _loaded(entry: EntryPoint) -> type[Drafter]:
+    """
+    Raises:
+        ConfigError: it cannot be loaded, is not a drafter, or is named differently from its
+            drafter, so that its states would not be found.
+    """
+    told = f"the drafter {entry.name} ({entry.value}, of {_package(entry)})"
+    try:
+        drafter = entry.load()
+    except Exception as error:
+        raise ConfigError(f"{told} fails: {error}") from error
+    if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
+        raise ConfigError(f"{told} is not a Drafter")
+    name = getattr(drafter, "name", None)
+    if name != entry.name:
+        raise ConfigError(f"{told} calls itself {name!r}; both must be the same")
+    return drafter
+
+
+def _package(entry: EntryPoint) -> str:
+    return "an unknown package" if entry.dist is None else f"the package {entry.dist.name}"
+
+
+@cache
+def _warn(told: str) -> None:
+    """Warn once, not in each look at what is installed."""
+    logger.warning(told)
 
 
 @cache
 def installed_drafters() -> Mapping[str, type[Drafter]]:
     """All drafters by name, looked up once in a process: reading what is installed takes
-    milliseconds, and states are merged in the only thread of an actor.
-
-    Raises:
-        ConfigError: as :func:`known_drafters`; then the next call looks again.
-    """
+    milliseconds, and states are merged in the only thread of an actor."""
     return MappingProxyType(known_drafters())
 
 
@@ -157,6 +172,9 @@ def _find(config: DrafterConfig, known: Mapping[str, type[Drafter]]) -> tuple[ty
     """A drafter and its checked options."""
     drafter = known.get(config.name)
     if drafter is None:
+        for entry in entry_points(group=ENTRY_POINT_GROUP):
+            if entry.name == config.name:
+                _loaded(entry)
         raise ConfigError(
             f"unknown drafter {config.name!r}; known drafters: {', '.join(sorted(known))}"
         )

@@ -95,6 +95,17 @@ class TestInRay:
         assert ensure_local(fingerprint, cache) == [other]
         assert f"the statistics database {database} is not used" in caplog.text
 
+    def test_what_is_asked_for_comes_before_what_is_larger(self, database, fingerprint, tmp_path):
+        """Another model, or the configuration before, may have offered that."""
+        larger, cache = make_database(tmp_path / "larger", fingerprint, seed=1), tmp_path / "cache"
+        (larger / "more.bin").write_bytes(b"x")
+        ensure_local(fingerprint, cache, directories=[database, larger])
+        assert ensure_local(fingerprint, cache) == [larger]
+        assert ensure_local(fingerprint, cache, wanted=[database]) == [database]
+        with lacking(database):
+            (copy,) = ensure_local(fingerprint, cache, wanted=[database])
+        assert contents(copy) == contents(database)
+
     def test_a_database_that_was_rebuilt_in_its_place_is_fetched_by_other_nodes(
         self, database, fingerprint, tmp_path
     ):

@@ -716,7 +716,7 @@ def test_the_command_goes_on(tmp_path: Path, prompts: Path) -> None:
     options += ["--state", "warm", "--fill", str(prompts), "--max-tokens"]
     endless = [*options, "8", "--rounds", "1000000"]
     told = interrupt_after(3, journal, *endless)
-    assert "interrupted; the same command goes on where it was" in told
+    assert "interrupted; the same command keeps what was finished" in told
     before = units(journal)
     assert next(iter(before)) == "hierarchy, fill"
     interrupt_after(len(before) + 2, journal, *endless)

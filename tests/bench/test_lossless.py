@@ -124,7 +124,7 @@ def test_the_command_goes_on(tmp_path: Path) -> None:
     command += ["--exact", "--json", str(out), "--batch-size", "2", "--max-tokens"]
     journal = tmp_path / "out.json.unfinished"
     told = interrupt_after(1, journal, *command, "24")
-    assert "interrupted; the same command goes on where it was" in told
+    assert "interrupted; the same command keeps what was finished" in told
     assert 1 <= len(units(journal)) < len(UNITS)
     with pytest.raises(ConfigError, match="max_tokens was 24, is 9"):
         CliRunner().invoke(app, [*command, "9"], catch_exceptions=False)

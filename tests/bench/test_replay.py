@@ -431,7 +431,7 @@ def test_the_command_goes_on(tmp_path: Path) -> None:
     wanted = run("whole.json")
     journal = tmp_path / "out.json.unfinished"
     told = interrupt_after(3, journal, *command, "--json", str(tmp_path / "out.json"))
-    assert "interrupted; the same command goes on where it was" in told
+    assert "interrupted; the same command keeps what was finished" in told
     assert 3 <= len(units(journal)) < len(answers)
     with pytest.raises(ConfigError, match="budget was 16, is 4"):
         run("out.json", "--budget", "4")

@@ -310,7 +310,7 @@ def test_interrupted_it_goes_on(server: StandIn, tmp_path: Path) -> None:
     server.num_answered_to_end = 1 + 4  # the first one warms the server
     journal = tmp_path / "out.json.unfinished"
     told = interrupt_after(1, journal, *command, "2,1,3")
-    assert "interrupted; the same command goes on where it was" in told
+    assert "interrupted; the same command keeps what was finished" in told
     (kept,) = units(journal).values()
     first, *others = json.loads(out.read_text())["results"]
     assert first == kept
@@ -339,7 +339,7 @@ def test_interrupted_between_loads(server: StandIn, tmp_path: Path, num_answered
     command += ["--json", str(out), "--concurrency", "2,1"]
     server.num_metrics_answered = num_answered
     told = interrupt_when(lambda: server.num_metrics_asked > num_answered, *command)
-    assert "interrupted; the same command goes on where it was" in told
+    assert "interrupted; the same command keeps what was finished" in told
     rows = json.loads(out.read_text())["results"]
     assert [row["completed"] for row in rows] == [4] * num_answered
     server.num_metrics_answered = sys.maxsize

@@ -226,7 +226,7 @@ def test_the_command_goes_on(tmp_path: Path) -> None:
     command = ["statistics", "merge", *sources, "--checkpoint-s", "0", "--output"]
     saved = target / CHECKPOINT_NAME / PROGRESS_NAME
     told = interrupt_when(saved.exists, *command, str(target))
-    assert "interrupted; the same command goes on where it was saved last" in told
+    assert "interrupted; the same command keeps what was saved last" in told
     assert not (target / INFO_NAME).exists()
     for directory in (target, whole):
         result = CliRunner().invoke(app, [*command, str(directory)], catch_exceptions=False)

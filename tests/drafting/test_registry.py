@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hdserve.config import DrafterConfig, DraftingConfig
+from hdserve.config.strict_model import StrictModel
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.drafting import registry
 from hdserve.drafting.base import DraftResources
@@ -69,6 +70,16 @@ def test_unknown_option_names_the_known_ones() -> None:
         build_drafters(_config("hierarchy", min_scor=0.1), make_resources())
 
 
+class NoOptions(StrictModel):
+    pass
+
+
+def test_an_option_of_a_drafter_without_any_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DRAFTERS["prompt-lookup"], "options_model", NoOptions)
+    with pytest.raises(ConfigError, match="prompt-lookup: min_score: unknown key; there are none"):
+        build_drafters(_config("prompt-lookup", min_score=0.1), make_resources())
+
+
 def test_wrong_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="min_score"):
         build_drafters(_config("hierarchy", min_score=2), make_resources())
@@ -101,9 +112,13 @@ def test_entry_points_add_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_broken_entry_points_are_reported(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """To those who name them: all others can do without."""
     monkeypatch.setattr(registry, "entry_points", lambda group: _entry_points(value))
-    with pytest.raises(ConfigError, match="mine"):
-        build_drafters(_config("hierarchy"), make_resources())
+    with pytest.raises(ConfigError, match=f"the drafter mine .{value}"):
+        build_drafters(_config("hierarchy", "mine"), make_resources())
+    with pytest.raises(ConfigError, match="unknown drafter 'min'; known drafters: hierarchy"):
+        build_drafters(_config("min"), make_resources())
+    build_drafters(_config("hierarchy"), make_resources())
 
 
 def test_a_drafter_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
