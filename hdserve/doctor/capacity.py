@@ -26,7 +26,7 @@ def compare_with_cluster(config: ServeConfig, cluster: Cluster) -> Iterator[Find
     for name, message in cluster.deployed.items():
         yield warning("resources", f"{name}: {message}", "serve status  # and the logs it names")
     if not cluster.deployed:
-        yield ok("resources", "the application has what it reserves")
+        yield ok("resources", "the application that is deployed has what it reserves")
 
 
 def compare_resources(
