@@ -64,15 +64,17 @@ def for_template(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         Unsupported: a part of a content is not text.
         InvalidRequest: a content, or an entry of ``tool_calls``, has another form, or a content is
-            missing in a role that requires one.
+            missing in a role that requires one, or a role is.
     """
     return [_message(message) for message in messages]
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in message.items() if value is not None}
-    if "content" not in found and found.get("role") != "assistant":
-        raise InvalidRequest(f"a message of role {found.get('role')!r} needs content", "messages")
+    if not isinstance(found.get("role"), str):
+        raise InvalidRequest("a message needs a role, such as 'user' or 'assistant'", "messages")
+    if "content" not in found and found["role"] != "assistant":
+        raise InvalidRequest(f"a message of role {found['role']!r} needs content", "messages")
     texts = (_text(found.get("content", "")), _text(found.pop("refusal", "")))
     found["content"] = "\n".join(filter(None, texts))
     reasoning = found.pop("reasoning", "")  # the name in newer versions of vLLM

@@ -73,6 +73,8 @@ def test_what_was_given_stays_as_it_is() -> None:
     ("message", "reason"),
     [
         ({"role": "user"}, "a message of role 'user' needs content"),
+        ({"content": "a"}, "a message needs a role, such as 'user' or 'assistant'"),
+        ({"role": 5, "content": "a"}, "a message needs a role, such as 'user' or 'assistant'"),
         ({"role": "user", "content": None}, "a message of role 'user' needs content"),
         ({"role": "user", "content": 5}, "a content is a text or a list of parts"),
         ({"role": "user", "content": ["a", 5]}, "a content is a text or a list of parts"),
