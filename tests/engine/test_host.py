@@ -10,6 +10,8 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
+from huggingface_hub import constants
 
 from hdserve.config import ModelConfig
 from hdserve.core import FinishReason
@@ -180,6 +182,38 @@ def test_a_model_that_is_not_served_is_missed_no_tokenizer(tmp_path: Path) -> No
     config = ModelConfig.model_validate({"name": "m", "model": str(tmp_path)})
     with pytest.raises(UnsupportedModel, match=r"^vit \(.*no causal language model"):
         ModelHost(config)
+
+
+def test_a_revision_is_that_of_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokenizer, of the weights, and of what the model's authors recommend."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    kept = tmp_path / "models--OWNER--MODEL"
+    (kept / "refs").mkdir(parents=True)
+    for name, source in (("main", "hdserve-tiny"), ("v1", "hdserve-mini")):
+        (kept / "refs" / name).write_text(f"commit-{name}")
+        copytree(resolve_model(source), kept / "snapshots" / f"commit-{name}")
+    place = kept / "snapshots" / "commit-v1"
+    (place / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.5}))
+    tokenizer = json.loads((place / "tokenizer.json").read_text())
+    (place / "tokenizer.json").write_text(
+        json.dumps({**tokenizer, "normalizer": {"type": "Lowercase"}})
+    )
+    wanted, found, other = (
+        ModelHost(ModelConfig.model_validate({"name": "m", **model, "engine": {"compile": False}}))
+        for model in (
+            {"model": str(place)},
+            {"model": "OWNER/MODEL", "revision": "v1"},
+            {"model": "OWNER/MODEL"},
+        )
+    )
+    assert found.tokenizer.fingerprint == wanted.tokenizer.fingerprint
+    assert found.model.default_sampling == wanted.model.default_sampling
+    weight, own = (next(host.model.module.parameters()) for host in (wanted, found))
+    assert torch.equal(own, weight)
+    assert other.tokenizer.fingerprint != wanted.tokenizer.fingerprint
+    assert other.model.default_sampling == {}
+    assert next(other.model.module.parameters()).shape != weight.shape
 
 
 def test_what_a_client_leaves_open(tmp_path: Path) -> None:
