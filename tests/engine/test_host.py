@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from hdserve.config import ModelConfig
-from hdserve.core import FinishReason
+from hdserve.core import FinishReason, Source
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost, first_directory
@@ -42,6 +42,23 @@ def test_a_model_that_does_not_share_keeps_nothing(is_shared: bool) -> None:
     database = host.own_database
     assert (database.num_tokens > 0) is is_shared
     assert (database.num_recycled_entries > 0) is is_shared
+
+
+def test_drafts_come_from_what_other_models_generated() -> None:
+    """Those that the configuration names; the model itself has generated nothing yet."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "kv_cache_tokens": 1024},
+        "drafting": {"adapts_budget": False},
+    }
+    alone, drafted = (make_sequence(name, [5, 300, 41, 7], temperature=0.0) for name in "ab")
+    run(ModelHost(ModelConfig.model_validate(config)).make_engine(), [alone])
+    host = ModelHost(ModelConfig.model_validate({**config, "draft_from": ["n", "o"]}))
+    host.apply("o", "default", [alone.output_token_ids])
+    run(host.make_engine(), [drafted])
+    assert Source.MODEL not in alone.counts.accepted_by_source
+    assert drafted.counts.accepted_by_source[Source.MODEL] > 0
 
 
 def test_outputs_that_end_together_are_added_one_by_one_between_steps(
