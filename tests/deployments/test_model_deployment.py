@@ -76,7 +76,13 @@ def test_autoscaling_is_that_of_ray_serve() -> None:
     assert AutoscalingConfig.model_fields.keys() == fields.keys() - NOT_OFFERED
     plain = RayAutoscalingConfig(**AutoscalingConfig().model_dump(exclude_none=True))
     assert plain == RayAutoscalingConfig()
-    chosen = {"min_replicas": 2, "max_replicas": 9, "aggregation_function": "max"}
+    policy = {"policy_function": "json:JSONEncoder", "policy_kwargs": {"indent": 1}}
+    chosen: dict[str, Any] = {
+        "min_replicas": 2,
+        "max_replicas": 9,
+        "aggregation_function": "max",
+        "policy": policy,
+    }
     found = deployment(autoscaling=chosen, engine={"max_num_sequences": 4, "max_num_queued": 6})
     assert found._deployment_config.max_queued_requests == 90
     scaled = found._deployment_config.autoscaling_config

@@ -10,9 +10,11 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
+from huggingface_hub import constants
 
 from hdserve.config import ModelConfig
-from hdserve.core import FinishReason
+from hdserve.core import FinishReason, Source
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost, first_directory
@@ -40,6 +42,23 @@ def test_a_model_that_does_not_share_keeps_nothing(is_shared: bool) -> None:
     database = host.own_database
     assert (database.num_tokens > 0) is is_shared
     assert (database.num_recycled_entries > 0) is is_shared
+
+
+def test_drafts_come_from_what_other_models_generated() -> None:
+    """Those that the configuration names; the model itself has generated nothing yet."""
+    config = {
+        "name": "m",
+        "model": "hdserve-mini",
+        "engine": {"compile": False, "kv_cache_tokens": 1024},
+        "drafting": {"adapts_budget": False},
+    }
+    alone, drafted = (make_sequence(name, [5, 300, 41, 7], temperature=0.0) for name in "ab")
+    run(ModelHost(ModelConfig.model_validate(config)).make_engine(), [alone])
+    host = ModelHost(ModelConfig.model_validate({**config, "draft_from": ["n", "o"]}))
+    host.apply("o", "default", [alone.output_token_ids])
+    run(host.make_engine(), [drafted])
+    assert Source.MODEL not in alone.counts.accepted_by_source
+    assert drafted.counts.accepted_by_source[Source.MODEL] > 0
 
 
 def test_outputs_that_end_together_are_added_one_by_one_between_steps(
@@ -180,6 +199,38 @@ def test_a_model_that_is_not_served_is_missed_no_tokenizer(tmp_path: Path) -> No
     config = ModelConfig.model_validate({"name": "m", "model": str(tmp_path)})
     with pytest.raises(UnsupportedModel, match=r"^vit \(.*no causal language model"):
         ModelHost(config)
+
+
+def test_a_revision_is_that_of_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tokenizer, of the weights, and of what the model's authors recommend."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    kept = tmp_path / "models--OWNER--MODEL"
+    (kept / "refs").mkdir(parents=True)
+    for name, source in (("main", "hdserve-tiny"), ("v1", "hdserve-mini")):
+        (kept / "refs" / name).write_text(f"commit-{name}")
+        copytree(resolve_model(source), kept / "snapshots" / f"commit-{name}")
+    place = kept / "snapshots" / "commit-v1"
+    (place / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.5}))
+    tokenizer = json.loads((place / "tokenizer.json").read_text())
+    (place / "tokenizer.json").write_text(
+        json.dumps({**tokenizer, "normalizer": {"type": "Lowercase"}})
+    )
+    wanted, found, other = (
+        ModelHost(ModelConfig.model_validate({"name": "m", **model, "engine": {"compile": False}}))
+        for model in (
+            {"model": str(place)},
+            {"model": "OWNER/MODEL", "revision": "v1"},
+            {"model": "OWNER/MODEL"},
+        )
+    )
+    assert found.tokenizer.fingerprint == wanted.tokenizer.fingerprint
+    assert found.model.default_sampling == wanted.model.default_sampling
+    weight, own = (next(host.model.module.parameters()) for host in (wanted, found))
+    assert torch.equal(own, weight)
+    assert other.tokenizer.fingerprint != wanted.tokenizer.fingerprint
+    assert other.model.default_sampling == {}
+    assert next(other.model.module.parameters()).shape != weight.shape
 
 
 def test_what_a_client_leaves_open(tmp_path: Path) -> None:

@@ -28,16 +28,30 @@ def test_a_silence_has_beats() -> None:
     assert asyncio.run(beats())
 
 
-def test_messages_are_beats_enough() -> None:
-    async def num_beats() -> int:
-        found: list[None] = []
-        with Heartbeat(lambda: found.append(None), INTERVAL_S) as heartbeat:
-            for _ in range(60):
-                await asyncio.sleep(INTERVAL_S / 10)
-                heartbeat.is_silent = False
-        return len(found)
+def test_messages_are_beats_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time of the event loop, which goes on by a second in each of its rounds; after the
+    messages there are beats again."""
 
-    assert asyncio.run(num_beats()) == 0
+    async def num_beats() -> tuple[int, int]:
+        found: list[None] = []
+        now_s = 0
+
+        async def pass_time(duration_s: int) -> None:
+            nonlocal now_s
+            for _ in range(duration_s):
+                now_s += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+        with Heartbeat(lambda: found.append(None), 100) as heartbeat:
+            for _ in range(65):
+                await pass_time(10)
+                heartbeat.is_silent = False
+            num_beside_messages = len(found)
+            await pass_time(500)
+        return num_beside_messages, len(found)
+
+    assert asyncio.run(num_beats()) == (0, 4)
 
 
 def test_who_wants_none_gets_none() -> None:

@@ -1,4 +1,5 @@
-"""What replicas have learned of drafting reaches the others, until it is flushed."""
+"""What replicas have learned of drafting reaches the others, until it is flushed, and what they
+generate those that draft from their model."""
 
 from __future__ import annotations
 
@@ -30,9 +31,19 @@ NAMESPACE = "tenant"
 class Replica:
     """A model server without its server."""
 
-    def __init__(self, name: str, config: ModelDatabaseConfig) -> None:
-        drafting = DraftingConfig(adapts_budget=False)  # a pause is no time to learn
-        model = ModelConfig(name="shared-model", model="hdserve-tiny", drafting=drafting)
+    def __init__(
+        self,
+        name: str,
+        config: ModelDatabaseConfig,
+        model_name: str = "shared-model",
+        draft_from: tuple[str, ...] = (),
+    ) -> None:
+        model = ModelConfig(
+            name=model_name,
+            model="hdserve-tiny",
+            draft_from=draft_from,
+            drafting=DraftingConfig(adapts_budget=False),  # a pause is no time to learn
+        )
         self.host = ModelHost(model, on_output=self._publish)
         self.engine = AsyncEngine(self.host.make_engine, 8)
         self.engine.start()
@@ -126,3 +137,20 @@ def test_what_was_learned_elsewhere_survives_a_replica_whose_messages_wait(
         waiting.close()
         other.close()
         stop_actors(model=key.model)
+
+
+def test_what_another_model_generates_arrives_where_it_is_drafted_from(
+    config: ModelDatabaseConfig,
+) -> None:
+    """In a database of its own."""
+    other = Replica("other", config, "other-model")
+    reader = Replica("reader", config, draft_from=("other-model",))
+    try:
+        other.generate(50)
+        eventually(lambda: reader.host.databases["other-model"].num_entries == 1)
+        assert reader.host.own_database.num_entries == 0
+    finally:
+        other.close()
+        reader.close()
+        for model in ("other-model", "shared-model"):
+            stop_actors(model=model)

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from hdserve import grammar
 from hdserve.engine.structured_output import trial
+
+
+def test_it_has_limits() -> None:
+    """Of processor time and of memory."""
+    program = (
+        "import resource, runpy, sys\n"
+        "runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
+        "print(resource.getrlimit(resource.RLIMIT_CPU), resource.getrlimit(resource.RLIMIT_AS))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, trial.__file__, "1000"],
+        input=grammar.regex("a"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, limits = done.stdout.splitlines()
+    most_s, most_bytes = trial.MAX_CPU_S, trial.MAX_MEMORY_BYTES
+    assert limits == f"{(most_s, most_s)} {(most_bytes, most_bytes)}"
 
 
 def test_an_interruption_from_the_terminal_does_not_reach_it(
