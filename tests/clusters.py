@@ -14,11 +14,12 @@ Started = TypeVar("Started")
 
 
 @contextmanager
-def connected_cluster(num_cpus: int) -> Iterator[Cluster]:
+def connected_cluster(num_cpus: int, num_gpus: int = 0) -> Iterator[Cluster]:
     """A head node without a dashboard, for servers in other processes, too; what they count is on
-    Ray's port a second later, not ten."""
+    Ray's port a second later, not ten.  The GPUs need not exist."""
     node = {
         "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
         "include_dashboard": False,
         "_system_config": {"metrics_report_interval_ms": 1000},
     }

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from benchmarks.server import START_TIMEOUT_S
+
 END_S = 20.0
 """``hdserve serve`` promises 10 s; a machine that runs other tests gets more."""
 
@@ -76,7 +78,7 @@ def hdserve(*arguments: str) -> str:
 
 
 def wait_for(text: str, log: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while text not in log.read_text():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()

@@ -94,6 +94,12 @@ PYTHON_RUN_ELSEWHERE = {
     "docs/quickstart.md": 3,
 }
 
+EXAMPLES_RUN = {
+    "offline.py": "test_docs.py",
+    "stream_client.py": "deployments/test_documented_requests.py",
+}
+"""Where, the programs in ``examples``."""
+
 BLOCKS = [
     pytest.param(path, language, text, id=f"{path.relative_to(ROOT)}-{number}-{language}")
     for path in PAGES
@@ -128,6 +134,13 @@ def test_programs_are_run(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     num = sum(language == "python" for language, _ in blocks(path))
     assert num == PYTHON_RUN_ELSEWHERE.get(name, 0)
+
+
+def test_examples_are_run() -> None:
+    """A new program needs a test that runs it; then it is named here."""
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == EXAMPLES_RUN.keys()
+    for name, test in EXAMPLES_RUN.items():
+        assert f'"examples" / "{name}"' in (ROOT / "tests" / test).read_text(encoding="utf-8")
 
 
 def test_what_is_not_run_says_why() -> None:

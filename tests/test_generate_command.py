@@ -235,11 +235,22 @@ def test_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tokens in" in lines[-1]
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "^give a prompt, or a file of them with --prompts$"),
+        (["a", "--prompts", "prompts.txt"], "^give a prompt or --prompts, not both$"),
+        (["--prompts", "none.txt"], r"^cannot read the prompts none\.txt: No such file"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt or a file, one of them, and a file that is there."""
-    for arguments in ([], ["a", "--prompts", "b"], ["--prompts", str(tmp_path / "none")]):
-        with pytest.raises((InvalidRequest, ConfigError)):
-            CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("b\n")
+    with pytest.raises((InvalidRequest, ConfigError), match=reason):
+        CliRunner().invoke(app, ["generate", *arguments], catch_exceptions=False)
 
 
 def test_an_answer_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -345,7 +345,7 @@ def test_what_would_not_start_is_the_status_of_the_command(tmp_path: Path) -> No
     log = tmp_path / "log"
     program = hdserve("serve", "--config", str(tmp_path / "nothing.yaml"))
     with started(log, "-c", program, RAY_ADDRESS="local") as (process, _):
-        assert process.wait(END_S) == 2
+        assert process.wait(START_TIMEOUT_S) == 2
     assert log.read_text().startswith("hdserve: cannot read the configuration")
 
 

@@ -27,10 +27,19 @@ from hdserve.errors import ConfigError, DatabaseError
 from tests.actors.impatient import ImpatientDatabaseActor
 from tests.actors.readers import message
 from tests.clusters import patiently
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
 
 KEYS = [DatabaseKey(name, "f" * 64) for name in ("a", "org/b:c")]
+
+
+@pytest.fixture
+def empty_cluster(ray_cluster: None) -> None:
+    """The one of the package, without the actors that earlier tests left."""
+    for name in detached.names():
+        ray.kill(detached.get(name))
+    eventually(lambda: not detached.names())
 
 
 def stop(*arguments: str) -> list[str]:
@@ -50,7 +59,7 @@ def stop_in_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
 
 
-def test_stop(ray_cluster: None, tmp_path: Path) -> None:
+def test_stop(empty_cluster: None, tmp_path: Path) -> None:
     """One model's, then all; what is ended is gone, and a second time there is nothing."""
     for key in KEYS:
         model_database.get_or_create(key, ModelDatabaseConfig(num_cpus=0))
@@ -66,7 +75,7 @@ def test_stop(ray_cluster: None, tmp_path: Path) -> None:
     assert stop() == []
 
 
-def test_what_cannot_be_written_is_not_lost(ray_cluster: None, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_not_lost(empty_cluster: None, tmp_path: Path) -> None:
     """The actor stays, and those that can write end; unless it is to end all the same."""
     blocked, free = (DatabaseKey(uuid4().hex, "f" * 64) for _ in range(2))
     lock = database_directory(tmp_path, blocked) / "lock"
@@ -91,7 +100,7 @@ def test_what_cannot_be_written_is_not_lost(ray_cluster: None, tmp_path: Path) -
         model_database.get(blocked)
 
 
-def test_one_that_waits_for_the_files_of_another(ray_cluster: None, tmp_path: Path) -> None:
+def test_one_that_waits_for_the_files_of_another(empty_cluster: None, tmp_path: Path) -> None:
     """As a newer version beside an older one: it writes when that has ended, whichever is asked
     first."""
     key = DatabaseKey(uuid4().hex, "f" * 64)
@@ -112,13 +121,13 @@ class Earlier:
         pass
 
 
-def test_an_actor_that_does_not_say_whether_it_could_write(ray_cluster: None) -> None:
+def test_an_actor_that_does_not_say_whether_it_could_write(empty_cluster: None) -> None:
     name = f"model-database-v0:{uuid4().hex}:{'f' * 16}"
     detached.get_or_create(Earlier, name, 0, {})
     assert stop() == [name]
 
 
-def test_which_of_several_clusters(ray_cluster: None) -> None:
+def test_which_of_several_clusters(empty_cluster: None) -> None:
     """It has to be said; and it is said what it was done to."""
     own = ray.get_runtime_context().gcs_address
     node = {"num_cpus": 0, "include_dashboard": False}

@@ -25,6 +25,20 @@ def test_a_key_in_arguments_is_warned_of(
     assert "sk-of-the-administrator" not in caplog.text
 
 
+def test_the_models_are_those_of_a_file(tmp_path: Path) -> None:
+    """Each has a deployment, which the gateway calls by the name that it has there."""
+    path = tmp_path / "config.yaml"
+    path.write_text("models:\n- {name: a, model: hdserve-mini}\n- {name: b, model: hdserve-tiny}\n")
+    gateway: Any = app(AppArgs(config=str(path)))._bound_deployment
+    built, models, _ = gateway.init_args
+    assert [(model.name, model.model) for model in built.models] == [
+        ("a", "hdserve-mini"),
+        ("b", "hdserve-tiny"),
+    ]
+    found = {name: model._bound_deployment.init_args[0] for name, model in models.items()}
+    assert found == {model.name: model for model in built.models}
+
+
 LOCAL, KEYS = {"is_local": True}, "sixteen-characters-of-a-key default\n"
 
 

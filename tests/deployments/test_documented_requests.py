@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.deployments.http.page import QUESTION
-from tests.documents import commands, shell_commands, texts
+from tests.documents import ROOT, commands, shell_commands, texts
 from tests.serving import ServedApplication
 
 pytestmark = pytest.mark.ray
@@ -78,20 +78,22 @@ def test_the_requests_of_the_documents(application: ServedApplication) -> None:
 def test_the_programs_of_the_documents(
     application: ServedApplication, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They print an answer; those of the quick start what was accepted, and each token's source."""
+    """They print an answer; those of the quick start, and the example, also what was accepted, or
+    each token's source."""
     quick, readme = (
         shown(page, "python", "OpenAI") for page in ("docs/quickstart.md", "README.md")
     )
     messages = shown("docs/http.md", "python", "Anthropic")
+    example = (ROOT / "examples" / "stream_client.py").read_text(encoding="utf-8")
     assert (len(quick), len(readme), len(messages)) == (2, 1, 1)
-    for program in (*quick, *readme, *messages):
+    for program in (*quick, example, *readme, *messages):
         assert "http://localhost:8000" in program
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # a script's client ends with it
             exec(program.replace("http://localhost:8000", application.base_url), {"__name__": "it"})
             gc.collect()
         printed = capsys.readouterr().out
-        assert printed.count("\n") >= 2 if program in quick else printed
+        assert printed.count("\n") >= 2 if program in (*quick, example) else printed
 
 
 def test_the_request_of_the_readme(application: ServedApplication) -> None:

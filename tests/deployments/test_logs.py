@@ -24,8 +24,9 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def logs() -> Iterator[Path]:
-    """The files of Ray Serve on a cluster that serves nothing yet."""
-    with connected_cluster(2) as cluster:
+    """The files of Ray Serve on a cluster that serves nothing yet, and has a GPU, which need not
+    exist."""
+    with connected_cluster(2, num_gpus=1) as cluster:
         try:
             yield Path(cluster.head_node.get_logs_dir_path()) / "serve"
         finally:
@@ -46,11 +47,15 @@ def line(logs: Path, deployment: str, text: str) -> dict[str, Any]:
 
 
 def test_lines_are_in_the_files_of_ray_serve(logs: Path, tmp_path: Path) -> None:
-    """As `logging_config` has them, with time and level, and those that are no warnings, too."""
+    """As `logging_config` has them, with time and level, and those that are no warnings, too; the
+    one that is tells of a GPU that is reserved in vain."""
     keys, port = tmp_path / "keys", free_port()
     keys.write_text("a-key-of-sixteen-characters tenant\n")
+    engine = {"compile": False, "device": "cpu"}
     config = {
-        "models": [{"name": MODEL, "model": MODEL, "num_cpus": 0.5, "engine": {"compile": False}}],
+        "models": [
+            {"name": MODEL, "model": MODEL, "num_cpus": 0.5, "num_gpus": 1, "engine": engine}
+        ],
         "access": {"api_keys_file": str(keys)},
         "model_database": {"is_enabled": False},
     }
@@ -59,11 +64,12 @@ def test_lines_are_in_the_files_of_ray_serve(logs: Path, tmp_path: Path) -> None
     keys.write_text("another-key-of-sixteen-characters tenant\n")
     headers = {"authorization": "Bearer nobody"}
     httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=WAIT_S)
-    for deployment, text in (
-        (f"model-{MODEL}", f"{MODEL}: "),
-        ("gateway", "the keys have changed; there are 1 API keys"),
+    for deployment, text, level in (
+        (f"model-{MODEL}", f"{MODEL}: a GPU is reserved, but not used: ", "WARNING"),
+        (f"model-{MODEL}", " on cpu, ", "INFO"),
+        ("gateway", "the keys have changed; there are 1 API keys", "INFO"),
     ):
         found = line(logs, deployment, text)
-        assert found["levelname"] == "INFO"
+        assert found["levelname"] == level
         assert found["asctime"]
         assert deployment in found["deployment"]

@@ -20,8 +20,8 @@ TEMPLATE = """<|im_start|>system
 
 @pytest.fixture(scope="package")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApplication]:
-    """Two replicas of one model, and a model with defaults for its requests, on a cluster this
-    process is connected to."""
+    """Two replicas of one model, and a model with defaults for its requests that keeps rejected
+    drafts to itself, on a cluster this process is connected to."""
     directory = tmp_path_factory.mktemp("serve")
     template = directory / "chat.jinja"
     template.write_text(TEMPLATE)
@@ -36,6 +36,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
         "name": "assistant",
         "chat_template": str(template),
         "engine": {"dtype": "float32", "exact": True},
+        "show_rejected_drafts": False,
         "defaults": {
             "temperature": 0,
             "top_p": 0.75,
