@@ -13,7 +13,7 @@ from hdserve.errors import RequestTimeout
 T = TypeVar("T")
 
 MAX_UNREAD_S = 120.0
-"""How long a client may take nothing of what it is sent."""
+"""How long a client may take for each piece of what it is sent."""
 
 _READING_GRACE_S = 5.0
 """How long a client may take, once the time of its request is over, to read what it was sent."""

@@ -228,7 +228,7 @@ def test_a_file_that_is_read_is_not_written_over(command: tuple[str, ...], tmp_p
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n')
     (tmp_path / "link").symlink_to(path)
-    with pytest.raises(ConfigError, match=r"--json .*link: the command reads this file"):
+    with pytest.raises(ConfigError, match=r"--json .*link: another argument names this file"):
         run(*command, str(path), "--json", str(tmp_path / "link"))
     assert path.read_text() == '{"prompt": "a"}\n'
 

@@ -10,6 +10,7 @@ from starlette.types import Message, Send
 
 from deployments.deadline import MAX_UNREAD_S
 from deployments.events import named_event
+from deployments.http.body_messages import body_messages
 
 COMMENT = b": keep-alive\n\n"
 """What clients of server-sent events read and forget."""
@@ -23,7 +24,7 @@ SIGNS = frozenset({COMMENT, PING})
 class KeepAlive:
     """Sends the parts of one stream, and a sign of life whenever none was sent for ``interval_s``,
     so that neither the client nor a proxy takes the connection for dead.  Status and headers go
-    before the first of either.  A client that takes nothing of a part for
+    before the first of either.  A client that takes next to nothing for
     :data:`~deployments.deadline.MAX_UNREAD_S` is not waited for any longer: what it does not read
     gathers in the replica.
 
@@ -78,7 +79,9 @@ class KeepAlive:
         if not self.has_begun:
             self.has_begun = True
             await self._send(self._head)
-        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        for message in body_messages(body, is_last=is_last):
+            self._last_s = self._loop.time()
+            await self._send(message)
         self._is_sending, self._last_s = False, self._loop.time()
 
     def _look_in(self, delay_s: float) -> None:

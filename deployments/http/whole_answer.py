@@ -11,8 +11,7 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.deadline import MAX_UNREAD_S, Deadline
-
-_PIECE_BYTES = 2**16
+from deployments.http.body_messages import body_messages
 
 
 class WholeAnswer(Response):
@@ -48,11 +47,4 @@ class WholeAnswer(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        body = bytes(self.body)
-        for start in range(0, len(body), _PIECE_BYTES):
-            end = start + _PIECE_BYTES
-            yield {
-                "type": "http.response.body",
-                "body": body[start:end],
-                "more_body": end < len(body),
-            }
+        yield from body_messages(bytes(self.body))

@@ -24,7 +24,7 @@ from hdserve.cli.options import (
     takes,
 )
 from hdserve.core import SamplingParams
-from hdserve.drafting.registry import known_drafters
+from hdserve.drafting.registry import check_installed, known_drafters
 from hdserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,11 +148,12 @@ class EngineOptions:
     def _check_contenders(self) -> None:
         """
         Raises:
-            ConfigError: one is unknown; or two draft, with one model database.
+            ConfigError: one is unknown, or cannot be loaded; or two draft, with one model database.
         """
         known = [*dict.fromkeys([*CONTENDERS, *known_drafters()])]
         for name in self.contenders:
             if name not in known:
+                check_installed(name)
                 raise ConfigError(f"unknown contender {name!r}; known: {', '.join(known)}")
         drafters = self._drafters
         if len(drafters) > 1:

@@ -73,7 +73,7 @@ def _check_is_not_read(params: Mapping[str, Any]) -> None:
     for name, value in params.items():
         paths = value if isinstance(value, list) else [value] if isinstance(value, Path) else []
         if name != _PARAM and any(_is_same(path, written) for path in paths):
-            raise ConfigError(f"{OPTION} {written}: the command reads this file")
+            raise ConfigError(f"{OPTION} {written}: another argument names this file")
 
 
 def _is_same(path: Path | str, file: Path) -> bool:

@@ -47,6 +47,17 @@ def known_drafters() -> dict[str, type[Drafter]]:
     return known | dict(DRAFTERS)
 
 
+def check_installed(name: str) -> None:
+    """Check the entry points of a drafter that is not among the known ones, if it has any.
+
+    Raises:
+        ConfigError: one is wrong.
+    """
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == name:
+            _loaded(entry)
+
+
 def _loaded(entry: EntryPoint) -> type[Drafter]:
     """
     Raises:
@@ -172,9 +183,7 @@ def _find(config: DrafterConfig, known: Mapping[str, type[Drafter]]) -> tuple[ty
     """A drafter and its checked options."""
     drafter = known.get(config.name)
     if drafter is None:
-        for entry in entry_points(group=ENTRY_POINT_GROUP):
-            if entry.name == config.name:
-                _loaded(entry)
+        check_installed(config.name)
         raise ConfigError(
             f"unknown drafter {config.name!r}; known drafters: {', '.join(sorted(known))}"
         )

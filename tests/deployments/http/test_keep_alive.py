@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from starlette.types import Message, Send
 
+from deployments.deadline import MAX_UNREAD_S
 from deployments.http.keep_alive import COMMENT, KeepAlive
 
 HEAD: Message = {"type": "http.response.start", "status": 200, "headers": []}
@@ -146,3 +147,34 @@ def test_a_client_that_cannot_be_told_ends_the_stream() -> None:
 
     with pytest.raises(OSError, match="gone"):
         asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("share", "is_cut"), [(0.6, False), (1.1, True)])
+def test_the_time_to_read_is_that_of_a_piece(share: float, is_cut: bool) -> None:
+    """A long part may take longer, and then is not mixed with signs."""
+    skipped_s = 0.0
+
+    async def ask() -> Client:
+        client, loop, limit = Client(), asyncio.get_running_loop(), asyncio.timeout(None)
+        time = loop.time
+        loop.time = lambda: time() + skipped_s  # type: ignore[method-assign]
+
+        async def send(message: Message) -> None:
+            nonlocal skipped_s
+            skipped_s += share * MAX_UNREAD_S
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await client.send(message)
+
+        with KeepAlive(send, HEAD, COMMENT, INTERVAL_S, limit) as sending:
+            async with limit:
+                await sending.send(bytes(5 * 2**16))
+        return client
+
+    if is_cut:
+        with pytest.raises(TimeoutError):
+            asyncio.run(ask())
+        return
+    found = asyncio.run(ask())
+    assert found.bodies == [bytes(2**16)] * 5
+    assert all(message["more_body"] for message in found.messages[1:])

@@ -407,7 +407,7 @@ def test_defaults_that_no_request_could_have_are_refused(tmp_path: Path) -> None
     generation = {"do_sample": True, "top_k": -1, "top_p": 0.9}
     off = load(save(llama(), tmp_path / "off", generation))
     assert off.default_sampling == {"top_k": 0, "top_p": 0.9}
-    wrong = save(llama(), tmp_path / "wrong", {**generation, "top_p": 0.0})
+    wrong = save(llama(), tmp_path / "wrong", {**generation, "top_p": 1.5})
     with pytest.raises(ConfigError, match=r"generation_config\.json: top_p"):
         load(wrong)
 
