@@ -30,7 +30,7 @@ from hdserve.errors import InvalidRequest
 
 RANGES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "temperature": ((0.0, 1e-300, 2.0, 100.0), (-0.1, 100.5, math.inf)),
-    "top_p": ((1e-9, 0.5, 1.0), (0.0, -1.0, 1.01)),
+    "top_p": ((0.0, 1e-9, 0.5, 1.0), (-0.1, -1.0, 1.01)),
     "top_k": ((0, 1, 10**6, MAX_INTEGER), (-1, 2**63, 10**30, math.inf)),
     "min_p": ((0.0, 0.3, 1.0), (-0.1, 1.1)),
     "repetition_penalty": ((0.1, 1.0, 100.0), (0.0, -1.0, 101.0)),

@@ -34,7 +34,7 @@ def test_a_text_is_a_message_of_the_user() -> None:
             {"max_output_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
             {"max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 3},
         ),
-        ({"top_p": 0}, {"top_p": 1e-9}),
+        ({"top_p": 0}, {"top_p": 0}),
         *(
             (fields, fields)
             for fields in (
