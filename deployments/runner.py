@@ -37,6 +37,7 @@ from ray.serve.schema import (
 
 from deployments.announcement import announce, url_of
 from deployments.nodes import all_resources
+from deployments.own_application import OwnApplication
 from deployments.ray_token import close_token
 from hdserve.cluster_address import TOKEN_HINT
 from hdserve.config.deployed import (
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _BUILD_POLL_S = 1.0
-_IDLE_S = 1.0
+_IDLE_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0
 
 _BEFORE_AN_ERROR = re.compile(
@@ -79,7 +80,8 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
 
     Raises:
         ConfigError: the application cannot be built, or a model cannot be loaded, so that nobody
-            would ever be answered; or it would replace another application on the cluster.
+            would ever be answered; or it would replace another application on the cluster, or was
+            deleted or replaced itself there.
     """
     ending = ExitStack()
     try:
@@ -96,7 +98,7 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
 
 
 def _serve(path: str, address: str, ending: ExitStack) -> None:
-    """Serve for ever.
+    """Serve until the application is deleted or replaced from elsewhere.
 
     Args:
         ending: gets the callbacks that remove what was started on another's cluster.
@@ -105,6 +107,7 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
         ConfigError: see :func:`run_until_interrupted`.
     """
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
+    own = OwnApplication()
     if address == OWN_CLUSTER:
         close_token()
     try:
@@ -123,15 +126,20 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
             others = client.get_serve_details()["applications"]
             _check_replaces_nothing(others, application.route_prefix)
             _check_listens_there(schema.http_options, client.http_config)
-        ending.callback(_take_away, with_serve=client is None)
+        ending.callback(own.take_away, with_serve=client is None)
     serve.start(schema.proxy_location, schema.http_options.model_dump())
     client = _client()
     base_url = url_of(client.http_config.host, client.http_config.port)
     threading.Thread(target=announce, args=(base_url,), daemon=True).start()
     client.deploy_apps(schema)
-    _wait_until_it_runs()
-    while True:  # `signal.pause` would miss a signal that arrives just before it
-        time.sleep(_IDLE_S)
+    own.remember()
+    _wait_until_it_runs(own)
+    while not own.is_lost():
+        time.sleep(_IDLE_S)  # `signal.pause` would miss a signal that arrives just before it
+    raise ConfigError(
+        f"the application {APPLICATION!r} of this server was deleted, or replaced by another, with "
+        "a command of Ray Serve: the server ends"
+    )
 
 
 @contextmanager
@@ -174,13 +182,13 @@ def _check_room(path: str) -> None:
             raise ConfigError(f"{found.subject}: {found.text}\n  to mend it: {found.remedy}")
 
 
-def _wait_until_it_runs() -> None:
-    """Wait until each deployment has what it needs to start.
+def _wait_until_it_runs(own: OwnApplication) -> None:
+    """Wait until each deployment has what it needs to start, or the application is lost.
 
     Raises:
         ConfigError: one never will: Ray Serve has tried to start it a few times, and given up.
     """
-    while True:
+    while not own.is_lost():
         found = _application()
         if found is not None and found.status in _ANSWERING:
             return
@@ -253,19 +261,6 @@ def _check_listens_there(wanted: HTTPOptionsSchema, found: Any) -> None:
             f"not on {host}, port {port}: give --host {found.host} --port {found.port}, or end it "
             "first"
         )
-
-
-def _take_away(*, with_serve: bool) -> None:
-    """Remove the application, if it is still there.
-
-    Args:
-        with_serve: and Ray Serve itself, unless others are served by now.
-    """
-    others = serve.status().applications.keys() - {APPLICATION}
-    if with_serve and not others:
-        serve.shutdown()  # type: ignore[no-untyped-call]
-    elif _application() is not None:
-        serve.delete(APPLICATION)
 
 
 def _drain(timeout_s: float) -> None:

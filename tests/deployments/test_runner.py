@@ -232,6 +232,29 @@ def test_it_says_where_it_answers(tmp_path: Path, cluster: Cluster) -> None:
         process.wait(WAIT_S)
 
 
+@pytest.mark.parametrize("command", ["delete", "deploy", "shutdown"])
+def test_it_ends_where_others_have_taken_its_place(
+    command: str, tmp_path: Path, cluster: Cluster
+) -> None:
+    """It would answer nobody for ever.  What they have deployed instead stays."""
+    application = {"name": APPLICATION, "import_path": f"{__name__}:other", "route_prefix": "/"}
+    path, log = tmp_path / "serve.json", tmp_path / "log"
+    path.write_text(json.dumps({"applications": [application]}))
+    with started(log, "-c", RUNNER, str(path), cluster.address, "1") as (process, _):
+        eventually(lambda: "hdserve is ready" in log.read_text(), START_TIMEOUT_S, pause_s=0.5)
+        if command == "deploy":
+            changed = {**application, "runtime_env": {"env_vars": {"OTHER": "1"}}}
+            _client().deploy_apps(ServeDeploySchema.model_validate({"applications": [changed]}))
+        elif command == "delete":
+            serve.delete(APPLICATION)
+        else:
+            serve.shutdown()
+        assert process.wait(WAIT_S) == 1
+    *_, last = log.read_text().splitlines()
+    assert last.startswith(f"hdserve: the application '{APPLICATION}' of this server was deleted")
+    assert (_application() is not None) == (command == "deploy")
+
+
 def deploy_until_there(application: str, *there: str) -> DeploymentHandle[Any]:
     """Deploy what will never be ready, until these of its deployments are."""
     path = f"{__name__}:{application}"
