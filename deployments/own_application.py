@@ -1,4 +1,4 @@
-"""The application that ``hdserve serve`` has deployed on another's cluster."""
+"""The application that ``hdserve serve`` has deployed, on a cluster of its own or another's."""
 
 from __future__ import annotations
 
