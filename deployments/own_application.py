@@ -41,6 +41,11 @@ class OwnApplication:
         self._num_missed = 0 if is_there else self._num_missed + 1
         return self._num_missed >= _MAX_MISSED_LOOKS
 
+    def is_replaced(self) -> bool:
+        """Whether others have deployed another one in its place."""
+        found = _applications().get(APPLICATION)
+        return found is not None and self._is_replaced_by(found)
+
     def take_away(self, *, with_serve: bool) -> None:
         """Remove it, if it is still there.
 

@@ -83,13 +83,14 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
             would ever be answered; or it would replace another application on the cluster, or was
             deleted or replaced itself there.
     """
-    ending = ExitStack()
+    own, ending = OwnApplication(), ExitStack()
     try:
         with until_interrupted():
-            _serve(path, address, ending)
+            _serve(path, address, own, ending)
         if ray.is_initialized():
             with until_interrupted(signal.SIGTERM):
-                _drain(drain_timeout_s)
+                if not own.is_replaced():
+                    _drain(drain_timeout_s)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -97,17 +98,18 @@ def run_until_interrupted(path: str, address: str, drain_timeout_s: float) -> No
         ray.shutdown()
 
 
-def _serve(path: str, address: str, ending: ExitStack) -> None:
-    """Serve until the application is deleted or replaced from elsewhere.
+def _serve(path: str, address: str, own: OwnApplication, ending: ExitStack) -> None:
+    """Serve until the application is deleted, or replaced on another's cluster, from elsewhere.
 
     Args:
+        own: remembers it there, once it is deployed; on a cluster that ends with this process what
+            others deploy in its place is served as it was.
         ending: gets the callbacks that remove what was started on another's cluster.
 
     Raises:
         ConfigError: see :func:`run_until_interrupted`.
     """
     schema = ServeDeploySchema.model_validate_json(Path(path).read_bytes())
-    own = OwnApplication()
     if address == OWN_CLUSTER:
         close_token()
     try:
@@ -132,7 +134,8 @@ def _serve(path: str, address: str, ending: ExitStack) -> None:
     base_url = url_of(client.http_config.host, client.http_config.port)
     threading.Thread(target=announce, args=(base_url,), daemon=True).start()
     client.deploy_apps(schema)
-    own.remember()
+    if address != OWN_CLUSTER:
+        own.remember()
     _wait_until_it_runs(own)
     while not own.is_lost():
         time.sleep(_IDLE_S)  # `signal.pause` would miss a signal that arrives just before it

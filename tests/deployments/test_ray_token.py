@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray._private.authentication.authentication_token_setup import generate_and_save_token
 
+from deployments.own_application import OwnApplication
 from deployments.ray_token import close_token
 from deployments.runner import _serve
 from hdserve.config.deployed import application_of
@@ -88,4 +89,4 @@ def test_it_is_closed_before_a_cluster_starts(
     path = token.parent.with_name("serve.json")
     path.write_text(json.dumps({"applications": [application_of({})]}))
     with pytest.raises(Started):
-        _serve(str(path), address, ExitStack())
+        _serve(str(path), address, OwnApplication(), ExitStack())

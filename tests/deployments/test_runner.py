@@ -250,9 +250,30 @@ def test_it_ends_where_others_have_taken_its_place(
         else:
             serve.shutdown()
         assert process.wait(WAIT_S) == 1
-    *_, last = log.read_text().splitlines()
-    assert last.startswith(f"hdserve: the application '{APPLICATION}' of this server was deleted")
+    told = f"\nhdserve: the application '{APPLICATION}' of this server was deleted"
+    assert told in log.read_text()
     assert (_application() is not None) == (command == "deploy")
+
+
+def test_what_has_just_taken_its_place_stays(tmp_path: Path, cluster: Cluster) -> None:
+    """Also where the server is interrupted before it has noticed."""
+    application = {"name": APPLICATION, "import_path": f"{__name__}:other", "route_prefix": "/"}
+    path, log = tmp_path / "serve.json", tmp_path / "log"
+    path.write_text(json.dumps({"applications": [application]}))
+    with started(log, "-c", RUNNER, str(path), cluster.address, "1") as (process, _):
+        eventually(lambda: "hdserve is ready" in log.read_text(), START_TIMEOUT_S, pause_s=0.5)
+        changed = {**application, "deployments": [{"name": "Other", "max_ongoing_requests": 7}]}
+        _client().deploy_apps(ServeDeploySchema.model_validate({"applications": [changed]}))
+        eventually(lambda: status_of_application() == ApplicationStatus.RUNNING, WAIT_S)
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_S)
+    assert serve.get_app_handle(APPLICATION).remote().result() == "here"
+
+
+def status_of_application() -> ApplicationStatus:
+    found = _application()
+    assert found is not None
+    return found.status
 
 
 def deploy_until_there(application: str, *there: str) -> DeploymentHandle[Any]:
