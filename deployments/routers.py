@@ -187,9 +187,9 @@ class SessionRouter(CarefulRouter, ConsistentHashRouter):
 
     def _is_behind(self, replica: RunningReplica, others: list[RunningReplica]) -> bool:
         """Whether ``replica`` has too many requests more than the least busy one, as far as this
-        gateway knows."""
+        gateway knows.  One it has not heard of lately may have none: it is asked, before it gets a
+        request."""
         lengths = self.replica_queue_len_cache
-        own = lengths.get(replica.replica_id)
-        known = [lengths.get(other.replica_id) for other in others]
-        least = min((length for length in known if length is not None), default=0)
-        return own is not None and own - least > self._max_lead
+        own = lengths.get(replica.replica_id) or 0
+        least = min(lengths.get(other.replica_id) or 0 for other in others)
+        return own - least > self._max_lead
