@@ -193,6 +193,20 @@ class UnshrunkDrafter(JunkDrafter):
         raise KeyError(max_bytes)
 
 
+class MislaidDrafter(JunkDrafter):
+    """Learns, and forgets to return what it makes of it."""
+
+    name = "mine"
+
+    @classmethod
+    def merge_states(cls, kept: bytes, new: bytes) -> bytes:
+        return None  # type: ignore[return-value]
+
+    @classmethod
+    def shrink_state(cls, state: bytes, max_bytes: int) -> bytes:
+        return "less"  # type: ignore[return-value]
+
+
 class UnmadeDrafter(Drafter):
     """Is made of nothing, where the registry passes two arguments."""
 

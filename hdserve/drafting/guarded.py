@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hdserve import core
 from hdserve.drafting.base import BatchDrafter, Drafter, MemoryUsage, Verified
 from hdserve.drafting.merging import UNCORRECTED, merge_trees
-from hdserve.drafting.states import fit_states, pack_states, unpack_states
+from hdserve.drafting.states import as_state, fit_states, pack_states, unpack_states
 from hdserve.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class GuardedDrafters:
 
     def _shrunk(self, name: str, state: bytes, max_bytes: int) -> bytes:
         drafter = next(drafter for drafter in self._drafters if drafter.name == name)
-        return self.run(name, "state", drafter.shrink_state, state, max_bytes) or state
+        return self.run(name, "state", _shrunk_state, drafter, state, max_bytes) or state
 
     def adopt(self, namespace: str, states: bytes) -> None:
         """Take over what all replicas together have learned."""
@@ -221,9 +221,11 @@ def _total(usages: Iterable[MemoryUsage | None]) -> MemoryUsage:
 
 def _state(drafter: Drafter, namespace: str) -> bytes | None:
     found = drafter.state(namespace)
-    if not isinstance(found, bytes | None):
-        raise TypeError(f"a state is bytes, not {type(found).__name__}")
-    return found
+    return None if found is None else as_state(found)
+
+
+def _shrunk_state(drafter: Drafter, state: bytes, max_bytes: int) -> bytes:
+    return as_state(drafter.shrink_state(state, max_bytes))
 
 
 def _new_nodes(tree: DraftTree, begin: int) -> _NewNodes:

@@ -17,7 +17,13 @@ from hdserve.drafting.base import Drafter, DraftResources
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.prompt_lookup import PromptLookup
-from hdserve.drafting.states import fit_states, fitting_states, pack_states, unpack_states
+from hdserve.drafting.states import (
+    as_state,
+    fit_states,
+    fitting_states,
+    pack_states,
+    unpack_states,
+)
 from hdserve.errors import ConfigError, HdserveError, SnapshotError
 
 logger = logging.getLogger(__name__)
@@ -141,7 +147,7 @@ def _merged(drafter: type[Drafter], kept: bytes, new: bytes) -> bytes:
         SnapshotError: one of them is corrupt or foreign.
     """
     try:
-        return drafter.merge_states(kept, new)
+        return as_state(drafter.merge_states(kept, new))
     except SnapshotError:
         raise
     except Exception as error:
@@ -157,7 +163,7 @@ def _shrunk(known: Mapping[str, type[Drafter]], name: str, state: bytes, max_byt
     if name not in known:
         return state
     try:
-        return known[name].shrink_state(state, max_bytes)
+        return as_state(known[name].shrink_state(state, max_bytes))
     except SnapshotError:
         raise
     except Exception as error:

@@ -18,6 +18,17 @@ MAX_STATES_BYTES = MAX_CALIBRATION_BYTES * 15 // 16
 names."""
 
 
+def as_state(found: object) -> bytes:
+    """What a drafter has returned as a state.
+
+    Raises:
+        TypeError: it is none; in a message with those of others it would make all unreadable.
+    """
+    if not isinstance(found, bytes):
+        raise TypeError(f"a state is bytes, not {type(found).__name__}")
+    return found
+
+
 def pack_states(states: Mapping[str, bytes]) -> bytes:
     """The states of several drafters, by name, as one message."""
     packed: bytes = msgpack.packb(dict(states))
