@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count, islice
 
 from hdserve.bench.named_drafters import NamedDrafters
 from hdserve.bench.replay_files import ReplayRow
@@ -187,14 +188,17 @@ class Replay:
         score = step.expected_tokens / max(1, step.num_draft_tokens)
         for node, source in enumerate(step.sources):
             tree.add_node(node, token_ids[node], Source(source), score)
-        for number in range(step.num_draft_tokens - num_accepted):
-            tree.add_node(0, token_ids[0] + 1 + number, Source.CONTEXT, score)
+        num_others = step.num_draft_tokens - num_accepted
+        others = (token_id for token_id in count() if token_id != token_ids[0])
+        for token_id in islice(others, num_others):
+            tree.add_node(0, token_id, Source.CONTEXT, score)
         self._observe(seq, tree, Acceptance(tuple(range(num_accepted + 1)), token_ids))
 
     def _observe(self, seq: RequestSequence, tree: DraftTree, acceptance: Acceptance) -> float:
-        seq.token_ids += acceptance.token_ids
+        path, token_ids = acceptance.path, acceptance.token_ids
+        seq.token_ids += token_ids
         begin = time.perf_counter()
-        self._drafters.observe(seq, tree, acceptance)
+        self._drafters.observe(seq, tree, Acceptance(path[: len(token_ids)], token_ids))
         return time.perf_counter() - begin
 
 

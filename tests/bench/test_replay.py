@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from hdserve.bench.replay_setup import load_drafting, open_statistics
 from hdserve.cli.commands import app
 from hdserve.core import Sequence, Source
 from hdserve.databases.model import ModelDatabase
-from hdserve.drafting.base import Drafter, DraftResources
+from hdserve.drafting.base import Drafter, DraftResources, Forward
 from hdserve.drafting.hierarchy import Hierarchy
 from hdserve.drafting.hierarchy_paper import HierarchyPaper
 from hdserve.drafting.prompt_lookup import PromptLookup
 from hdserve.errors import ConfigError, DatabaseError, HdserveError
 from hdserve.journal import Journal
-from hdserve.tree import DraftTree
+from hdserve.tree import Acceptance, DraftTree
 from tests.drafters import JunkDrafter, OracleDrafter
 from tests.interruption import interrupt_after, units
 
@@ -410,6 +411,45 @@ def test_interrupted_anywhere_it_counts_the_same(
         assert facts(found) == wanted
         kept_times = {step[-2] for request in kept.values() for step in request["steps"]}
         assert kept_times <= set(found.draft_s)
+
+
+VOCAB_SIZE = 300
+
+
+class Strict(OracleDrafter):
+    """Counts on what the engine promises: as many choices as accepted nodes, of the vocabulary."""
+
+    def observe(
+        self, seq: Sequence, tree: DraftTree, acceptance: Acceptance, forward: Forward | None
+    ) -> None:
+        assert len(acceptance.path) == len(acceptance.token_ids)
+        assert max(tree.token_ids) < VOCAB_SIZE
+        chosen = [acceptance.token_ids[tree.depths[node] - 1] for node in acceptance.path[1:]]
+        assert chosen == [tree.token_ids[node] for node in acceptance.path[1:]]
+
+
+def test_drafters_see_what_the_engine_would_show_them(tmp_path: Path) -> None:
+    """Also in an answer that ends on a drafted token, and after an interruption."""
+    answer = (5, VOCAB_SIZE - 1, 7, 8, VOCAB_SIZE - 1, 2)
+    rows = [ReplayRow("r", "t", (1, 3, 4), answer) for _ in range(2)]
+
+    def run(path: Path, on_row: Callable[[], None]) -> int:
+        futures = {f"r#{number}": [1, 3, 4, *answer] for number in range(len(rows))}
+        drafters = [Strict(futures), JunkDrafter(VOCAB_SIZE)]
+        replay = Replay(drafters, ModelDatabase(1 << 20), ReplayMode.COLD, 8, 2)
+        replay.run(rows, on_row, Journal(path, {}))
+        return replay.result.num_steps
+
+    def stop() -> None:
+        raise _Stop
+
+    def go_on() -> None:
+        pass
+
+    wanted = run(tmp_path / "whole", go_on)
+    with pytest.raises(_Stop):
+        run(tmp_path / "broken", stop)
+    assert run(tmp_path / "broken", go_on) == wanted
 
 
 def test_the_command_goes_on(tmp_path: Path) -> None:
