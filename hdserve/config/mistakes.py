@@ -41,6 +41,11 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
     "less_than_equal": ("at most", "le"),
 }
 
+_EMPTY: Mapping[str, str] = {
+    "string_too_short": "must not be empty",
+    "too_short": "the list must not be empty",
+}
+
 _KIND_ERRORS = ("_type", "_parsing", "_from_float", "_parsing_size")
 
 ELSEWHERE: Mapping[str, str] = {
@@ -120,10 +125,8 @@ def _reason(model: type[BaseModel], item: ErrorDetails, annotation: Any) -> str:
         return "is missing"
     if kind == "value_error" and not _is_choice(annotation):
         return str(context["error"])
-    if kind == "string_too_short":
-        return "must not be empty"
-    if kind == "too_short":
-        return "the list must not be empty"
+    if context.get("min_length") == 1 and kind in _EMPTY:
+        return _EMPTY[kind]
     expected, found = _expected(kind, context, annotation), item["input"]
     if not expected:
         return item["msg"]

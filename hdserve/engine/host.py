@@ -22,7 +22,7 @@ from hdserve.databases.model import ModelDatabase, TokenIds
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_info import read_info
 from hdserve.drafting.base import DraftResources
-from hdserve.drafting.registry import build_drafters
+from hdserve.drafting.registry import build_drafters, check_drafters
 from hdserve.engine.build import build_engine
 from hdserve.engine.engine import Engine
 from hdserve.engine.forward.compiled import CompiledForward, can_compile
@@ -88,6 +88,7 @@ class ModelHost:
         between_steps: BetweenSteps | None = None,
         is_server: bool = False,
     ) -> None:
+        check_drafters(config.drafting)  # before minutes of loading
         threads = config.engine.num_threads or num_threads
         self.num_threads = threads or min(torch.get_num_threads(), available_cpus())
         """Threads of the CPU kernels."""
@@ -251,7 +252,7 @@ class ModelHost:
             InvalidRequest: an id is not in the vocabulary.
         """
         token_ids = params.allowed_token_ids
-        return AllowedTokens(token_ids, self.model.vocab_size) if token_ids else None
+        return AllowedTokens(token_ids, self.model.vocab_size) if len(token_ids) else None
 
     def seen_tokens(self, params: SamplingParams, token_ids: Iterable[int]) -> torch.Tensor:
         """What a repetition penalty needs to know of a prompt."""

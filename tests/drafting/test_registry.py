@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 from hdserve.config import DrafterConfig, DraftingConfig
 from hdserve.config.strict_model import StrictModel
@@ -85,6 +86,20 @@ def test_wrong_value_is_refused() -> None:
         build_drafters(_config("hierarchy", min_score=2), make_resources())
 
 
+class LongOptions(StrictModel):
+    word: str = Field("abc", min_length=3)
+    places: list[int] = Field([1, 2], min_length=2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("word", "ab"), ("places", [1])])
+def test_what_is_too_short_need_not_be_empty(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DRAFTERS["prompt-lookup"], "options_model", LongOptions)
+    with pytest.raises(ConfigError, match=rf"{name}: .* should have at least \d "):
+        build_drafters(_config("prompt-lookup", **{name: value}), make_resources())
+
+
 def test_registry_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         DRAFTERS["mine"] = DRAFTERS["hierarchy"]  # type: ignore[index]
@@ -129,11 +144,12 @@ def test_a_drafter_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch)
         build_drafters(_config("mine"), make_resources())
 
 
+@pytest.mark.parametrize("drafter", ["UnmergedDrafter", "MislaidDrafter"])
 def test_a_drafter_that_cannot_merge_costs_the_others_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
     """Its newer state is kept, as if it merged none, and what they have learned is merged."""
-    points = _entry_points("tests.drafters:UnmergedDrafter")
+    points = _entry_points(f"tests.drafters:{drafter}")
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     one, other = (Calibration.prior(100) for _ in range(2))
     one.count_tokens(1000)
@@ -164,12 +180,13 @@ def test_what_is_installed_is_looked_up_once_for_all_merges(
     assert asked == [registry.ENTRY_POINT_GROUP]
 
 
+@pytest.mark.parametrize("drafter", ["UnshrunkDrafter", "MislaidDrafter"])
 @pytest.mark.parametrize("num_bytes", [MAX_CALIBRATION_BYTES // 2, MAX_CALIBRATION_BYTES])
 def test_a_drafter_that_cannot_shrink_costs_the_others_nothing(
-    monkeypatch: pytest.MonkeyPatch, num_bytes: int
+    monkeypatch: pytest.MonkeyPatch, num_bytes: int, drafter: str
 ) -> None:
     """What it has learned is kept where there is room for it, and theirs is merged."""
-    points = _entry_points("tests.drafters:UnshrunkDrafter")
+    points = _entry_points(f"tests.drafters:{drafter}")
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     one, other = _learned(0), _learned(1)
     messages = [

@@ -19,10 +19,16 @@ from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost, first_directory
 from hdserve.engine.loading import exactness
-from hdserve.errors import InvalidRequest, UnsupportedModel
+from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from tests.closed import closed
 from tests.engines import make_sequence, run
+
+
+def test_a_wrong_drafter_is_told_before_anything_is_loaded() -> None:
+    config = {"name": "m", "model": "/nowhere", "drafting": {"drafters": [{"name": "phrase"}]}}
+    with pytest.raises(ConfigError, match="unknown drafter 'phrase'"):
+        ModelHost(ModelConfig.model_validate(config))
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
