@@ -166,7 +166,7 @@ class SamplingParams(_Parameters):
         _check_collection("stop_token_ids", self.stop_token_ids, "a tuple of token ids")
         _check_biases(self.logit_bias)
         _check_allowed(self.allowed_token_ids)
-        if self.allowed_token_ids and self.grammar is not None:
+        if len(self.allowed_token_ids) and self.grammar is not None:
             reason = "allowed_token_ids cannot be combined with structured output (a grammar)"
             raise InvalidRequest(reason, "allowed_token_ids")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -197,7 +197,7 @@ class SamplingParams(_Parameters):
             or self.presence_penalty
             or self.frequency_penalty
             or self.logit_bias
-            or self.allowed_token_ids
+            or len(self.allowed_token_ids)
         )
 
 

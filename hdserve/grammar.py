@@ -59,8 +59,10 @@ def choice(options: Iterable[str]) -> str:
     """Return a grammar of one of ``options``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or ``options`` is one text.
     """
+    if isinstance(options, str):
+        raise ValueError("options are several texts: of one each character would be an option")
     literals = [quoted(option) for option in options]
     if not literals:
         raise ValueError("a choice needs an option")

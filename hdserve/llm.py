@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count, islice
@@ -101,7 +101,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         speculation: SpeculationParams | None = None,
         **unknown: Never,
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Answer ``prompts`` as :meth:`generate` does, and yield each answer when it ends, with the
         index of its prompt; the next prompt then takes its place.
 
@@ -168,7 +168,7 @@ class LLM:
         params: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         **unknown: Never,
-    ) -> Iterator[StepOutput]:
+    ) -> Generator[StepOutput, None, None]:
         """Answer ``prompt`` step by step; the last output has the finish reason.
 
         Closing the iterator early ends the answer.
@@ -263,7 +263,9 @@ class LLM:
                 seq = self._sequence(encode(prompts[number]), own, speculation)
             yield seq
 
-    def _as_completed(self, sequences: Iterable[core.Sequence]) -> Iterator[tuple[int, Completion]]:
+    def _as_completed(
+        self, sequences: Iterable[core.Sequence]
+    ) -> Generator[tuple[int, Completion], None, None]:
         """The answers of ``sequences`` as they end, each with the index of its sequence."""
         answers: dict[str, tuple[int, CompletionBuilder]] = {}
 
@@ -281,7 +283,7 @@ class LLM:
 
     def _decode(
         self, sequences: Iterable[core.Sequence], most: int | None = None
-    ) -> Iterator[StepOutput]:
+    ) -> Generator[StepOutput, None, None]:
         """The outputs of all ``sequences`` as they come; outputs of other calls' sequences are kept
         for those.
 

@@ -9,6 +9,7 @@ import pickle
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,15 @@ def test_more_tokens_than_any_vocabulary_has_cannot_be_allowed() -> None:
     with pytest.raises(InvalidRequest, match="at most 300000 tokens") as caught:
         SamplingParams(allowed_token_ids=(1,) * (MAX_ALLOWED_TOKEN_IDS + 1))
     assert caught.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("token_ids", [[0], [3, 4]])
+def test_tokens_of_an_array_are_allowed(token_ids: list[int]) -> None:
+    """An array of one zero is false, and one of several numbers is neither."""
+    chosen: Any = np.array(token_ids)
+    assert SamplingParams(allowed_token_ids=chosen).has_lasting_terms
+    with pytest.raises(InvalidRequest, match="cannot be combined"):
+        SamplingParams(allowed_token_ids=chosen, grammar="{}")
 
 
 def test_too_many_stop_strings_are_not_read() -> None:

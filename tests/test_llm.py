@@ -345,7 +345,7 @@ def test_what_has_ended_is_forgotten(
         assert number > 0
         assert len(llm._outputs) == 1
     assert aborted == []
-    answers.close()  # type: ignore[attr-defined]
+    answers.close()
     assert len(aborted) == 1
     assert not llm._outputs
     assert not llm._engine.has_work

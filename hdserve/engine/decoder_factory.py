@@ -90,7 +90,7 @@ class DecoderFactory:
         Raises:
             InvalidRequest: one is not in the vocabulary.
         """
-        if seq.params.allowed_token_ids and seq.allowed_tokens is None:
+        if len(seq.params.allowed_token_ids) and seq.allowed_tokens is None:
             token_ids, vocab_size = seq.params.allowed_token_ids, self._model.vocab_size
             seq.allowed_tokens = AllowedTokens(token_ids, vocab_size)
         return cast("AllowedTokens | None", seq.allowed_tokens)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hdserve import core
@@ -35,10 +37,11 @@ def test_the_engine_does_not_read_what_is_there_already() -> None:
     assert {*sequences[0].output_token_ids, *sequences[1].output_token_ids} <= {3, 7}
 
 
-def test_what_is_not_there_the_engine_makes() -> None:
-    seq = core.Sequence("r", make_prompt(5), SamplingParams(allowed_token_ids=(3,), **GREEDY))
+@pytest.mark.parametrize("token_ids", [(3,), np.array([0])], ids=str)
+def test_what_is_not_there_the_engine_makes(token_ids: Any) -> None:
+    seq = core.Sequence("r", make_prompt(5), SamplingParams(allowed_token_ids=token_ids, **GREEDY))
     run(make_engine(), [seq])
-    assert {*seq.output_token_ids} == {3}
+    assert {*seq.output_token_ids} == {*token_ids}
 
 
 def test_all_of_them_may_be_among_others() -> None:

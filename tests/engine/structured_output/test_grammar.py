@@ -198,6 +198,12 @@ def test_a_choice_of_nothing_is_no_grammar() -> None:
         grammar.choice([])
 
 
+def test_a_text_is_no_choice() -> None:
+    """Its characters would be the options."""
+    with pytest.raises(ValueError, match="several texts"):
+        grammar.choice("yes")
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -655,7 +661,7 @@ def test_marks_are_special_tokens_where_there_are_such() -> None:
     tokenizer = make_tokenizer()
     tokenizer.backend.add_special_tokens(["[CALL]"])
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend))
-    text = grammar.either(grammar.lark('start: mark "x"', {"mark": "[CALL]"}), grammar.choice("ab"))
+    text = grammar.either(grammar.lark('start: mark "x"', {"mark": "[CALL]"}), grammar.choice(["a", "b"]))
     for own, output in ((tokenizer, [257, ord("x")]), (make_tokenizer(), [*b"[CALL]x"])):
         state = Grammars(own, own.vocab_size, {256}).state(text)
         for token_id in [*output, 256]:
@@ -672,7 +678,7 @@ def test_marks_are_special_tokens_where_there_are_such() -> None:
         (grammar.choice(["a <end> x", "b"]), "a <end> x"),
         (grammar.regex(r"<\|é\|> x?"), "<|é|> x"),
         (grammar.json_schema({"const": "<|é|>"}), '"<|é|>"'),
-        (grammar.either(grammar.json_schema({"const": "<end>"}), grammar.choice("b")), '"<end>"'),
+        (grammar.either(grammar.json_schema({"const": "<end>"}), grammar.choice(["b"])), '"<end>"'),
     ],
     ids=["choice", "regex", "schema", "either"],
 )
