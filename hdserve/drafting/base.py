@@ -29,7 +29,7 @@ class Forward(Protocol):
         """The ``k`` likeliest next tokens after every node and their logits.
 
         Returns:
-            Two arrays ``[num_nodes, k]``, the likeliest first.
+            Two arrays ``[num_nodes, k]``, the likeliest first; all drafters get the same.
         """
         ...
 
@@ -81,10 +81,13 @@ class Verified(NamedTuple):
 class Drafter(ABC):
     """Guesses the next tokens of sequences.
 
-    One thread calls it.  For each sequence the order of calls is ``start``, then any number of
-    ``propose`` and ``observe``, then ``finish``.  No method does I/O or waits.  The engine catches
-    and counts exceptions and continues without this drafter's guess; a wrong guess costs time,
-    never a wrong token.
+    One thread at a time calls it, in a server always the same.  For each sequence the order of
+    calls is ``start``, then any number of ``propose`` and ``observe``, then ``finish``.  No method
+    does I/O or waits.  The engine catches and counts exceptions and continues without this
+    drafter's guess; a wrong guess costs time, never a wrong token.
+
+    What it keeps beyond a sequence it keeps by ``seq.namespace``, and nothing of one whose
+    ``speculation.is_output_shared`` is false, or where ``resources.shares_output`` is.
 
     Attributes:
         name: as in the configuration and the registry.
