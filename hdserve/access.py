@@ -156,7 +156,7 @@ def key_file_warnings(config: AccessConfig) -> Iterator[KeyFileWarning]:
 
 def _read_keys(path: Path) -> tuple[ApiKey, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the API keys in {path}: {_fault(error)}") from error
     keys = [
@@ -185,7 +185,7 @@ def _parse_line(path: Path, number: int, words: list[str]) -> ApiKey:
 def _read_admin_key(path: Path) -> bytes | None:
     """Return the digest of a file's single line, or ``None`` if there is no file."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

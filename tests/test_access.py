@@ -32,6 +32,18 @@ def test_keys_have_namespaces(tmp_path: Path) -> None:
     assert access.identify(f"Bearer {ADMIN}") == Identity("default", is_admin=True)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    """Whether a comment follows it or a key."""
+    keys, admin = tmp_path / "keys", tmp_path / "admin-key"
+    config = AccessConfig(api_keys_file=keys, admin_key_file=admin)
+    admin.write_text(f"{ADMIN}\n", encoding="utf-8-sig")
+    for text in (f"# keys\n{KEY}\n", f"{KEY}\n"):
+        keys.write_text(text, encoding="utf-8-sig")
+        access = read_access(config)
+        assert access.identify(f"Bearer {KEY}") == Identity()
+        assert access.identify(f"Bearer {ADMIN}").is_admin
+
+
 @pytest.mark.parametrize(
     "authorization",
     [

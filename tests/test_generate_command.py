@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from io import BytesIO, TextIOWrapper
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -395,6 +396,13 @@ def test_standard_input_that_is_no_text_is_not_answered(monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InvalidRequest, match="standard input is closed"):
         list(_rows(GenerateOptions(prompt="-")))
+
+
+def test_how_standard_input_is_written_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a byte order mark nor the ends of lines."""
+    given = BytesIO("\ufeffWhy?\r\nSo.".encode())
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(given))
+    assert list(_rows(GenerateOptions(prompt="-", completes=True))) == [{"prompt": "Why?\nSo."}]
 
 
 def test_a_prompt_that_is_too_long_is_named_before_any_is_answered(tmp_path: Path) -> None:

@@ -37,13 +37,14 @@ class HarmonyParser(ReasoningParser):
 
         <|channel|>commentary to=functions.NAME<|message|>{...}<|call|>
 
+    Without tools, nothing reads that form, and a call is a message of its channel like any other.
     Several messages of a kind are separated by a line break.
     """
 
     OPEN, CLOSE = "<|channel|>analysis<|message|>", "<|end|>"
 
-    def __init__(self, *, is_open: bool) -> None:
-        super().__init__(is_open=is_open)
+    def __init__(self, *, is_open: bool, has_tools: bool = True) -> None:
+        super().__init__(is_open=is_open, has_tools=has_tools)
         self._held = ""
         self._kind: _Kind | None = None
         """The kind of the message whose text is arriving; ``None`` in a header."""
@@ -123,7 +124,7 @@ class HarmonyParser(ReasoningParser):
         return Split("", "")
 
     def _open(self, header: str) -> Split:
-        if name := _NAME.search(header):
+        if self._has_tools and (name := _NAME.search(header)):
             self._kind = _Kind.CALL
             return Split("", f"{_CHANNEL}commentary to=functions.{name[1]}{_MESSAGE}")
         is_analysis = header.partition(_CHANNEL)[2].lstrip().startswith("analysis")

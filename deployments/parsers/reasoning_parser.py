@@ -19,6 +19,7 @@ class ReasoningParser(ABC):
 
     Args:
         is_open: whether the prompt ends with the opening mark, so that the answer need not have it.
+        has_tools: whether something reads calls in the text.
 
     Attributes:
         has_reasoned: whether there was an opening mark.
@@ -27,8 +28,9 @@ class ReasoningParser(ABC):
     OPEN: ClassVar[str]
     CLOSE: ClassVar[str]
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open: bool, has_tools: bool = True) -> None:
         self._is_open = is_open
+        self._has_tools = has_tools
         self.has_reasoned = False
 
     @classmethod

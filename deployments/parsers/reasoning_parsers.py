@@ -31,8 +31,8 @@ class ThinkParser(ReasoningParser):
     _NAME: ClassVar[str] = ""
     """The end of the opening mark that is no part of a special token."""
 
-    def __init__(self, *, is_open: bool) -> None:
-        super().__init__(is_open=is_open)
+    def __init__(self, *, is_open: bool, has_tools: bool = True) -> None:
+        super().__init__(is_open=is_open, has_tools=has_tools)
         self._stage = _Stage.BEFORE
         self._held = ""
         self._is_blank = True

@@ -104,8 +104,11 @@ class ReasoningReaders:
         if parser is None or not _may_reason(request):
             return {}
         end = self._tokenizer.decode(sequences[0].token_ids[-_MAX_OPENING_TOKENS:])
-        is_open = _is_open(request, parser, end)
-        return {seq.request_id: ReasoningReader(parser(is_open=is_open)) for seq in sequences}
+        is_open, has_tools = _is_open(request, parser, end), bool(request.tools)
+        return {
+            seq.request_id: ReasoningReader(parser(is_open=is_open, has_tools=has_tools))
+            for seq in sequences
+        }
 
     def _is_special(self, mark: str) -> bool:
         token_ids = self._tokenizer.encode(mark, adds_special_tokens=False)

@@ -151,7 +151,7 @@ class RecordBuilder:
         places = {node: place for place, node in enumerate(shown, 1)}
         return tuple(
             DraftedToken(
-                text=self._tokenizer.token_text(tree.token_ids[node]),
+                text=self._token_bytes(tree.token_ids[node]).decode(errors="replace"),
                 source=int(tree.sources[node]),
                 parent=places.get(tree.parents[node], 0),
                 is_accepted=node in accepted,

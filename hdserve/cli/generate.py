@@ -315,7 +315,7 @@ def _standard_input() -> str:
     if sys.stdin is None:
         raise InvalidRequest("standard input is closed", "prompt")
     try:
-        return sys.stdin.buffer.read().decode("utf-8").replace("\r\n", "\n")
+        return sys.stdin.buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InvalidRequest("standard input is not UTF-8 text", "prompt") from error
 

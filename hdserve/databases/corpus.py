@@ -142,7 +142,7 @@ def read_segments(path: str | Path) -> Iterator[CorpusSegment]:
 
 
 def _read_text(file: IO[bytes] | gzip.GzipFile, raw: IO[bytes]) -> Iterator[CorpusSegment]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     lines: list[str] = []
     num_chars = 0
     while line := file.readline(LONGEST_PIECE):

@@ -251,6 +251,17 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.close(reading)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    """Nor of rows."""
+    text, rows = tmp_path / "own.txt", tmp_path / "own.jsonl"
+    text.write_text("abc\n", encoding="utf-8-sig")
+    rows.write_text('{"text": "abc\\n"}\n', encoding="utf-8-sig")
+    for path in (text, rows):
+        (segment,) = read_segments(path)
+        assert segment.content == "abc\n"
+        assert segment.position == path.stat().st_size
+
+
 def test_long_text_is_cut_at_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text("0123456789\n" * 20_000)

@@ -399,7 +399,7 @@ def read_chat_template(path: Path) -> str:
         ConfigError: it cannot be read, or is not a template.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the chat template {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ from deployments.generation import GenerationRequest, Summary
 from deployments.openai.responses_events import ResponseEvents
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.parsers.reasoning_parsers import HarmonyParser, ThinkParser
+from deployments.parsers.tool_parsers import HarmonyToolParser
 from deployments.replica.reasoning_reader import ReasoningReaders
 from deployments.replica.record_builder import RecordBuilder
 from hdserve import grammar
@@ -183,6 +184,38 @@ def test_the_order_of_the_answer_is_kept(tokenizer: Tokenizer, size: int) -> Non
         ("reasoning", "E"),
         ("message", "F g"),
     ]
+
+
+CALL = (
+    *("<|channel|>", "commentary", " to=functions.f", " <|constrain|>json", "<|message|>"),
+    *('{"a":', "1}", "<|call|>"),
+)
+TOOL = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("asked", [{}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": [TOOL]}])
+def test_a_call_where_there_are_no_tools_is_text(
+    tokenizer: Tokenizer, asked: dict[str, Any], size: int
+) -> None:
+    """It has no marks, since nothing reads them; where there are tools, it is a call."""
+    body = ResponsesBody.parse({"model": "m", "input": "hi", **asked})
+    chat = body.to_chat()
+    request = chat.to_generation("id", HarmonyToolParser)
+    seq = sequence(tokenizer, "assistant\n")
+    readers = ReasoningReaders(HarmonyParser, tokenizer).of(request, [seq])
+    texts = (*HARMONY[:6], "<|start|>", "assistant", *CALL)
+    starts = range(0, len(texts), size)
+    outputs = [output(seq, *texts[at : at + size], is_last=at == starts[-1]) for at in starts]
+    answer = ResponseEvents(body, "r", chat.answer_parser(HarmonyToolParser))
+    for delta in RecordBuilder(tokenizer, "r").deltas(outputs, readers, includes_sources=False):
+        answer.collect(delta)
+    thought, said = answer.whole(Summary(1, len(texts), DraftCounts(), "r"))["output"]
+    assert thought["content"][0]["text"] == "A b"
+    if chat.may_call_tools:
+        assert (said["name"], said["arguments"]) == ("f", '{"a":1}')
+    else:
+        assert said["content"][0]["text"] == '{"a":1}'
 
 
 @pytest.mark.parametrize("is_special", [True, False])

@@ -6,6 +6,10 @@ import math
 import time
 
 import pytest
+import tokenizers
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from deployments.generation import Alternative, GenerationRequest, TokenInfo
 from deployments.replica.record_builder import LOWEST_LOGPROB, RecordBuilder
@@ -133,6 +137,30 @@ def test_the_verified_tree_says_what_was_accepted(tokenizer: Tokenizer) -> None:
     sources = [Source.MODEL, Source.MODEL, Source.CONTEXT, Source.CONTEXT, Source.MODEL]
     assert [token.source for token in delta.draft] == sources
     assert delta.draft[2].text == tokenizer.token_text(output.token_ids[0])
+
+
+def test_drafted_tokens_have_their_spaces() -> None:
+    """A decoder takes SentencePiece's mark of a space from the first token of a text."""
+    vocab = {"<unk>": 0, "\u2581Hello": 1, "\u2581world": 2}
+    backend = tokenizers.Tokenizer(WordLevel(vocab, unk_token="<unk>"))
+    backend.decoder = Metaspace()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    tree = DraftTree(3, 8)
+    tree.add_path([1, 2], Source.CONTEXT)
+    output = StepOutput(sequence(), (1,), (Source.CONTEXT,), texts=("Hello",), draft=tree)
+    (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=True)
+    assert [token.text for token in delta.draft] == [" Hello", " world"]
+
+
+def test_parts_of_characters_are_drafted_as_what_stands_for_them(tokenizer: Tokenizer) -> None:
+    """As where a byte-level token is decoded alone."""
+    ids = tokenizer.encode(" café 🙂", adds_special_tokens=False)
+    tree = DraftTree(3, len(ids) + 1)
+    tree.add_path(ids, Source.CONTEXT)
+    output = StepOutput(sequence(), (5,), (Source.PLAIN,), texts=("a",), draft=tree)
+    (delta,) = RecordBuilder(tokenizer, "x").deltas([output], {}, includes_sources=True)
+    assert [token.text for token in delta.draft] == [tokenizer.token_text(each) for each in ids]
+    assert "\ufffd" in {token.text for token in delta.draft}
 
 
 def test_what_the_model_rejected_is_not_shown_where_it_may_not(tokenizer: Tokenizer) -> None:

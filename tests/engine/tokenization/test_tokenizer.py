@@ -322,6 +322,13 @@ def test_a_template_of_its_own(tmp_path: Path) -> None:
     assert tokenizer.fingerprint == TOKENIZER.fingerprint
 
 
+def test_a_byte_order_mark_is_no_part_of_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages[0].content }}?", encoding="utf-8-sig")
+    tokenizer = load_tokenizer("hdserve-tiny", chat_template=path)
+    assert tokenizer.render_chat([USER], {}) == "hi?"
+
+
 def test_a_file_that_is_no_template(tmp_path: Path) -> None:
     """It is an error of the configuration, whether it is missing, no text or no Jinja."""
     path = tmp_path / "own.jinja"
