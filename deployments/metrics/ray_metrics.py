@@ -20,6 +20,8 @@ logger = logging.getLogger("ray.serve")
 
 EXPORT_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 10.0
+LAST_EXPORT_S = 0.5
+"""How long the end of a process waits for what was counted last."""
 
 
 def ray_name(name: str) -> str:
@@ -118,15 +120,18 @@ class Reporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask it to end soon, without waiting for it."""
+        """Export what was counted last, and end; if that takes long, it is not waited for."""
         self._is_closing.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(LAST_EXPORT_S)
 
     def _run(self) -> None:
         asyncio.run(self._report_forever())
 
     async def _report_forever(self) -> None:
-        while not self._is_closing.is_set():
-            await asyncio.sleep(EXPORT_INTERVAL_S)
+        is_last = False
+        while not is_last:
+            is_last = self._is_closing.wait(EXPORT_INTERVAL_S)  # nothing else is in this loop
             try:
                 samples = (await self._report()).samples
                 self._export.update(samples)
