@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ray.serve import metrics as ray_metrics
@@ -39,16 +40,19 @@ class RayExport:
 
     On its port Ray computes a histogram's sum from the middles of its buckets, so the exact sum is
     a counter, ``..._exact_sum_total``.  Ray's counters take no 0: a series starts with its first
-    increase.
+    increase.  Ray keeps showing a gauge, so that one that is no longer reported is set to 0.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
         self._labels = labels
         self._instruments: dict[str, Any] = {}
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._gauges: dict[tuple[str, tuple[str, ...]], Callable[[float], Any]] = {}
+        """What sets each gauge of the last report."""
 
     def update(self, samples: Iterable[Sample]) -> None:
         """Export the increases of counters since the last time, and the values of gauges."""
+        former, self._gauges = self._gauges, {}
         for sample in samples:
             info = METRICS[sample.name]
             tags = {**self._labels, **dict(zip(info.labels, sample.labels, strict=True))}
@@ -61,7 +65,9 @@ class RayExport:
             elif info.kind == "counter":
                 self._count(name, info.help, tags, sample.value)
             else:
-                self._instrument(ray_metrics.Gauge, name, info.help, tags).set(sample.value, tags)
+                self._set(name, info.help, tags, sample.value)
+        for key in former.keys() - self._gauges.keys():
+            former[key](0.0)
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Export single values."""
@@ -79,6 +85,11 @@ class RayExport:
         if increase > 0:
             self._instrument(ray_metrics.Counter, name, text, tags).inc(increase, tags)
             self._last[key] = value
+
+    def _set(self, name: str, text: str, tags: dict[str, str], value: float) -> None:
+        set_to = partial(self._instrument(ray_metrics.Gauge, name, text, tags).set, tags=tags)
+        set_to(value)
+        self._gauges[name, tuple(tags.values())] = set_to
 
     def _instrument(
         self, kind: Any, name: str, text: str, tags: dict[str, str], **options: Any

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from deployments.metrics import ray_metrics
-from deployments.metrics.ray_metrics import Reporter, ray_name
+from deployments.metrics.ray_metrics import RayExport, Reporter, ray_name
 from deployments.metrics.samples import Observation, Observations, Report, Sample
 from tests.waiting import WAIT_S
 
 STEPS = "hdserve_steps"
+SIZE = "hdserve_database_bytes"
 LATENCY = "vllm:request_queue_time_seconds"
 
 
@@ -133,3 +134,14 @@ def test_the_thread_itself_may_close_it(
     assert exported.wait(WAIT_S)
     replica.reporter.close()
     assert instruments.counts == {STEPS: 1}
+
+
+def test_gauges_that_are_no_longer_reported_are_0(instruments: Instruments) -> None:
+    """As of a statistics database that is no longer chosen, until it is again."""
+    export = RayExport({"model_name": "m"})
+    model, statistics = Sample(SIZE, 5, ("model",)), Sample(SIZE, 7, ("statistics",))
+    found = []
+    for samples in ((model, statistics), (model,), (model,), (model, statistics)):
+        export.update(samples)
+        found.append([instruments.gauges[SIZE, "m", each] for each in ("model", "statistics")])
+    assert found == [[5, 7], [5, 0], [5, 0], [5, 7]]
