@@ -199,8 +199,8 @@ async def _beginning_with(
             async for record in rest:
                 yield record
         except Exception as error:
-            is_own = isinstance(error, HdserveError)
-            note_error(error.status if is_own else HTTPStatus.INTERNAL_SERVER_ERROR)
+            unexpected = HTTPStatus.INTERNAL_SERVER_ERROR
+            note_error(error.status if isinstance(error, HdserveError) else unexpected)
             raise
 
 
