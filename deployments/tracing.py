@@ -269,11 +269,15 @@ def _draft_attributes(counts: DraftCounts) -> dict[str, Any]:
 
 
 def _step_attributes(output: StepOutput) -> dict[str, int]:
+    """Return what a step did; its last token is not accepted, as in :class:`DraftCounts`, even if
+    it was drafted: the answer ends with it."""
     num_drafted = output.draft.num_draft_tokens if output.draft is not None else 0
+    num_from_draft = sum(source is not Source.PLAIN for source in output.sources)
+    num_tokens = len(output.token_ids)
     return {
-        "hdserve.num_tokens": len(output.token_ids),
+        "hdserve.num_tokens": num_tokens,
         "hdserve.num_draft_tokens": num_drafted,
-        "hdserve.num_accepted_tokens": sum(source is not Source.PLAIN for source in output.sources),
+        "hdserve.num_accepted_tokens": max(0, min(num_from_draft, num_tokens - 1)),
     }
 
 

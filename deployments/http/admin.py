@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -124,7 +126,9 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
         response_class=StreamingResponse,
         responses={200: {"content": _ARCHIVE, "description": "An archive"}},
     )
-    async def export(model: str, namespace: str | None = None) -> StreamingResponse:
+    async def export(
+        model: str, request: Request, namespace: str | None = None
+    ) -> StreamingResponse:
         """The whole database, or a namespace, as an archive of ``hdserve database``."""
         database = await _existing(gateway, model)
         namespaces = list((await database.info())["namespaces"])
@@ -133,7 +137,8 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
                 raise NamespaceNotFound(f"there is no namespace {namespace[:100]!r}", "namespace")
             namespaces = [namespace]
         records = database.export(namespaces)
-        found = _beginning_with(await anext(records), records)
+        note_error = partial(gateway.http_metrics.stream_failed, request.scope["route"].path)
+        found = _beginning_with(await anext(records), records, note_error)
         return StreamingResponse(found, media_type="application/octet-stream")
 
     @router.post(
@@ -180,12 +185,23 @@ class StatisticsBody(ClosedBody):
     directory: str = Field(min_length=1, max_length=1000)
 
 
-async def _beginning_with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what was awaited first, so that an error before it has its own status, and the rest."""
+async def _beginning_with(
+    first: bytes, rest: AsyncGenerator[bytes], note_error: Callable[[int], None]
+) -> AsyncIterator[bytes]:
+    """Yield what was awaited first, so that an error before it has its own status, and the rest.
+
+    Args:
+        note_error: is told which status an error behind it would have had.
+    """
     async with aclosing(rest):
         yield first
-        async for record in rest:
-            yield record
+        try:
+            async for record in rest:
+                yield record
+        except Exception as error:
+            unexpected = HTTPStatus.INTERNAL_SERVER_ERROR
+            note_error(error.status if isinstance(error, HdserveError) else unexpected)
+            raise
 
 
 async def _open(gateway: Gateway, info: ModelInfo) -> ClusterDatabase | None:

@@ -33,6 +33,9 @@ _SILENCES = "hdserve_replica_silences"
 _FIRST_BYTE = "hdserve_http_first_byte_seconds"
 _WHOLE = "hdserve_http_request_seconds"
 _UNKNOWN_ROUTE = "unknown"
+_STREAMS = {EVENT_STREAM, "application/octet-stream"}
+"""What is sent in parts, for as long as it takes: answers of models, and archives."""
+
 _BEFORE_ROUTES = (401, 404, 405, 413, 500, 504)
 
 
@@ -60,7 +63,7 @@ class HttpMetrics:
         Args:
             answers: routes and statuses.  Latencies start with the first one: their buckets would
                 be some hundred lines at every scrape.
-            streams: routes that can answer with events.
+            streams: routes that can answer in parts.
         """
         for route, status in answers:
             self._counts.setdefault((_REQUESTS, (route, str(status))), 0)
@@ -149,26 +152,34 @@ def _route_of(scope: Scope, status: int) -> str:
     declares this status."""
     found = scope.get("route")
     if found is None and "app" in scope:
-        routes = (route for route in scope["app"].routes if isinstance(route, APIRoute))
+        routes = _routes_of(scope["app"])
         meant = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
         found = meant if meant and status in map(int, meant.responses) else None
     return getattr(found, "path", _UNKNOWN_ROUTE)
 
 
+def _routes_of(api: FastAPI) -> Iterator[APIRoute]:
+    """Yield all routes, also those of routers, which FastAPI may keep as they were included."""
+    for route in api.routes:
+        router = getattr(route, "original_router", None)
+        for found in [route] if router is None else router.routes:
+            if isinstance(found, APIRoute):
+                yield found
+
+
 def known_answers(api: FastAPI) -> Iterator[tuple[str, int]]:
     """Yield each route with the statuses it declares, and with 200 and 500; and the answers given
     before a route is found."""
-    for route in api.routes:
-        if isinstance(route, APIRoute):
-            declared = (int(status) for status in route.responses)
-            yield from ((route.path, status) for status in (200, 500, *declared))
+    for route in _routes_of(api):
+        declared = (int(status) for status in route.responses)
+        yield from ((route.path, status) for status in (200, 500, *declared))
     yield from ((_UNKNOWN_ROUTE, status) for status in _BEFORE_ROUTES)
 
 
 def known_streams(api: FastAPI) -> Iterator[str]:
-    """Yield each route that can answer with events."""
-    for route in (route for route in api.routes if isinstance(route, APIRoute)):
-        if EVENT_STREAM in route.responses.get(200, {}).get("content", {}):
+    """Yield each route that can answer in parts."""
+    for route in _routes_of(api):
+        if not _STREAMS.isdisjoint(route.responses.get(200, {}).get("content", {})):
             yield route.path
 
 

@@ -63,7 +63,11 @@ _DRAFT_TOKENS = (0.0, *_TOKENS[:9])
 
 def _catalogue() -> Iterator[MetricInfo]:
     yield MetricInfo("vllm:num_requests_running", "gauge", "Sequences that are decoded.")
-    yield MetricInfo("vllm:num_requests_waiting", "gauge", "Sequences that wait for a slot.")
+    yield MetricInfo(
+        "vllm:num_requests_waiting",
+        "gauge",
+        "Sequences that wait for a slot, for room, or for another one that computes their prompt.",
+    )
     yield MetricInfo("vllm:num_preemptions", "counter", "Sequences that had to wait for room.")
     yield MetricInfo("vllm:kv_cache_usage_perc", "gauge", "Used share of the KV cache, 0 to 1.")
     yield MetricInfo("vllm:prompt_tokens", "counter", "Prompt tokens processed.")

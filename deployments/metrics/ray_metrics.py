@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ray.serve import metrics as ray_metrics
@@ -20,6 +21,8 @@ logger = logging.getLogger("ray.serve")
 
 EXPORT_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 10.0
+LAST_EXPORT_S = 0.5
+"""How long the end of a process waits for what was counted last."""
 
 
 def ray_name(name: str) -> str:
@@ -37,16 +40,19 @@ class RayExport:
 
     On its port Ray computes a histogram's sum from the middles of its buckets, so the exact sum is
     a counter, ``..._exact_sum_total``.  Ray's counters take no 0: a series starts with its first
-    increase.
+    increase.  Ray keeps showing a gauge, so that one that is no longer reported is set to 0.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
         self._labels = labels
         self._instruments: dict[str, Any] = {}
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._gauges: dict[tuple[str, tuple[str, ...]], Callable[[float], Any]] = {}
+        """What sets each gauge of the last report."""
 
     def update(self, samples: Iterable[Sample]) -> None:
         """Export the increases of counters since the last time, and the values of gauges."""
+        former, self._gauges = self._gauges, {}
         for sample in samples:
             info = METRICS[sample.name]
             tags = {**self._labels, **dict(zip(info.labels, sample.labels, strict=True))}
@@ -59,7 +65,9 @@ class RayExport:
             elif info.kind == "counter":
                 self._count(name, info.help, tags, sample.value)
             else:
-                self._instrument(ray_metrics.Gauge, name, info.help, tags).set(sample.value, tags)
+                self._set(name, info.help, tags, sample.value)
+        for key in former.keys() - self._gauges.keys():
+            former[key](0.0)
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Export single values."""
@@ -77,6 +85,11 @@ class RayExport:
         if increase > 0:
             self._instrument(ray_metrics.Counter, name, text, tags).inc(increase, tags)
             self._last[key] = value
+
+    def _set(self, name: str, text: str, tags: dict[str, str], value: float) -> None:
+        set_to = partial(self._instrument(ray_metrics.Gauge, name, text, tags).set, tags=tags)
+        set_to(value)
+        self._gauges[name, tuple(tags.values())] = set_to
 
     def _instrument(
         self, kind: Any, name: str, text: str, tags: dict[str, str], **options: Any
@@ -118,15 +131,18 @@ class Reporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask it to end soon, without waiting for it."""
+        """Export what was counted last, and end; if that takes long, it is not waited for."""
         self._is_closing.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(LAST_EXPORT_S)
 
     def _run(self) -> None:
         asyncio.run(self._report_forever())
 
     async def _report_forever(self) -> None:
-        while not self._is_closing.is_set():
-            await asyncio.sleep(EXPORT_INTERVAL_S)
+        is_last = False
+        while not is_last:
+            is_last = self._is_closing.wait(EXPORT_INTERVAL_S)  # nothing else is in this loop
             try:
                 samples = (await self._report()).samples
                 self._export.update(samples)

@@ -10,6 +10,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 _PREFIX = "vllm:spec_decode_num_"
+_OWN_PREFIX = "hdserve_"
+"""Of metrics that only hdserve has."""
+
+COLLECTING_POSITION = 16
+"""Where hdserve counts what was accepted there and deeper, which is no share of the drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +22,8 @@ class DraftTotals:
     """Counters since the server started, over all its replicas of one model.
 
     Attributes:
-        accepted_by_position: by depth in a draft, from 0.
+        accepted_by_position: by depth in a draft, from 0; of hdserve's, what is deeper than 15 is
+            left out.
     """
 
     num_drafts: int
@@ -61,7 +67,8 @@ def read_draft_totals(text: str, names: Collection[str]) -> DraftTotals | None:
     server has none of them."""
     counts: Counter[str] = Counter()
     by_position: Counter[int] = Counter()
-    for family in text_string_to_metric_families(text):
+    families = [*text_string_to_metric_families(text)]
+    for family in families:
         name = family.name.removeprefix(_PREFIX)
         for sample in family.samples:
             is_total = family.name.startswith(_PREFIX) and sample.name.endswith("_total")
@@ -73,6 +80,8 @@ def read_draft_totals(text: str, names: Collection[str]) -> DraftTotals | None:
                 counts[name] += int(sample.value)
     if "drafts" not in counts:
         return None
+    if any(family.name.startswith(_OWN_PREFIX) for family in families):
+        del by_position[COLLECTING_POSITION]
     return DraftTotals(
         counts["drafts"], counts["draft_tokens"], counts["accepted_tokens"], dict(by_position)
     )

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from deployments.metrics.catalogue import LAST_POSITION
 from hdserve.bench.load import Load, LoadPlan, arrange, arrivals_s, run_load
 from hdserve.bench.openai_client import OpenAIClient
 from hdserve.bench.request_record import Outcome, RequestRecord
 from hdserve.bench.serve import as_result
-from hdserve.bench.spec_decode import read_draft_totals
+from hdserve.bench.spec_decode import COLLECTING_POSITION, read_draft_totals
 from hdserve.cli import bench_serve_job
 from hdserve.cli.commands import app
 from hdserve.errors import ConfigError
@@ -466,3 +467,23 @@ def test_totals_are_those_of_one_model() -> None:
     totals = read_draft_totals("\n".join(lines) + "\n", {MODEL, "an alias"})
     assert totals is not None
     assert (totals.num_drafts, totals.num_draft_tokens) == (7, 0)
+
+
+@pytest.mark.parametrize(("others", "num_rates"), [((), 18), (("hdserve_steps_total",), 16)])
+def test_what_is_deeper_is_no_share_of_the_drafts(others: tuple[str, ...], num_rates: int) -> None:
+    """Of hdserve the last position collects it; other servers count each position by itself."""
+    assert COLLECTING_POSITION == LAST_POSITION
+    name = "vllm:spec_decode_num"
+    lines = [
+        *(f"# TYPE {other} counter\n{other} 5" for other in others),
+        f"# TYPE {name}_drafts_total counter\n{name}_drafts_total 10",
+        f"# TYPE {name}_draft_tokens_total counter\n{name}_draft_tokens_total 400",
+        f"# TYPE {name}_accepted_tokens_per_pos_total counter",
+    ]
+    for position in range(COLLECTING_POSITION + 1 if others else 18):
+        count = 30 if others and position == COLLECTING_POSITION else 5
+        lines.append(f'{name}_accepted_tokens_per_pos_total{{position="{position}"}} {count}')
+    totals = read_draft_totals("\n".join(lines) + "\n", {MODEL})
+    assert totals is not None
+    rates = totals.as_result()["spec_decode_per_position_acceptance_rates"]
+    assert rates == [0.5] * num_rates

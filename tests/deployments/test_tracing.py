@@ -21,8 +21,9 @@ from deployments.http.tracing import TracedRequests, trace_of
 from deployments.tracing import SequenceTrace, Tracing
 from hdserve.config import TelemetryConfig, default_config, parse_config
 from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOutput
+from hdserve.engine.stats import count_draft
 from hdserve.errors import ConfigError, InvalidRequest
-from hdserve.tree import DraftTree
+from hdserve.tree import Acceptance, DraftTree
 from tests.collector import Collector, collector
 from tests.serving import ServedApplication
 
@@ -117,6 +118,47 @@ def test_a_generation_becomes_spans(sink: Collector) -> None:
         "hdserve.num_accepted_tokens": 1,
     }
     assert SECRET not in repr(sink.spans)
+
+
+CONTEXT, PLAIN = Source.CONTEXT, Source.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "sources", "num_accepted"),
+    [
+        ((4, 5, 9), (CONTEXT, CONTEXT, PLAIN), 2),
+        ((4, 5), (CONTEXT, CONTEXT), 1),
+        ((4,), (CONTEXT,), 0),
+        ((), (), 0),
+    ],
+    ids=["whole", "cut off", "at the first token", "failed"],
+)
+def test_steps_count_as_their_answer_does(
+    sink: Collector,
+    token_ids: tuple[int, ...],
+    sources: tuple[Source, ...],
+    num_accepted: int,
+) -> None:
+    """The last token of a step is no accepted one, also where the answer ends within a draft."""
+    config = TelemetryConfig(endpoint=sink.endpoint, sample_ratio=0.0)
+    tracing, trace_id = Tracing(config, "tested"), f"{len(token_ids):x}" * 31 + "d"
+    tree = DraftTree(3, 8)
+    tree.add_path([4, 5], CONTEXT)
+    seq = make_sequence(time.monotonic())
+    if token_ids:
+        used = Acceptance(range(len(token_ids)), token_ids)
+        count_draft(tree, used, seq.counts)
+    request = make_request(trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
+    with tracing.generation(request, "m") as trace:
+        spans = trace.sequence(seq, time.monotonic())
+        seq.admitted_s = time.monotonic()
+        spans.observe(StepOutput(seq, (3,), (PLAIN,)))
+        spans.observe(StepOutput(seq, token_ids, sources, draft=tree))
+        spans.end()
+    tracing.close()
+    by_name = {span.name: span for span in sink.wait(5, trace_id)}
+    for name in ("decode", "step"):
+        assert by_name[name].attributes["hdserve.num_accepted_tokens"] == num_accepted
 
 
 def leave(spans: SequenceTrace) -> None:

@@ -182,6 +182,13 @@ def test_streams_that_fail_are_errors() -> None:
     assert "or rate(hdserve_stream_errors_total[5m])" in failures
 
 
+def test_a_full_cache_is_in_use() -> None:
+    """In an almost empty one, sequences wait for another one that computes their prompt."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == "HdserveKvCacheFull")
+    *_, usage = rule["expr"].split("\nand ")
+    assert usage.strip() == "max by (model_name, engine) (vllm:kv_cache_usage_perc) > 0.5"
+
+
 def series_of(replicas: dict[str, list[Report]], models: list[str]) -> defaultdict[str, set[str]]:
     """The models of each series that a gateway shows which has answered nothing yet.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -36,9 +37,13 @@ from hdserve.config import (
 )
 from hdserve.databases.append_log import take_record
 from hdserve.databases.messages import Publish
+from hdserve.errors import DatabaseGone
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
 from tests.waiting import WAIT_S
 
+EXPORT = "/v1/speculation/databases/{model:path}/export"
+REQUESTS = "hdserve_http_requests"
+STREAM_ERRORS = "hdserve_stream_errors"
 ADMIN_KEY = "the-key-of-the-administrator"
 INFO = ModelInfo(
     name=KEY.model,
@@ -58,10 +63,19 @@ INFO = ModelInfo(
 )
 
 
+DATABASE = "/v1/speculation/databases/hdserve-tiny"
+
+
 def ask(
     method: str, path: str, num_records: int, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> httpx.Response:
     """The answer of a route about :func:`database`, with more namespaces."""
+    api = build_api(gateway_of(num_records, monkeypatch, *more))
+    with TestClient(api, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
+        return client.request(method, f"{DATABASE}{path}")
+
+
+def gateway_of(num_records: int, monkeypatch: pytest.MonkeyPatch, *more: str) -> Gateway:
     actor, found = database(num_records)
     for namespace in more:
         actor.publish(archive_of(namespace).encode(KEY))
@@ -76,9 +90,7 @@ def ask(
     gateway = Gateway(default_config(), {}, access)
     monkeypatch.setattr(admin, "_open", opened)
     monkeypatch.setattr(gateway.infos, "now", described)
-    api = build_api(gateway)
-    with TestClient(api, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
-        return client.request(method, f"/v1/speculation/databases/hdserve-tiny{path}")
+    return gateway
 
 
 class Sleeping:
@@ -236,6 +248,54 @@ def test_an_export_of_a_database_that_is_gone(
         body, position = taken
         namespaces |= set(Publish.decode(body, KEY.fingerprint, model=None).outputs)
     assert namespaces == {"a", "b"}
+
+
+def test_answers_are_counted_by_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those given before a route is found; what a route declares begins at 0."""
+    gateway = gateway_of(1000, monkeypatch)
+    api = build_api(gateway)
+
+    def counts() -> dict[str, Any]:
+        samples = [each for each in gateway.http_metrics.samples() if each.name == REQUESTS]
+        return {each.labels[1]: each.value for each in samples if each.labels[0] == EXPORT}
+
+    assert counts() == dict.fromkeys(("200", "400", "401", "403", "404", "500", "503"), 0)
+    assert TestClient(api).get(f"{DATABASE}/export").status_code == 403
+    assert {status: count for status, count in counts().items() if count} == {"403": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "num_failures"),
+    [
+        (None, 0),
+        (DatabaseGone("it was restarted"), 1),
+        (RuntimeError("a mistake"), 1),
+        (asyncio.CancelledError(), 0),
+    ],
+    ids=["whole", "gone", "unexpected", "hung up"],
+)
+def test_an_export_that_breaks_off_is_counted(
+    error: BaseException | None, num_failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status says nothing of it."""
+
+    async def export(*_: Any) -> AsyncGenerator[bytes]:
+        yield b"a record"
+        if error is not None:
+            raise error
+
+    def failures() -> list[Any]:
+        samples = [each for each in gateway.http_metrics.samples() if each.name == STREAM_ERRORS]
+        return [each.value for each in samples if each.labels == (EXPORT,)]
+
+    monkeypatch.setattr(ClusterDatabase, "export", export)
+    gateway = gateway_of(1000, monkeypatch)
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with TestClient(build_api(gateway), headers=headers, raise_server_exceptions=False) as client:
+        assert failures() == [0]
+        answer = client.get(f"{DATABASE}/export")
+    assert (answer.status_code, answer.content) == (200, b"a record")
+    assert failures() == [num_failures]
 
 
 @pytest.mark.parametrize(
