@@ -24,7 +24,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.serve._private.common import DeploymentStatus, ReplicaState
 from ray.serve.context import _get_global_client
 from ray.serve.schema import (
@@ -309,7 +309,11 @@ def _ask_all(handle: Any, method: str) -> list[Any]:
 
 
 def _application() -> ApplicationStatusOverview | None:
-    return serve.status().applications.get(APPLICATION)
+    """Return what is known of it; ``None`` if it is not there, or Ray Serve was ended."""
+    try:
+        return serve.status().applications.get(APPLICATION)
+    except ActorDiedError:
+        return None
 
 
 def main() -> None:

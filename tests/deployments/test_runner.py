@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -23,12 +24,16 @@ from benchmarks.server import START_TIMEOUT_S
 from deployments.runner import _application, _client, _drain
 from hdserve.config.deployed import APPLICATION, GATEWAY_DEPLOYMENT, IMPORT_PATH
 from tests.clusters import connected_cluster
-from tests.marked_processes import started
+from tests.marked_processes import family, started
 from tests.ports import free_port
 from tests.waiting import eventually
 
 ANSWERING_S = 5.0
 WAIT_S = 60.0
+LOOKS_S = 25.0
+"""Longer than the runner looks before it takes its application for lost."""
+
+GCS = "--gcs-address="
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -268,6 +273,54 @@ def test_what_has_just_taken_its_place_stays(tmp_path: Path, cluster: Cluster) -
         process.send_signal(signal.SIGINT)
         process.wait(WAIT_S)
     assert serve.get_app_handle(APPLICATION).remote().result() == "here"
+
+
+REPLACE = """
+import json, sys, ray
+from deployments.runner import _client
+from ray.serve.schema import ServeDeploySchema
+ray.init(sys.argv[1], namespace="serve")
+_client().deploy_apps(ServeDeploySchema.model_validate_json(sys.argv[2]))
+"""
+
+
+def test_what_replaces_it_on_its_own_cluster_is_served(tmp_path: Path) -> None:
+    """With the cluster, it would end as well."""
+    application = {"name": APPLICATION, "import_path": f"{__name__}:other", "route_prefix": "/"}
+    port = free_port()
+    path, log = tmp_path / "serve.json", tmp_path / "log"
+    deployed = {"http_options": {"port": port}, "applications": [application]}
+    path.write_text(json.dumps(deployed))
+    with started(log, "-c", RUNNER, str(path), "local", "1") as (process, mark):
+        eventually(lambda: "hdserve is ready" in log.read_text(), START_TIMEOUT_S, pause_s=0.5)
+        changed = {**application, "deployments": [{"name": "Other", "max_ongoing_requests": 7}]}
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                REPLACE,
+                gcs_address(mark),
+                json.dumps({"applications": [changed]}),
+            ],
+            env={**os.environ, "RAY_AUTH_MODE": "token"},
+            timeout=WAIT_S,
+            check=True,
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(LOOKS_S)
+        assert httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text == "here"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+
+
+def gcs_address(mark: str) -> str:
+    """Of the cluster whose processes carry ``mark``."""
+    words = (word for pid in family(mark) for word in words_of(pid))
+    return next(word for word in words if word.startswith(GCS)).removeprefix(GCS)
+
+
+def words_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def status_of_application() -> ApplicationStatus:
