@@ -15,6 +15,7 @@ export class Answer {
     this.numTokens = 0;
     this.numDrafts = 0;
     this.numDraftedTokens = 0;
+    this.drafting = null;
     this.acceptedBySource = Object.fromEntries(SOURCES.map((source) => [source, 0]));
     this.finishReason = null;
     this.startedMs = performance.now();
@@ -28,17 +29,21 @@ export class Answer {
   }
 
   add(chunk) {
+    this.drafting = chunk.metrics?.speculative_decoding ?? this.drafting; // comes at the end
     const choice = chunk.choices[0];
     if (!choice || choice.delta.role) return; // the role comes alone
     this.lastMs = performance.now();
     this.firstMs ??= this.lastMs;
     const content = choice.delta.content ?? "";
+    const thought = choice.delta.reasoning_content ?? "";
     const hadText = this.text !== "";
     this.text += content;
-    this.reasoning += choice.delta.reasoning_content ?? "";
+    this.reasoning += thought;
     this.finishReason = choice.finish_reason ?? this.finishReason;
     if (choice.token_sources?.length) this.#count(choice.token_sources, choice.draft ?? []);
-    if (this.text || this.reasoning) this.#place(hadText ? Infinity : content.length);
+    if (this.reasoning ? content || thought : this.text) {
+      this.#place(hadText && !this.reasoning ? Infinity : content.length);
+    }
   }
 
   // Shows what has come since the last time.
@@ -69,9 +74,10 @@ export class Answer {
     return ((this.lastMs ?? performance.now()) - this.startedMs) / 1000;
   }
 
-  // Tokens per verified draft: the one the model adds to each counts.
+  // Tokens per verified draft: the one the model adds to each counts. The server may show only drafts that were
+  // accepted, but counts all.
   get meanAcceptanceLength() {
-    return this.numDraftedTokens / this.numDrafts;
+    return this.drafting?.num_spec_steps ? this.drafting.mean_acceptance_length : this.numDraftedTokens / this.numDrafts;
   }
 
   #count(tokens, draft) {
@@ -85,7 +91,8 @@ export class Answer {
     this.numDraftedTokens += tokens.length;
   }
 
-  // The tokens of the last `numSaid` characters are the answer's; those before, marks included, are reasoning.
+  // The tokens of the last `numSaid` characters are the answer's; those before, marks included, are reasoning, or
+  // where there is none, marks that are not shown.
   #place(numSaid) {
     const steps = this.unplaced.splice(0);
     const length = steps.reduce((sum, { tokens }) => tokens.reduce((part, { text }) => part + text.length, sum), 0);
@@ -98,7 +105,7 @@ export class Answer {
         numThought = isThought ? numThought - token.text.length : 0;
         (isThought ? thought : said).push(token);
       }
-      this.undrawn.push({ step, thought, said });
+      this.undrawn.push({ step, thought: this.reasoning ? thought : [], said });
     }
   }
 

@@ -19,7 +19,7 @@ async function call(path, options = {}) {
   const sent = key.get();
   const headers = { ...options.headers };
   if (sent) headers.authorization = `Bearer ${sent}`;
-  const response = await fetch(path, { ...options, headers, credentials: "omit" }).catch(() => {
+  const response = await fetch(path, { ...options, headers }).catch(() => {
     throw new ApiError("The server cannot be reached.");
   });
   if (!response.ok) {

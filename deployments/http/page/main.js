@@ -50,7 +50,9 @@ byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
 byId("key-forget").addEventListener("click", () => useKey(""));
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  useKey(byId("key").value.trim());
+  const value = byId("key").value.trim();
+  if (/^[\x21-\x7e]*$/.test(value)) useKey(value);
+  else askForKey("A key has only letters, digits and signs of ASCII: something else was pasted with it.");
 });
 if (key.get()) byId("key-button").textContent = "Key ✓";
 

@@ -7,7 +7,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import httpx
@@ -163,16 +164,119 @@ def test_what_is_held_back_at_first_is_no_reasoning(
     page.close()
 
 
-def streamed(*steps: tuple[dict[str, str], list[str]]) -> str:
-    """The body of an answer: of each step the delta and the texts of its tokens."""
-    chunks = [
+HM = {"reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize(
+    ("steps", "thought", "said"),
+    [
+        (
+            [
+                ({"content": "Hi."}, ["Hi."]),
+                (HM, ["<|end|>", "Hm."]),
+                ({}, ["<|end|>"]),
+                ({"content": "Four."}, ["Four."]),
+                ({"content": "Five."}, ["Five."]),
+            ],
+            "<|end|>Hm.<|end|>",
+            "Hi.Four.Five.",
+        ),
+        ([({}, ["<|final|>"]), ({"content": "Hello"}, ["Hello"])], "", "Hello"),
+    ],
+    ids=["after text", "none"],
+)
+def test_reasoning_is_what_the_server_says(
+    context: Any, locked_url: str, steps: Any, thought: str, said: str
+) -> None:
+    """It may come after text, as of gpt-oss; marks are no text of the answer."""
+    page = with_key(context, locked_url)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=streamed(*steps)))
+    answer = ask(page)
+    wait_for_end(page)
+    assert "".join(answer.locator(".reasoning .step").all_text_contents()) == thought
+    assert answer.locator(".reasoning").count() == bool(thought)
+    assert "".join(answer.locator("> .step").all_text_contents()) == said
+    page.close()
+
+
+def test_the_server_counts_drafts_that_it_does_not_show(context: Any, locked_url: str) -> None:
+    """As it does where no rejected draft is to be seen."""
+    texts = [["a", "b", "c"], *[["d"]] * 9]
+    accepted = {"text": "a", "source": "model", "parent": -1, "accepted": True}
+    steps = [({"content": "".join(each)}, each) for each in texts]
+    counted = {"mean_acceptance_length": 1.2, "num_spec_steps": 10}
+    last = {"choices": [], "metrics": {"speculative_decoding": counted}}
+    body = streamed(*steps, drafts=[[accepted], *[[]] * 9], last=last)
+    page = with_key(context, locked_url)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    ask(page)
+    wait_for_end(page)
+    assert page.locator("#chat-meter dd").nth(1).inner_text() == "1.20"
+    page.close()
+
+
+@pytest.mark.parametrize("sign", ["\u200b", "\u2019", "\u00e9"])
+def test_what_no_key_can_have_is_told(context: Any, locked_url: str, sign: str) -> None:
+    """A browser cannot send it, which is no fault of the server."""
+    page = context.new_page()
+    page.goto(locked_url)
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill(f"{KEY}{sign}x")
+    dialog.get_by_role("button", name="Use it").click()
+    dialog.get_by_text("something else was pasted with it").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+    use_key(page)
+    page.close()
+
+
+def test_a_proxy_is_sent_its_cookie(context: Any, locked_url: str) -> None:
+    """It has let the user load the page, too."""
+    context.add_cookies([{"name": "proxy", "value": "signed-in", "url": locked_url}])
+    page = context.new_page()
+    with page.expect_request("**/v1/models") as asked:
+        page.goto(locked_url)
+    assert asked.value.all_headers()["cookie"] == "proxy=signed-in"
+    page.close()
+    context.clear_cookies()
+
+
+def test_text_from_right_to_left(context: Any, locked_url: str) -> None:
+    """A paragraph begins where its language does."""
+    question = "\u05de\u05d4 \u05e9\u05dc\u05d5\u05de\u05da?"
+    body = streamed(({"content": question}, [question]))
+    page = with_key(context, locked_url)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    ask(page, question)
+    wait_for_end(page)
+    where = """element => {
+        const range = document.createRange();
+        range.selectNodeContents(element);
+        return range.getBoundingClientRect().right - element.getBoundingClientRect().right;
+    }"""
+    assert page.locator(".answer").evaluate(where) == pytest.approx(0, abs=1)
+    page.close()
+
+
+def streamed(
+    *steps: tuple[dict[str, str], list[str]],
+    drafts: Sequence[list[dict[str, Any]]] = (),
+    last: Mapping[str, Any] | None = None,
+) -> str:
+    """The body of an answer: of each step the delta, the texts of its tokens, and its draft; and a
+    chunk behind them."""
+    chunks: list[Mapping[str, Any]] = [
         {
-            "delta": delta,
-            "token_sources": [{"text": text, "source": "plain"} for text in texts],
+            "choices": [
+                {
+                    "delta": delta,
+                    "token_sources": [{"text": text, "source": "plain"} for text in texts],
+                    "draft": draft,
+                }
+            ]
         }
-        for delta, texts in steps
+        for (delta, texts), draft in zip_longest(steps, drafts, fillvalue=[])
     ]
-    events = (f"data: {json.dumps({'choices': [chunk]})}\n\n" for chunk in chunks)
+    events = (f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, *([last] if last else [])])
     return "".join(events) + LAST_EVENT
 
 
@@ -463,7 +567,7 @@ def test_what_is_told_of_a_key_that_is_no_longer_used(context: Any, locked_url: 
     assert dialog.get_by_text("Kept in this tab").is_visible()
     dialog.get_by_role("button", name="Cancel").click()
 
-    use("wrong, too")
+    use("wrong-too")
     late = first_of(held, page)
     use(KEY)
     valid = first_of(held, page)

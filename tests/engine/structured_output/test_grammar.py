@@ -661,7 +661,9 @@ def test_marks_are_special_tokens_where_there_are_such() -> None:
     tokenizer = make_tokenizer()
     tokenizer.backend.add_special_tokens(["[CALL]"])
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend))
-    text = grammar.either(grammar.lark('start: mark "x"', {"mark": "[CALL]"}), grammar.choice(["a", "b"]))
+    text = grammar.either(
+        grammar.lark('start: mark "x"', {"mark": "[CALL]"}), grammar.choice(["a", "b"])
+    )
     for own, output in ((tokenizer, [257, ord("x")]), (make_tokenizer(), [*b"[CALL]x"])):
         state = Grammars(own, own.vocab_size, {256}).state(text)
         for token_id in [*output, 256]:
