@@ -87,6 +87,18 @@ def test_it_ends_when_there_will_never_be_room(tmp_path: Path) -> None:
     assert second.startswith("  to mend it: num_cpus: ")
 
 
+def test_it_starts_ray_without_a_home(tmp_path: Path) -> None:
+    """As a user of a container may be, with the token that Ray asks for by default."""
+    model = {"name": "m", "model": "hdserve-mini", "num_cpus": 10_000}
+    log = tmp_path / "log"
+    program = "import os; os.environ.pop('RAY_AUTH_MODE', None); " + served(tmp_path, model)
+    with started(log, "-c", program, HOME="/dev/null") as (process, mark):
+        assert process.wait(START_TIMEOUT_S) == 1
+        wait_until_gone(mark)
+    assert "Traceback" not in log.read_text()
+    assert "hdserve: m: resources: 1 of 1 processes cannot be placed" in log.read_text()
+
+
 def served(directory: Path, model: dict[str, Any]) -> str:
     """A program that serves one model."""
     config = directory / "config.yaml"

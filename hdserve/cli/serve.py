@@ -26,6 +26,7 @@ from hdserve.cli.config import warn_of_relative_paths
 from hdserve.cli.model_option import directory_of
 from hdserve.cli.model_settings import Settings, parse_settings
 from hdserve.cli.options import ConfigFile
+from hdserve.cli.own_cluster import token_variables
 from hdserve.cli.proxy import proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
@@ -161,6 +162,7 @@ def _run(
         if address == OWN_CLUSTER:
             assert port is not None
             environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
+            environment |= token_variables(Path(directory), os.environ)
             environment |= GRPC_VARIABLES
             removal_timeout_s = 0.0
         return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)
