@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.cli.own_cluster import token_variables
+from hdserve.cli.own_cluster import directory_variables, token_variables
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
@@ -84,3 +84,12 @@ def test_what_the_environment_chooses_holds(chosen: dict[str, str], directory: P
 def test_what_chooses_no_token_needs_one(chosen: dict[str, str], directory: Path) -> None:
     """Ray passes over a variable that is empty."""
     assert [*token_variables(directory, chosen)] == [TOKEN_PATH]
+
+
+def test_ray_has_room_for_its_sockets() -> None:
+    """Of a path 107 bytes count, and Ray uses up to 72 of them; otherwise it stays where it is."""
+    longest = "/" + 34 * "d"
+    assert directory_variables({}) == {}
+    assert directory_variables({"TMPDIR": longest}) == {}
+    assert directory_variables({"TMPDIR": f"{longest}d"}) == {"RAY_TMPDIR": "/tmp"}
+    assert directory_variables({"TMPDIR": f"{longest}d", "RAY_TMPDIR": "/ray"}) == {}

@@ -13,6 +13,14 @@ _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _MODE = "RAY_AUTH_MODE"
 _WITH_TOKEN = "token"
 
+_RAY_PLACE = "RAY_TMPDIR"
+_PLACE = "TMPDIR"
+_SHORT_PLACE = "/tmp"
+_MAX_SOCKET_PATH_BYTES = 107
+_LONGEST_NAME_BYTES = len(
+    "/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/dash_MetricsHead"
+)
+
 
 def token_variables(directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables that name a new token where Ray, which asks for one unless ``environment``
@@ -29,6 +37,15 @@ def token_variables(directory: Path, environment: Mapping[str, str]) -> dict[str
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
     return {_TOKEN_PATH: str(path)}
+
+
+def directory_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that has Ray put its files below ``/tmp``, as it does by default, if the
+    paths of its sockets would be too long where ``environment`` has temporary files."""
+    longest = len(os.fsencode(environment.get(_PLACE, ""))) + _LONGEST_NAME_BYTES
+    if _RAY_PLACE in environment or longest <= _MAX_SOCKET_PATH_BYTES:
+        return {}
+    return {_RAY_PLACE: _SHORT_PLACE}
 
 
 def _keeps_token(home: str | None) -> bool:

@@ -25,7 +25,7 @@ from hdserve.cli.config import warn_of_relative_paths
 from hdserve.cli.model_option import directory_of
 from hdserve.cli.model_settings import Settings, parse_settings
 from hdserve.cli.options import ConfigFile
-from hdserve.cli.own_cluster import token_variables
+from hdserve.cli.own_cluster import directory_variables, token_variables
 from hdserve.cli.proxy import private_directory, proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
@@ -162,6 +162,7 @@ def _run(
             assert port is not None
             environment |= proxy_variables(host, port, directory, os.environ, holding)
             environment |= token_variables(directory, os.environ)
+            environment |= directory_variables(os.environ)
             environment |= GRPC_VARIABLES
             removal_timeout_s = 0.0
         return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)
