@@ -12,12 +12,12 @@ _MAX_NAME_BYTES = 100
 def listening_error(host: str, port: int) -> OSError | None:
     """Return why nobody can start to listen there, or ``None`` if it is possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as error:
-            return error
+    except OSError as error:  # also where the machine has no IPv6
+        return error
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -85,6 +86,22 @@ def test_it_ends_when_there_will_never_be_room(tmp_path: Path) -> None:
     *_, first, second = log.read_text().splitlines()
     assert first.startswith("hdserve: m: resources: 1 of 1 processes cannot be placed")
     assert second.startswith("  to mend it: num_cpus: ")
+
+
+def test_it_starts_ray_without_a_home(tmp_path: Path) -> None:
+    """As a user of a container may be, with the token that Ray asks for by default; and where the
+    path of temporary files has no room for its sockets."""
+    model = {"name": "m", "model": "hdserve-mini", "num_cpus": 10_000}
+    log = tmp_path / "log"
+    program = "import os; os.environ.pop('RAY_AUTH_MODE', None); " + served(tmp_path, model)
+    with (
+        TemporaryDirectory(prefix=40 * "d", dir="/tmp") as place,
+        started(log, "-c", program, HOME="/dev/null", TMPDIR=place) as (process, mark),
+    ):
+        assert process.wait(START_TIMEOUT_S) == 1
+        wait_until_gone(mark)
+    assert "Traceback" not in log.read_text()
+    assert "hdserve: m: resources: 1 of 1 processes cannot be placed" in log.read_text()
 
 
 def served(directory: Path, model: dict[str, Any]) -> str:

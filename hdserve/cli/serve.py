@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,8 @@ from hdserve.cli.config import warn_of_relative_paths
 from hdserve.cli.model_option import directory_of
 from hdserve.cli.model_settings import Settings, parse_settings
 from hdserve.cli.options import ConfigFile
-from hdserve.cli.proxy import proxy_variables
+from hdserve.cli.own_cluster import directory_variables, token_variables
+from hdserve.cli.proxy import private_directory, proxy_variables
 from hdserve.cluster_address import why_unanswered
 from hdserve.config import ServeConfig, load_config
 from hdserve.config.deployed import DEFAULT_PORT, GRPC_VARIABLES, OWN_CLUSTER, application_of
@@ -151,8 +151,8 @@ def _run(
     """
     place = {"host": host} if port is None else {"host": host, "port": port}
     deploy = {"http_options": place, "applications": [application_of(_arguments(source, host))]}
-    with tempfile.TemporaryDirectory(prefix="hdserve-") as directory:
-        path = Path(directory) / "serve.json"
+    with private_directory() as directory:
+        path = directory / "serve.json"
         path.write_text(json.dumps(deploy), encoding="utf-8")
         limits = (str(loaded.drain_timeout_s), str(END_TIMEOUT_S))
         runner = [sys.executable, "-c", _RUNNER, str(path), address, *limits]
@@ -160,7 +160,9 @@ def _run(
         removal_timeout_s = REMOVAL_TIMEOUT_S
         if address == OWN_CLUSTER:
             assert port is not None
-            environment |= proxy_variables(host, port, Path(directory), os.environ, holding)
+            environment |= proxy_variables(host, port, directory, os.environ, holding)
+            environment |= token_variables(directory, os.environ)
+            environment |= directory_variables(os.environ)
             environment |= GRPC_VARIABLES
             removal_timeout_s = 0.0
         return run_until_signal(runner, loaded.drain_timeout_s, environment, removal_timeout_s)

@@ -19,12 +19,18 @@ from hdserve.engine.forward.compiled import can_compile as compiler_exists
 from hdserve.engine.hardware.description import Hardware, describe_hardware
 from hdserve.engine.loading.loader import read_architecture
 from hdserve.engine.loading.quantisation import OTHER_CHECKPOINT, check_quantisation
+from hdserve.engine.native.compiler import spaced_directories
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, UnsupportedModel
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
 from hdserve.models.hub import hub_fault
 
 _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
+_UNCOMPILED = "the model cannot be compiled, which makes its steps much faster"
+_OTHER_DIRECTORIES = (
+    "engine: {compile: false}  # or Python and packages in directories without spaces, and one for "
+    "the cache in TORCHINDUCTOR_CACHE_DIR"
+)
 _OTHER_CHECKPOINT = f"model: OWNER/MODEL  # {OTHER_CHECKPOINT}"
 
 
@@ -104,23 +110,23 @@ def check_compiler(model: ModelConfig, *, can_compile: bool | None = None) -> It
         can_compile: replaces the result for this machine.
     """
     try:
-        describe_hardware(model.engine.device)
+        found = describe_hardware(model.engine.device)
     except ConfigError:
         return  # reported already
     if model.engine.compile is False:
         return
     subject = f"{model.name}: compiler"
-    if compiler_exists() if can_compile is None else can_compile:
-        yield ok(subject, "C++ compiler and headers of Python are there: the model runs compiled")
-        return
     make = failure if model.engine.compile is True else warning
-    text = (
-        "C++ compiler or headers of Python are missing: the model cannot be compiled, which makes "
-        "its steps much faster"
-    )
-    headers = f"python{sysconfig.get_python_version()}-dev"
-    remedy = f"sudo apt-get install g++ {headers}  # or engine: {{compile: false}}"
-    yield make(subject, text, remedy)
+    if not (compiler_exists() if can_compile is None else can_compile):
+        text = f"C++ compiler or headers of Python are missing: {_UNCOMPILED}"
+        headers = f"python{sysconfig.get_python_version()}-dev"
+        remedy = f"sudo apt-get install g++ {headers}  # or engine: {{compile: false}}"
+        yield make(subject, text, remedy)
+    elif found.name == "cpu" and (spaced := spaced_directories()):
+        text = f"PyTorch's compiler cannot use paths with spaces ({', '.join(spaced)}): "
+        yield make(subject, text + _UNCOMPILED, _OTHER_DIRECTORIES)
+    else:
+        yield ok(subject, "C++ compiler and headers of Python are there: the model runs compiled")
 
 
 def check_model(model: ModelConfig) -> Iterator[Finding]:

@@ -103,6 +103,23 @@ def test_compiler(wanted: object, with_compiler: list[str], without: list[str]) 
         assert finding.remedy.startswith(f"sudo apt-get install g++ {headers} ")
 
 
+@pytest.mark.parametrize(("wanted", "verdict"), [("auto", "warning"), (True, "failure")])
+def test_a_compiler_whose_paths_have_spaces(
+    wanted: object, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own directory, or that of its cache: nothing would be compiled."""
+    config = configured(engine={"device": "cpu", "compile": wanted})
+    place = tmp_path / "a cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place))
+    (of_cache,) = check_compiler(config, can_compile=True)
+    assert f"paths with spaces ({place}): " in of_cache.text
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch, "__file__", "/srv/my models/torch/__init__.py")
+    (of_torch,) = check_compiler(config, can_compile=True)
+    assert "paths with spaces (/srv/my models/torch): " in of_torch.text
+    assert verdicts([of_cache, of_torch]) == [verdict] * 2
+
+
 def test_model_and_statistics(tmp_path: Path) -> None:
     """Statistics that are missing, or of another tokenizer, are named: it serves without them."""
     (statistics, *_) = bundled_statistics()

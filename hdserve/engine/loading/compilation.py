@@ -28,7 +28,7 @@ from hdserve.engine.kv_cache.segments import Segment
 from hdserve.engine.loading.exactness import choose_shapes
 from hdserve.engine.loading.forward_cost import measure_forward_cost, num_rows_to_measure
 from hdserve.engine.loading.model_check import relative_errors, tolerance, trial_text
-from hdserve.engine.native.compiler import find_compiler, vector_instructions
+from hdserve.engine.native.compiler import find_compiler, spaced_directories, vector_instructions
 from hdserve.errors import UnsupportedModel
 from hdserve.tree import DraftTree
 
@@ -76,12 +76,7 @@ def compile_model(
     """
     has_compiler = model.device.type == "cpu" and find_compiler() is not None
     if has_compiler and not vector_instructions():
-        logger.warning(
-            "PyTorch's compiler finds no vector instructions that it can use, so compiled code is "
-            "slow: the processor has none that it knows, or %s cannot start or load what it tries "
-            "them with",
-            sys.executable,
-        )
+        logger.warning("%s", _what_is_wrong())
     is_packed = can_pack(model.module)
     if is_repeating is None:
         is_repeating = not is_packed and should_repeat(model.module)
@@ -96,6 +91,17 @@ def compile_model(
             )
     unroll_layers(model.module)
     return _compile(model, is_packed=is_packed, uses_native=uses_native)
+
+
+def _what_is_wrong() -> str:
+    """Why there may be no vector instructions in compiled code."""
+    if spaced := spaced_directories():
+        return f"PyTorch's compiler cannot use paths with spaces: {', '.join(spaced)}"
+    return (
+        "PyTorch's compiler finds no vector instructions that it can use, so compiled code is "
+        f"slow: the processor has none that it knows, or {sys.executable} cannot start or load "
+        "what it tries them with"
+    )
 
 
 def _compile(model: LoadedModel, **options: bool) -> CompiledForward:

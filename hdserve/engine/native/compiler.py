@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +52,15 @@ def vector_instructions() -> str:
     except Exception:  # there is no compiler, or nothing can be stored: compiling says so
         return ""
     return str(found) if found.bit_width() else ""
+
+
+def spaced_directories() -> list[str]:
+    """Return the directories that PyTorch's compiler for CPUs needs and cannot use: their paths
+    have white space, and it writes them into a command line as they are."""
+    found = [str(Path(torch.__file__).parent), str(sysconfig.get_config_var("LIBDIR"))]
+    with suppress(OSError):  # nothing can be stored: compiling says so
+        found.append(cache_dir())
+    return [path for path in found if len(path.split()) > 1]
 
 
 def compile_library(source: Path) -> Path:

@@ -179,15 +179,27 @@ def test_no_number_of_rows_compiles_again(
             runner.forward(list(make_work(runner, num_nodes, 3)))
 
 
-@pytest.mark.parametrize("instructions", ["", "avx2"])
+@pytest.mark.parametrize(
+    ("instructions", "spaced", "told"),
+    [
+        ("", [], ["PyTorch's compiler finds no vector instructions that it can use"]),
+        ("", ["/a b", "/c d"], ["PyTorch's compiler cannot use paths with spaces: /a b, /c d"]),
+        ("avx2", [], []),
+    ],
+)
 def test_code_without_vector_instructions_is_told(
-    instructions: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    instructions: str,
+    spaced: list[str],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(compiling, "find_compiler", lambda: "g++")
     monkeypatch.setattr(compiling, "vector_instructions", lambda: instructions)
+    monkeypatch.setattr(compiling, "spaced_directories", lambda: spaced)
     monkeypatch.setattr(compiling, "_compile", lambda *_, **__: None)
     compiling.compile_model(prepare_model(make_model(num_hidden_layers=1), EngineConfig()))
-    assert ("finds no vector instructions" in caplog.text) is not bool(instructions)
+    assert [text.partition(", so")[0] for text in caplog.messages] == told
 
 
 @needs_compiler
