@@ -144,6 +144,8 @@ class CountTokensBody(OfferedBody):
         },
     }
 
+    instead: ClassVar[Mapping[str, str]] = {"output_format": "send it as output_config.format"}
+
     without_effect: ClassVar[frozenset[str]] = frozenset(
         {
             "cache_control",

@@ -359,6 +359,11 @@ def test_what_is_not_offered_is_refused(fields: dict[str, Any]) -> None:
     assert [caught.value.param] == list(fields)
 
 
+def test_where_the_form_of_a_former_beta_is_sent_now() -> None:
+    with pytest.raises(Unsupported, match=r"send it as output_config\.format"):
+        parsed(output_format={"type": "json_schema", "schema": {}})
+
+
 def test_as_many_tools_as_a_conversation_may_have_messages() -> None:
     tools = [{**TOOL, "name": f"mcp__server__{number}"} for number in range(MAX_TOOLS)]
     assert len(generation(tools=tools).tools) == MAX_TOOLS > 128
