@@ -25,6 +25,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Whole files go to one of two processes; all that start a Ray cluster to the same one, first.
 PARALLEL := --numprocesses 2
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+# Scripts of an environment name the directory it was made in, so in another one it is made again.
+PLACE := $(VENV)/.place
+MOVED := $(shell [ -L $(VENV) ] || [ ! -f $(PLACE) ] || [ "$$(cat $(PLACE))" = "$(CURDIR)" ] || echo moved)
 OLD_INDEX := $(shell cat $(CHOSEN_INDEX) 2>/dev/null)
 NEW_INDEX := $(filter-out $(OLD_INDEX),$(TORCH_INDEX))
 INDEX := $(or $(NEW_INDEX),$(OLD_INDEX))
@@ -44,8 +47,9 @@ setup: $(STAMP)
 # To pip, 2.13.0+cpu satisfies torch==2.13.0 in place of 2.13.0+cu130, so another build is forced;
 # what it depends on follows without force, and from wherever there is the version wanted.
 # Where making the environment broke off, Python is there without pip; --clear forgets the index.
-$(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+$(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX)$(MOVED),new-index)
+	@$(if $(MOVED),false,$(BIN)/python -m pip --version >/dev/null 2>&1) || \
+	  $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -c "import torch" 2>/dev/null || \
 	  $(BIN)/python -m pip install --dry-run --no-deps --quiet --report - $(TORCH) \
 	    $(FROM_INDEX) 2>/dev/null | grep -q '+cpu' || \
@@ -57,6 +61,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX),new-index)
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'
 	@$(if $(INDEX),echo '$(INDEX)' >$(CHOSEN_INDEX))
+	@printf %s "$(CURDIR)" >$(PLACE)
 	@touch $(INSTALLED)
 
 new-index:
@@ -86,7 +91,7 @@ check: $(INSTALLED)
 	$(BIN)/python -m pytest --quiet --noconftest tests/test_architecture.py
 
 fuzz: setup
-	$(PIP) --editable '.[fuzz]'
+	@$(BIN)/python -c "import atheris, schemathesis" 2>/dev/null || $(PIP) --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --cases 150000 --out build/fuzz
 
 chaos: setup

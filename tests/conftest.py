@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from hdserve.config.loading import CONFIG_ENVIRONMENT_VARIABLE, access_variables
+
 RAY = "ray"
 
 torch.set_num_threads(1)
+
+for name in ("RAY_ADDRESS", *access_variables(), CONFIG_ENVIRONMENT_VARIABLE):
+    os.environ.pop(name, None)  # what the user serves elsewhere is left alone
 
 settings.register_profile(
     "hdserve",

@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CPU, CUDA = "https://example.org/whl/cpu", "https://example.org/whl/cu130"
+OF_MAKE = {"TORCH_INDEX", "MAKEFLAGS", "MFLAGS", "GNUMAKEFLAGS", "MAKELEVEL"}
+"""What a ``make test`` around the tests says."""
+
 TORCH = next(
     line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch==")
 )
@@ -32,7 +35,7 @@ def set_up(checkout: Path, index: str = "") -> list[str]:
     """What ``make setup`` has pip install of PyTorch, and from where."""
     called = checkout / "called"
     called.write_text("")
-    environment = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"}
+    environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
     command = ["make", "setup", *([f"TORCH_INDEX={index}"] if index else [])]
     subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
     installed = [line for line in called.read_text().splitlines() if f" {TORCH}" in line]
@@ -71,12 +74,8 @@ def test_an_environment_without_pip_is_made_again(
     """As where there was no ensurepip, or it was interrupted; the build of torch stays the one that
     was chosen."""
     set_up(checkout, CUDA)
-    python, maker = checkout / ".venv" / "bin" / "python", checkout / "python"
-    script = '#!/bin/sh\nrm -r "$4" && mkdir -p "$4/bin" && cp whole "$4/bin/python"\n'
-    maker.write_text(script)
-    maker.chmod(0o755)
-    monkeypatch.setenv("PYTHON", str(maker))
-    python.rename(checkout / "whole")
+    make_environments(checkout, monkeypatch)
+    python = checkout / ".venv" / "bin" / "python"
     for _ in range(2):
         python.write_text("#!/bin/sh\nexit 1\n")
         python.chmod(0o755)
@@ -85,3 +84,26 @@ def test_an_environment_without_pip_is_made_again(
             f"--no-deps {TORCH} --index-url {CUDA}",
             f"{TORCH} --extra-index-url {CUDA}",
         ]
+
+
+def test_an_environment_of_another_directory_is_made_again(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its commands would run what is there, or nothing."""
+    set_up(checkout, CUDA)
+    moved = checkout.rename(tmp_path_factory.mktemp("new") / "checkout")
+    make_environments(moved, monkeypatch)
+    assert set_up(moved) == [
+        f"--no-deps {TORCH} --index-url {CUDA}",
+        f"{TORCH} --extra-index-url {CUDA}",
+    ]
+    assert set_up(moved) == []
+
+
+def make_environments(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``venv`` replace the environment with a new one of the same kind."""
+    shutil.copy(checkout / ".venv" / "bin" / "python", checkout / "whole")
+    maker = checkout / "python"
+    maker.write_text('#!/bin/sh\nrm -r "$4" && mkdir -p "$4/bin" && cp whole "$4/bin/python"\n')
+    maker.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(maker))

@@ -29,12 +29,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def default_config() -> ServeConfig:
-    """Return the configuration of ``serve run deployments:app``: the two bundled models."""
+    """Return the configuration of ``serve run deployments:app``: the two bundled models, which
+    reserve so little that one core is enough."""
+    names = ("hdserve-tiny", "hdserve-mini")
     return ServeConfig(
-        models=(
-            ModelConfig(name="hdserve-tiny", model="hdserve-tiny"),
-            ModelConfig(name="hdserve-mini", model="hdserve-mini"),
-        )
+        models=tuple(ModelConfig(name=name, model=name, num_cpus=0.2) for name in names)
     )
 
 

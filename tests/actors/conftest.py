@@ -25,7 +25,8 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture
 def place(ray_cluster: None) -> Iterator[Callable[[], Any]]:
     """Places listeners of which only one has room, the oldest."""
-    (node,) = (name for name in ray.cluster_resources() if name.startswith("node:1"))
+    names = {name for name in ray.cluster_resources() if name.startswith("node:")}
+    (node,) = names - {"node:__internal_head__"}
     placed: list[Any] = []
 
     def place_listener() -> Any:

@@ -40,12 +40,14 @@ def bundled_application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     tiny = {
         "name": "hdserve-tiny",
         "model": "hdserve-tiny",
+        "num_cpus": 0.2,
         "drafting": drafting,
         "engine": {"exact": True},
     }
     mini = {
         "name": "hdserve-mini",
         "model": "hdserve-mini",
+        "num_cpus": 0.2,
         "drafting": drafting,
         "engine": {"exact": True, "dtype": "float32", "prefill_chunk_tokens": 48},
     }

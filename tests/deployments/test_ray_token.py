@@ -29,8 +29,14 @@ def is_closed(path: Path) -> bool:
     return path.stat().st_mode & 0o077 == 0
 
 
+def make_directory(path: Path) -> None:
+    """Open to all, whatever the umask."""
+    path.mkdir()
+    path.chmod(0o755)
+
+
 def write(token: Path, mode: int) -> None:
-    token.parent.mkdir(mode=0o755)
+    make_directory(token.parent)
     token.write_text("secret")
     token.chmod(mode)
 
@@ -39,7 +45,7 @@ def write(token: Path, mode: int) -> None:
 def test_a_token_that_ray_creates(has_directory: bool, token: Path) -> None:
     """Nobody else gets to the file."""
     if has_directory:
-        token.parent.mkdir(mode=0o755)
+        make_directory(token.parent)
     close_token()
     generate_and_save_token()
     assert token.read_text()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors import statistics_database
-from hdserve.config import ServeConfig, parse_config
+from hdserve.config import ServeConfig, default_config, parse_config
 from hdserve.doctor.capacity import compare_resources
 from hdserve.doctor.finding import Finding
 from hdserve.doctor.placement import STATISTICS_CPUS, Process, processes, total, unplaced
@@ -54,6 +54,10 @@ def test_fractions_add_up(number: int) -> None:
     wanted = [Process(str(index), share) for index in range(number)]
     assert unplaced(wanted, [{"CPU": 1.0}]) == []
     assert len(unplaced([*wanted, Process("more", {"CPU": 0.001})], [{"CPU": 1.0}])) == 1
+
+
+def test_one_core_is_enough_for_the_bundled_models() -> None:
+    assert unplaced(processes(default_config()), [{"CPU": 1.0}]) == []
 
 
 def test_a_process_is_on_one_node() -> None:

@@ -21,7 +21,7 @@ def test_a_quota_counts(tmp_path: Path) -> None:
     assert available_cpus(tmp_path, own) == NUM_CORES
     (group / "cpu.max").write_text("max 100000\n")
     assert available_cpus(tmp_path, own) == NUM_CORES
-    (group / "cpu.max").write_text("6400000 100000\n")
+    (group / "cpu.max").write_text(f"{NUM_CORES + 1}00000 100000\n")
     assert available_cpus(tmp_path, own) == NUM_CORES
     (tmp_path / "slice" / "cpu.max").write_text("150000 100000\n")
     assert available_cpus(tmp_path, own) == 1

@@ -94,7 +94,10 @@ def test_machines_of_another_kind_have_a_library_of_their_own(
 
 
 @needs_compiler
-def test_what_the_compiler_says_is_told_in_short(source: Path, folder: Path) -> None:
+def test_what_the_compiler_says_is_told_in_short(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")  # others have other words for an error
     source.write_text("this is not C++;\n" * 1_000)
     with pytest.raises(OSError, match=r"failed: .*error") as caught:
         compile_library(source)
