@@ -316,6 +316,23 @@ def test_nothing_is_written_beside_the_databases_of_shards(tmp_path: Path, promp
     assert not databases_root(root).exists()
 
 
+def test_nothing_is_written_where_a_server_with_shards_reads_nothing(
+    tmp_path: Path, prompts: Path
+) -> None:
+    """Before it has written, too; the directory of one of its shards can be restored."""
+    root, config = tmp_path / "databases", tmp_path / "config.yaml"
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    models = [{"name": "m", "model": "hdserve-mini"}]
+    config.write_text(json.dumps({"models": models, "model_database": {"num_shards": 2}}))
+    for place in (root, root / "shard-1-of-4"):
+        import_ = ("import", str(archive), str(place))
+        for command in (import_, ("build", str(place), "--prompts", str(prompts))):
+            with pytest.raises(DatabaseError, match=r"num_shards: 2 reads: .*/MODEL/import"):
+                run(*command, "--config", str(config))
+    assert not root.exists()
+    run("import", str(archive), str(root / "shard-1-of-2"), "--config", str(config))
+
+
 def test_what_no_longer_grows_is_not_exported(tmp_path: Path) -> None:
     """From before the namespaces were shared out: a backup of it would pass for one of today."""
     archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"

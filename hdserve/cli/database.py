@@ -118,6 +118,7 @@ def import_(
             on_progress,
             max_bytes=limits.max_bytes,
             max_total_bytes=limits.max_total_bytes,
+            num_shards=limits.num_shards,
         )
     _report(key, {"num_new_outputs": num}, output)
 

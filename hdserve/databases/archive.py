@@ -123,6 +123,7 @@ def import_archive(
     *,
     max_bytes: int = UNBOUNDED,
     max_total_bytes: int = UNBOUNDED,
+    num_shards: int = 1,
 ) -> int:
     """Add what ``archive`` holds to the database of ``key`` below ``root``, created if needed.
 
@@ -132,6 +133,7 @@ def import_archive(
         key: its model may differ from the archive's, its tokenizer may not.
         max_bytes, max_total_bytes: of a namespace, and of all, as the server has them that is to
             read the database.
+        num_shards: of this server.
 
     Returns:
         The number of new outputs.
@@ -139,10 +141,10 @@ def import_archive(
     Raises:
         SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has entries that
             no database may have, see :func:`check_message`; nothing was added.
-        DatabaseError: ``root`` has shards, or the server would not keep all there would be, and
-            nothing was added; or the database is in use, or cannot be written.
+        DatabaseError: ``root`` has shards, or the server has, or it would not keep all there would
+            be, and nothing was added; or the database is in use, or cannot be written.
     """
-    check_unsharded(root)
+    check_unsharded(root, num_shards)
     total = 0
     for message in _imported(archive, key):
         check_message(message)

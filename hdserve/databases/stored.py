@@ -109,14 +109,22 @@ def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
         raise DatabaseError(f"{root} cannot be read: {error}") from error
 
 
-def check_unsharded(root: Path) -> None:
+def check_unsharded(root: Path, num_shards: int = 1) -> None:
     """
+    Args:
+        num_shards: of the server that is to read the databases.
+
     Raises:
-        DatabaseError: the databases below ``root`` belong to shards: nobody would read what is put
-            next to them.
+        DatabaseError: the databases below ``root`` belong to shards, or will: nobody would read
+            what is put next to them.
     """
     advice = "have it import an archive (POST /v1/speculation/databases/MODEL/import)"
     _check_no_shards(root, "reads nothing", advice)
+    if num_shards > 1 and not fnmatchcase(root.absolute().name, f"shard-*-of-{num_shards}"):
+        raise DatabaseError(
+            f"{root} is not where a server with model_database.num_shards: {num_shards} reads: "
+            f"{advice}"
+        )
 
 
 def check_current(root: Path) -> None:
