@@ -14,6 +14,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -43,16 +44,26 @@ Progress = Callable[[int, int], None]
 """Called with the number of outputs handled since the last call, and with the total number."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        num_refused_files: files of the database that could not be used or not be read: the archive
+            lacks what they hold.
+    """
+
+    num_outputs: int
+    num_refused_files: int
+
+
 def export_database(
     root: Path, key: DatabaseKey, archive: Path, on_progress: Progress = lambda num, total: None
-) -> int:
+) -> Exported:
     """Write a database, which may be in use, into the new file ``archive``.
 
     Until it is complete it is ``archive.unfinished``.  If interrupted, that stays; the next export
     to the same file starts over.
-
-    Returns:
-        The number of exported outputs.
 
     Raises:
         DatabaseError: the database cannot be read, the archive cannot be written or is being
@@ -82,8 +93,8 @@ def _make_lock_file(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
 
 
-def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> int:
-    _, log = open_to_read(root, key)
+def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> Exported:
+    files, log = open_to_read(root, key)
     check_current(root)
     total = sum(log.partition(name).num_outputs for name in log.namespaces())
     partial = archive.with_name(f"{archive.name}{SUFFIX}")
@@ -103,7 +114,7 @@ def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) 
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise DatabaseError(f"{archive} cannot be written: {error}") from error
-    return total
+    return Exported(total, files.num_refused)
 
 
 def read_archive_key(archive: Path) -> DatabaseKey:
