@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
-from hdserve.databases import snapshot
+from hdserve.databases import job_lock, snapshot
 from hdserve.databases.append_log import AppendLog, iter_records
 from hdserve.databases.kept import check_kept
 from hdserve.databases.messages import Publish
@@ -69,14 +69,15 @@ def export_database(
         DatabaseError: the database cannot be read, the archive cannot be written or is being
             written by another export, or ``root`` now has shards, so this database no longer grows.
     """
-    lock = FileLock(f"{archive}.lock")
+    path = Path(f"{archive}.lock")
     try:
-        _make_lock_file(Path(lock.lock_file))
-        with lock.acquire(timeout=0):
-            try:
-                return _export(root, key, archive, on_progress)
-            finally:  # while it is held: a lock on a deleted file protects nothing
-                Path(lock.lock_file).unlink()
+        _make_lock_file(path)
+        lock = job_lock.take(path)
+        try:
+            return _export(root, key, archive, on_progress)
+        finally:  # while it is held: a lock on a deleted file protects nothing
+            path.unlink(missing_ok=True)
+            lock.release()
     except Timeout as error:
         raise DatabaseError(f"{archive} is being written by another export") from error
     except OSError as error:

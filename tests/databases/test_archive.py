@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import tracemalloc
@@ -26,6 +27,7 @@ from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import FORMAT_VERSION, MAX_MESSAGE_BYTES, DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 from tests.closed import closed
+from tests.databases.stored import without_locks
 
 KEY = DatabaseKey("a-model", "f" * 32)
 
@@ -98,6 +100,18 @@ def test_all_messages_are_exported(
     assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
     assert contents(tmp_path / "new") == contents(tmp_path / "old")
     store.close()
+
+
+def test_a_volume_without_locks_takes_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an export that was killed there; no lock stays behind."""
+    fill(tmp_path / "old").close()
+    archive = tmp_path / "a.archive"
+    (tmp_path / "a.archive.lock").touch()
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    assert archives.export_database(tmp_path / "old", KEY, archive).num_outputs == 60
+    assert [path.name for path in tmp_path.glob("a.archive*")] == ["a.archive"]
 
 
 def test_two_exports_do_not_write_one_archive(tmp_path: Path) -> None:
