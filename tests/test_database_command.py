@@ -345,6 +345,22 @@ def test_what_no_longer_grows_is_not_exported(tmp_path: Path) -> None:
     assert run("export", str(shard), str(copy))["num_outputs"] == 4
 
 
+def test_a_shard_beside_those_of_another_number_is_not_exported(tmp_path: Path) -> None:
+    """The number was changed, and only the shards of the new one grow."""
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    old, *new = [tmp_path / f"shard-{name}" for name in ("1-of-2", "1-of-4", "2-of-4")]
+    copy = tmp_path / "copy"
+    for shard in (old, *new):
+        run("import", str(archive), str(shard))
+    for shard, other in ((old, "shard-1-of-4"), (new[0], "shard-1-of-2")):
+        told = rf"/{shard.name} lies beside {other}, .*move away those"
+        with pytest.raises(DatabaseError, match=told):
+            run("export", str(shard), str(copy))
+    assert not copy.exists()
+    old.rename(tmp_path / "away")
+    assert run("export", str(new[0]), str(copy))["num_outputs"] == 4
+
+
 def test_outputs_of_another_tokenizer(tmp_path: Path) -> None:
     """They are refused where the model's database is there: it would not draft from them.  Where a
     model had another tokenizer before, both databases are shown."""
