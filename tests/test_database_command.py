@@ -316,6 +316,23 @@ def test_nothing_is_written_beside_the_databases_of_shards(tmp_path: Path, promp
     assert not databases_root(root).exists()
 
 
+def test_nothing_is_written_where_a_server_with_shards_reads_nothing(
+    tmp_path: Path, prompts: Path
+) -> None:
+    """Before it has written, too; the directory of one of its shards can be restored."""
+    root, config = tmp_path / "databases", tmp_path / "config.yaml"
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    models = [{"name": "m", "model": "hdserve-mini"}]
+    config.write_text(json.dumps({"models": models, "model_database": {"num_shards": 2}}))
+    for place in (root, root / "shard-1-of-4"):
+        import_ = ("import", str(archive), str(place))
+        for command in (import_, ("build", str(place), "--prompts", str(prompts))):
+            with pytest.raises(DatabaseError, match=r"num_shards: 2 reads: .*/MODEL/import"):
+                run(*command, "--config", str(config))
+    assert not root.exists()
+    run("import", str(archive), str(root / "shard-1-of-2"), "--config", str(config))
+
+
 def test_what_no_longer_grows_is_not_exported(tmp_path: Path) -> None:
     """From before the namespaces were shared out: a backup of it would pass for one of today."""
     archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
@@ -326,6 +343,22 @@ def test_what_no_longer_grows_is_not_exported(tmp_path: Path) -> None:
         run("export", str(root), str(copy))
     assert not copy.exists()
     assert run("export", str(shard), str(copy))["num_outputs"] == 4
+
+
+def test_a_shard_beside_those_of_another_number_is_not_exported(tmp_path: Path) -> None:
+    """The number was changed, and only the shards of the new one grow."""
+    archive = Path(__file__).parent / "databases" / f"format-{FORMAT_VERSION}.archive"
+    old, *new = [tmp_path / f"shard-{name}" for name in ("1-of-2", "1-of-4", "2-of-4")]
+    copy = tmp_path / "copy"
+    for shard in (old, *new):
+        run("import", str(archive), str(shard))
+    for shard, other in ((old, "shard-1-of-4"), (new[0], "shard-1-of-2")):
+        told = rf"/{shard.name} lies beside {other}, .*move away those"
+        with pytest.raises(DatabaseError, match=told):
+            run("export", str(shard), str(copy))
+    assert not copy.exists()
+    old.rename(tmp_path / "away")
+    assert run("export", str(new[0]), str(copy))["num_outputs"] == 4
 
 
 def test_outputs_of_another_tokenizer(tmp_path: Path) -> None:

@@ -70,12 +70,22 @@ def export(
     fingerprint: Fingerprint = "",
     json_path: Json = None,
 ) -> None:
-    """Copy a database, which may be in use, into a new file."""
+    """Copy a database, which may be in use, into a new file.
+
+    Where files of the database cannot be used, the new one is written without what they hold, and
+    the exit status is 1.
+    """
     output = JsonOutput(json_path)
     key = stored.find_database(root, model, fingerprint)
     with _progress(key) as on_progress:
-        num = archives.export_database(root, key, archive, on_progress)
-    _report(key, {"num_outputs": num, "num_bytes": archive.stat().st_size}, output)
+        exported = archives.export_database(root, key, archive, on_progress)
+    num_refused = exported.num_refused_files
+    numbers = {"num_outputs": exported.num_outputs, "num_bytes": archive.stat().st_size}
+    _report(key, {**numbers, "num_refused_files": num_refused}, output)
+    if num_refused:
+        told = f"{shown(archive)} lacks what {num_refused:,} files hold that could not be used"
+        typer.echo(f"hdserve: {told}; the messages above name them", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("import", cls=JsonCommand)
@@ -118,6 +128,7 @@ def import_(
             on_progress,
             max_bytes=limits.max_bytes,
             max_total_bytes=limits.max_total_bytes,
+            num_shards=limits.num_shards,
         )
     _report(key, {"num_new_outputs": num}, output)
 

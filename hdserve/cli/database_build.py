@@ -120,10 +120,10 @@ def build(options: BuildOptions) -> None:
     again.  It ends with an error when a server would forget the oldest answers for the next ones.
     """
     output = JsonOutput(options.json_path)
-    check_unsharded(options.root)
+    model, limits = _served(options)
+    check_unsharded(options.root, limits.num_shards)
     all_rows = read_prompts(options.prompts)
     rows = all_rows[: options.limit]
-    model, limits = _served(options)
     key = DatabaseKey(model.name, tokenizer_of(model).fingerprint)
     store = OutputStore(database_directory(options.root, key), key, lock_timeout_s=1.0)
     store.check_writable()

@@ -14,12 +14,13 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from hdserve.access import NAMESPACE, NAMESPACE_RULE
-from hdserve.databases import snapshot
+from hdserve.databases import job_lock, snapshot
 from hdserve.databases.append_log import AppendLog, iter_records
 from hdserve.databases.kept import check_kept
 from hdserve.databases.messages import Publish
@@ -43,29 +44,40 @@ Progress = Callable[[int, int], None]
 """Called with the number of outputs handled since the last call, and with the total number."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        num_refused_files: files of the database that could not be used or not be read: the archive
+            lacks what they hold.
+    """
+
+    num_outputs: int
+    num_refused_files: int
+
+
 def export_database(
     root: Path, key: DatabaseKey, archive: Path, on_progress: Progress = lambda num, total: None
-) -> int:
+) -> Exported:
     """Write a database, which may be in use, into the new file ``archive``.
 
     Until it is complete it is ``archive.unfinished``.  If interrupted, that stays; the next export
     to the same file starts over.
 
-    Returns:
-        The number of exported outputs.
-
     Raises:
         DatabaseError: the database cannot be read, the archive cannot be written or is being
             written by another export, or ``root`` now has shards, so this database no longer grows.
     """
-    lock = FileLock(f"{archive}.lock")
+    path = Path(f"{archive}.lock")
     try:
-        _make_lock_file(Path(lock.lock_file))
-        with lock.acquire(timeout=0):
-            try:
-                return _export(root, key, archive, on_progress)
-            finally:  # while it is held: a lock on a deleted file protects nothing
-                Path(lock.lock_file).unlink()
+        _make_lock_file(path)
+        lock = job_lock.take(path)
+        try:
+            return _export(root, key, archive, on_progress)
+        finally:  # while it is held: a lock on a deleted file protects nothing
+            path.unlink(missing_ok=True)
+            lock.release()
     except Timeout as error:
         raise DatabaseError(f"{archive} is being written by another export") from error
     except OSError as error:
@@ -82,8 +94,8 @@ def _make_lock_file(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
 
 
-def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> int:
-    _, log = open_to_read(root, key)
+def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) -> Exported:
+    files, log = open_to_read(root, key)
     check_current(root)
     total = sum(log.partition(name).num_outputs for name in log.namespaces())
     partial = archive.with_name(f"{archive.name}{SUFFIX}")
@@ -103,7 +115,7 @@ def _export(root: Path, key: DatabaseKey, archive: Path, on_progress: Progress) 
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise DatabaseError(f"{archive} cannot be written: {error}") from error
-    return total
+    return Exported(total, files.num_refused)
 
 
 def read_archive_key(archive: Path) -> DatabaseKey:
@@ -123,6 +135,7 @@ def import_archive(
     *,
     max_bytes: int = UNBOUNDED,
     max_total_bytes: int = UNBOUNDED,
+    num_shards: int = 1,
 ) -> int:
     """Add what ``archive`` holds to the database of ``key`` below ``root``, created if needed.
 
@@ -132,6 +145,7 @@ def import_archive(
         key: its model may differ from the archive's, its tokenizer may not.
         max_bytes, max_total_bytes: of a namespace, and of all, as the server has them that is to
             read the database.
+        num_shards: of this server.
 
     Returns:
         The number of new outputs.
@@ -139,10 +153,10 @@ def import_archive(
     Raises:
         SnapshotError: the archive is corrupt, cut off, of another tokenizer, or has entries that
             no database may have, see :func:`check_message`; nothing was added.
-        DatabaseError: ``root`` has shards, or the server would not keep all there would be, and
-            nothing was added; or the database is in use, or cannot be written.
+        DatabaseError: ``root`` has shards, or the server has, or it would not keep all there would
+            be, and nothing was added; or the database is in use, or cannot be written.
     """
-    check_unsharded(root)
+    check_unsharded(root, num_shards)
     total = 0
     for message in _imported(archive, key):
         check_message(message)

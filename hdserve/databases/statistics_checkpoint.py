@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -88,6 +89,11 @@ class Checkpoint(Generic[ProgressT]):
         shutil.rmtree(self._old, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove the state: the database is finished."""
-        for directory in (self.directory, self._new, self._old):
+        """Remove the state: the database is finished.  An interruption leaves one that is whole, or
+        none."""
+        directories = self._old, self._new, self.directory
+        for directory in directories:
+            with suppress(OSError):
+                (directory / PROGRESS_NAME).unlink()
+        for directory in directories:
             shutil.rmtree(directory, ignore_errors=True)

@@ -8,8 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar, Generic
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
+from hdserve.databases import job_lock
 from hdserve.databases.statistics_builder import StatisticsBuilder
 from hdserve.databases.statistics_checkpoint import Checkpoint, ProgressT
 from hdserve.databases.statistics_info import CHECKPOINT_NAME, StatisticsInfo
@@ -92,8 +93,8 @@ class StatisticsJob(ABC, Generic[ProgressT]):
 
 
 class _TargetLock:
-    """Keeps two jobs from writing one database at a time; held from its creation until it is
-    released, or its process ends.
+    """Keeps two jobs from writing one database at a time, as far as the file system has locks; held
+    from its creation until it is released, or its process ends.
 
     Args:
         directory: to be written; it is created, and removed again if nothing was written.
@@ -104,13 +105,12 @@ class _TargetLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"{CHECKPOINT_NAME}.lock"
-        self._lock = FileLock(self._path, thread_local=False)
         self._made = list(
             takewhile(lambda each: not each.exists(), (directory, *directory.parents))
         )
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
+            self._lock = job_lock.take(self._path)
         except Timeout as error:
             raise DatabaseError(f"{directory}: is being written by another job") from error
         except OSError as error:

@@ -23,6 +23,8 @@ from hdserve.errors import DatabaseError, SnapshotError
 UNBOUNDED: Final = 2**62
 """A log size that is never reached, so that everything on disk is read."""
 
+_SHARD_NAMES: Final = "shard-*-of-*"
+
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
@@ -92,7 +94,7 @@ def shard_directories(root: Path) -> list[Path]:
         DatabaseError: ``root`` cannot be read.
     """
     try:
-        return [path for path in _entries(root) if fnmatchcase(path.name, "shard-*-of-*")]
+        return [path for path in _entries(root) if fnmatchcase(path.name, _SHARD_NAMES)]
     except OSError as error:
         raise DatabaseError(f"{root} cannot be read: {error}") from error
 
@@ -109,27 +111,47 @@ def stored_shards(root: Path, key: DatabaseKey) -> list[Path]:
         raise DatabaseError(f"{root} cannot be read: {error}") from error
 
 
-def check_unsharded(root: Path) -> None:
+def check_unsharded(root: Path, num_shards: int = 1) -> None:
     """
+    Args:
+        num_shards: of the server that is to read the databases.
+
     Raises:
-        DatabaseError: the databases below ``root`` belong to shards: nobody would read what is put
-            next to them.
+        DatabaseError: the databases below ``root`` belong to shards, or will: nobody would read
+            what is put next to them.
     """
     advice = "have it import an archive (POST /v1/speculation/databases/MODEL/import)"
     _check_no_shards(root, "reads nothing", advice)
+    if num_shards > 1 and not fnmatchcase(root.absolute().name, f"shard-*-of-{num_shards}"):
+        raise DatabaseError(
+            f"{root} is not where a server with model_database.num_shards: {num_shards} reads: "
+            f"{advice}"
+        )
 
 
 def check_current(root: Path) -> None:
     """
     Raises:
         DatabaseError: the databases below ``root`` belong to shards: one next to them is older,
-            and no longer grows.
+            and no longer grows; or ``root`` is that of a shard, next to shards of another number:
+            only those of one number still grow.
     """
-    advice = (
-        "export from these directories, or have the server do so "
-        "(GET /v1/speculation/databases/MODEL/export)"
-    )
+    by_server = "have the server do so (GET /v1/speculation/databases/MODEL/export)"
+    advice = f"export from these directories, or {by_server}"
     _check_no_shards(root, "writes nothing more", advice)
+    shard = root.absolute()
+    beside = shard_directories(shard.parent) if fnmatchcase(shard.name, _SHARD_NAMES) else []
+    for path in beside:
+        if _number_of(path) != _number_of(shard):
+            raise DatabaseError(
+                f"{root} lies beside {path.name}, and a server writes only to the shards of one "
+                f"number: move away those that are not of model_database.num_shards, or {by_server}"
+            )
+
+
+def _number_of(shard: Path) -> str:
+    """Of how many ``shard`` is one."""
+    return shard.name.rpartition("-")[2]
 
 
 def _check_no_shards(root: Path, does: str, advice: str) -> None:

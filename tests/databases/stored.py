@@ -1,6 +1,7 @@
 """A log with its store, in this process and in others."""
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -76,6 +77,11 @@ def no_room(_directory: Path | None = None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def without_locks(_file: int, _operation: int) -> None:
+    """In place of ``fcntl.flock``, as on some volumes."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def run_program(program: str, *args: str) -> subprocess.Popen[str]:

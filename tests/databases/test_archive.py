@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import tracemalloc
@@ -26,6 +27,7 @@ from hdserve.databases.segment import Segment
 from hdserve.databases.snapshot import FORMAT_VERSION, MAX_MESSAGE_BYTES, DatabaseKey
 from hdserve.errors import DatabaseError, SnapshotError
 from tests.closed import closed
+from tests.databases.stored import without_locks
 
 KEY = DatabaseKey("a-model", "f" * 32)
 
@@ -72,7 +74,7 @@ def test_export_and_import_carry_everything(tmp_path: Path) -> None:
     """Outputs of all namespaces and calibration; a second import adds nothing."""
     fill(tmp_path / "old").close()
     archive, new = tmp_path / "a.archive", tmp_path / "new"
-    assert archives.export_database(tmp_path / "old", KEY, archive) == 60
+    assert archives.export_database(tmp_path / "old", KEY, archive).num_outputs == 60
     assert archives.read_archive_key(archive) == KEY
     assert archives.import_archive(archive, new, KEY) == 60
     assert contents(new) == contents(tmp_path / "old")
@@ -94,10 +96,22 @@ def test_all_messages_are_exported(
     if not is_open:
         store.close()
     archive = tmp_path / "a.archive"
-    assert archives.export_database(tmp_path / "old", KEY, archive) == 60
+    assert archives.export_database(tmp_path / "old", KEY, archive).num_outputs == 60
     assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
     assert contents(tmp_path / "new") == contents(tmp_path / "old")
     store.close()
+
+
+def test_a_volume_without_locks_takes_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an export that was killed there; no lock stays behind."""
+    fill(tmp_path / "old").close()
+    archive = tmp_path / "a.archive"
+    (tmp_path / "a.archive.lock").touch()
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    assert archives.export_database(tmp_path / "old", KEY, archive).num_outputs == 60
+    assert [path.name for path in tmp_path.glob("a.archive*")] == ["a.archive"]
 
 
 def test_two_exports_do_not_write_one_archive(tmp_path: Path) -> None:
@@ -111,7 +125,7 @@ def test_two_exports_do_not_write_one_archive(tmp_path: Path) -> None:
             archives.export_database(tmp_path / "old", KEY, archive)
         refused.append(1)
 
-    assert archives.export_database(tmp_path / "old", KEY, archive, export_again) == 60
+    assert archives.export_database(tmp_path / "old", KEY, archive, export_again).num_outputs == 60
     assert refused
     assert [path.name for path in tmp_path.glob("a.archive*")] == ["a.archive"]
     assert archives.import_archive(archive, tmp_path / "new", KEY) == 60
@@ -141,7 +155,8 @@ def test_an_interrupted_export_starts_over(tmp_path: Path, monkeypatch: pytest.M
     assert unfinished.stat().st_size > 0
     assert not archive.exists()
     seen: list[tuple[int, int]] = []
-    assert archives.export_database(root, KEY, archive, lambda *told: seen.append(told)) == 60
+    exported = archives.export_database(root, KEY, archive, lambda *told: seen.append(told))
+    assert exported == archives.Exported(60, 0)
     assert seen[0] == (0, 60)
     assert sum(num for num, _ in seen) == 60
     assert archive.read_bytes() == (tmp_path / "whole").read_bytes()
@@ -238,7 +253,7 @@ def test_an_import_makes_no_more_namespaces_than_a_server_would(tmp_path: Path) 
 def test_the_archive_of_an_empty_database_says_whose_it_is(tmp_path: Path) -> None:
     OutputStore(database_directory(tmp_path / "old", KEY), KEY).close()
     archive = tmp_path / "a.archive"
-    assert archives.export_database(tmp_path / "old", KEY, archive) == 0
+    assert archives.export_database(tmp_path / "old", KEY, archive).num_outputs == 0
     assert archives.read_archive_key(archive) == KEY
     assert archives.import_archive(archive, tmp_path / "new", KEY) == 0
 
@@ -352,7 +367,7 @@ def test_reading_changes_nothing_on_disk(tmp_path: Path) -> None:
     store = fill(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert stored.describe(tmp_path, KEY).num_outputs == 60
-    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
+    assert archives.export_database(tmp_path, KEY, tmp_path / "copy").num_outputs == 60
     (tmp_path / "copy").unlink()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     store.close()
@@ -435,6 +450,24 @@ def test_the_commands(tmp_path: Path) -> None:
     assert found["model"] == "successor"
     assert found["namespaces"]["tenant"]["num_outputs"] == 30
     assert "successor" in run("info", new)
+
+
+def test_what_could_not_be_exported_is_told(tmp_path: Path) -> None:
+    """A backup without it is kept, and passes for none that succeeded."""
+    fill(tmp_path / "old").close()
+    (chunk, *_) = sorted(database_directory(tmp_path / "old", KEY).glob("*/*.chunk"))
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    archive = tmp_path / "file"
+    export = ["database", "export", str(tmp_path / "old"), str(archive), "--json"]
+    result = CliRunner().invoke(app, export, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert f"hdserve: {archive} lacks what 1 files hold that could not be used" in result.stderr
+    exported = json.loads(result.stdout)
+    assert exported["num_refused_files"] == 1
+    assert 0 < exported["num_outputs"] < 60
+    new = tmp_path / "new"
+    assert archives.import_archive(archive, new, KEY) == exported["num_outputs"]
 
 
 def test_archives_of_every_version_can_be_taken(tmp_path: Path) -> None:

@@ -20,7 +20,14 @@ from hdserve.databases.database_files import DatabaseFiles
 from hdserve.databases.output_log import MAX_CALIBRATION_BYTES, OutputLog
 from hdserve.databases.segment import Segment
 from hdserve.errors import DatabaseError, DatabaseInUse
-from tests.databases.stored import KEY, Database, no_room, run_program, unreadable
+from tests.databases.stored import (
+    KEY,
+    Database,
+    no_room,
+    run_program,
+    unreadable,
+    without_locks,
+)
 
 
 def test_what_was_appended_is_there_after_a_kill_even_before_a_sync(tmp_path):
@@ -82,11 +89,7 @@ def test_a_volume_without_locks_cannot_be_written(tmp_path, monkeypatch):
     database = Database(tmp_path)
     database.append("n", 1)
     database.store.close()
-
-    def flock(_file: int, _operation: int) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", without_locks)
     database = Database(tmp_path)
     assert database.numbers("n") == [1]
     with pytest.raises(DatabaseError, match=r"cannot be written.*not implemented"):

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from hdserve.databases.statistics_info import (
     MAX_LICENCES,
     OTHERS,
     TABLE_NAME,
+    is_unfinished,
 )
 from hdserve.errors import DatabaseError
 from tests.closed import closed, open_directory
@@ -96,6 +98,28 @@ def test_interrupted_build_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert info == whole.info
     assert (directory / TABLE_NAME).read_bytes() == (tmp_path / "whole" / TABLE_NAME).read_bytes()
     assert not (directory / CHECKPOINT_NAME).exists()
+
+
+def test_a_build_that_was_interrupted_at_its_end_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the state to go on from was being removed, whatever file of it is removed first."""
+    corpus = _write_rows(tmp_path / "rows.jsonl", [{"text": "a" * 50}] * 1000)
+    target, remove = tmp_path / "s", shutil.rmtree
+
+    def interrupt(directory: Path, *, ignore_errors: bool) -> None:
+        if (target / INFO_NAME).exists() and directory.exists():
+            (directory / TABLE_NAME).unlink()
+            raise Interrupted
+        remove(directory, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(Interrupted):
+            _run(target, corpus, checkpoint_tokens=5000)
+    assert (target / CHECKPOINT_NAME).exists()
+    assert _run(target, corpus, checkpoint_tokens=5000).info.num_tokens == 50_000
+    assert not [path for path in target.iterdir() if is_unfinished(path.relative_to(target))]
 
 
 def test_a_name_that_is_no_text_ends_no_build(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_database_is_found_though_the_file_that_names_it_is_damaged(tmp_path: 
     generation = database_directory(tmp_path, KEY) / "generation"
     generation.write_bytes(bytes(50))
     assert KEY in stored.find_databases(tmp_path)
-    assert archives.export_database(tmp_path, KEY, tmp_path / "copy") == 60
+    assert archives.export_database(tmp_path, KEY, tmp_path / "copy").num_outputs == 60
     for path in generation.parent.glob("*/*"):
         path.unlink()
     with pytest.raises(DatabaseError, match=r"a-model-\w+/generation cannot be used: .*corrupt"):

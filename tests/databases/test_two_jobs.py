@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from hdserve.cli.commands import app
 from hdserve.databases.statistics import StatisticsDatabase
 from hdserve.databases.statistics_build import StatisticsBuild
 from hdserve.databases.statistics_builder import StatisticsBuilder
-from hdserve.databases.statistics_info import INFO_NAME, is_unfinished
+from hdserve.databases.statistics_info import CHECKPOINT_NAME, INFO_NAME, is_unfinished
 from hdserve.databases.statistics_merge import StatisticsMerge
 from hdserve.errors import DatabaseError
 from tests.databases.byte_tokens import Bytes
+from tests.databases.stored import without_locks
 
 
 @pytest.fixture
@@ -61,6 +63,18 @@ def test_the_command_says_so(tmp_path: Path, source: Path) -> None:
         CliRunner().invoke(app, command, catch_exceptions=False)
     first.run()
     assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_a_volume_without_locks_takes_a_job(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after one that was killed there; no lock stays behind."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / f"{CHECKPOINT_NAME}.lock").touch()
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    StatisticsMerge(target, [source]).run()
+    assert not [path for path in target.iterdir() if is_unfinished(path.relative_to(target))]
 
 
 def test_a_job_that_fails_is_in_nobodys_way(tmp_path: Path, corpus: Path, source: Path) -> None:
