@@ -9,6 +9,7 @@ export class Answer {
   constructor(label) {
     this.text = "";
     this.reasoning = "";
+    this.isThinking = false; // whether reasoning came last
     this.steps = []; // [{number, tokens: [{text, source}], draft: [...]}]
     this.unplaced = []; // steps of which nobody knows yet whether they are reasoning
     this.undrawn = []; // [{step, thought, said}]
@@ -42,7 +43,8 @@ export class Answer {
     this.finishReason = choice.finish_reason ?? this.finishReason;
     if (choice.token_sources?.length) this.#count(choice.token_sources, choice.draft ?? []);
     if (this.reasoning ? content || thought : this.text) {
-      this.#place(hadText && !this.reasoning ? Infinity : content.length);
+      this.#place(hadText && !thought && !this.isThinking ? Infinity : content.length);
+      this.isThinking = !content;
     }
   }
 

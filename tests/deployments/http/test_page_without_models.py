@@ -181,9 +181,20 @@ HM = {"reasoning_content": "Hm."}
             "<|end|>Hm.<|end|>",
             "Hi.Four.Five.",
         ),
+        (
+            [
+                (HM, ["Hm."]),
+                ({}, ["<|end|>"]),
+                ({"content": "a"}, ["a"]),
+                ({"content": ">\n"}, [">", "\n", "<"]),
+                ({"content": "<b"}, ["b"]),
+            ],
+            "Hm.<|end|>",
+            "a>\n<b",
+        ),
         ([({}, ["<|final|>"]), ({"content": "Hello"}, ["Hello"])], "", "Hello"),
     ],
-    ids=["after text", "none"],
+    ids=["after text", "held back", "none"],
 )
 def test_reasoning_is_what_the_server_says(
     context: Any, locked_url: str, steps: Any, thought: str, said: str
