@@ -61,7 +61,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(if $(NEW_INDEX)$(MOVED),new-index
 	@echo "setup 2/3: hdserve with its packages and those of the tests; minutes"
 	@$(PIP) --editable '.[test,dev]'
 	@$(if $(INDEX),echo '$(INDEX)' >$(CHOSEN_INDEX))
-	@printf %s "$(CURDIR)" >$(PLACE)
+	@[ -L $(VENV) ] || printf %s "$(CURDIR)" >$(PLACE)
 	@touch $(INSTALLED)
 
 new-index:

@@ -100,6 +100,22 @@ def test_an_environment_of_another_directory_is_made_again(
     assert set_up(moved) == []
 
 
+def test_an_environment_that_another_directory_has_a_link_to_stays(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    set_up(checkout)
+    other = tmp_path_factory.mktemp("other")
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, other)
+    (other / ".venv").symlink_to(checkout / ".venv")
+    set_up(other)
+    make_environments(checkout, monkeypatch)
+    kept = checkout / ".venv" / "kept"
+    kept.touch()
+    set_up(checkout)
+    assert kept.exists()
+
+
 def make_environments(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``venv`` replace the environment with a new one of the same kind."""
     shutil.copy(checkout / ".venv" / "bin" / "python", checkout / "whole")
