@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -143,14 +142,22 @@ def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
     places = {str(directory): str(tmp_path / "database"), "/backup": str(backup)}
     for old, new in places.items():
         script = script.replace(old, new)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for pause_s in (0.0, 1.0):  # the second one is another second's
-        time.sleep(pause_s)
-        subprocess.run(["bash", "-ec", script], check=True, env={**os.environ, "PATH": path})
-    first, second, last = sorted(path.name for path in backup.iterdir())
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run(pod: str) -> list[str]:
+        own = {**os.environ, **environment, "HOSTNAME": pod}
+        subprocess.run(["bash", "-ec", script], check=False, env=own)
+        return sorted(path.name for path in backup.iterdir())
+
+    for name in ("a", "b"):
+        found = run(name)
+    first, *rest = found
     assert first == "new.hdb"
-    for name in (second, last):
-        assert re.fullmatch(r"qwen2\.5-7b-\d{4}-\d\d-\d\dT\d{6}\.hdb", name)
+    for name, each in zip("ab", rest, strict=True):
+        assert re.fullmatch(rf"qwen2\.5-7b-\d{{4}}-\d\d-\d\d-{name}\.hdb", each)
+    (chunk, *_) = (tmp_path / "database").rglob("*.chunk")
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    assert len(run("c")) == len(run("c")) == len(found) + 1
 
 
 def test_all_pods_are_one_user() -> None:
