@@ -83,7 +83,9 @@ def weight_bytes(model: ModelConfig) -> int | None:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        found = json.loads(index.read_bytes())
+        names = {str(name) for name in found["weight_map"].values()}
+        _ = found["metadata"]  # of which transformers cannot do without
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{index}: cannot be read: {error!r}") from error
     return sorted(index.parent / name for name in names)

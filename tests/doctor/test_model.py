@@ -178,11 +178,14 @@ def test_a_model_whose_files_do_not_belong_together(tmp_path: Path) -> None:
     sharded = copied(tmp_path / "sharded")
     (sharded / "model.safetensors").rename(sharded / "a.safetensors")
     index = sharded / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    index.write_text(
+        json.dumps({"metadata": {}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})
+    )
     assert fault(sharded) == f"{sharded}/b.safetensors is missing, which {index.name} names"
-    index.write_text("{")
-    assert fault(sharded).startswith(f"{index}: cannot be read: ")
-    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+    for unread in ("{", json.dumps({"weight_map": {"x": "a.safetensors"}})):
+        index.write_text(unread)
+        assert fault(sharded).startswith(f"{index}: cannot be read: ")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"x": "a.safetensors"}}))
     assert verdicts(check_model(configured(model=str(sharded)))) == ["ok", "ok"]
 
 
@@ -309,7 +312,7 @@ def test_weights_of_the_hub_are_those_that_were_downloaded(
     assert memory() == []
     weights = place / "model.safetensors"
     assert weight_bytes(model) == weights.stat().st_size
-    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    index = {"metadata": {}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
     weights.rename(place / "a.safetensors")
     assert verdicts(memory()) == ["warning"]  # of its shards, one is not there

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -34,7 +32,7 @@ from hdserve.engine.loading.quantisation import (
     convert_dequantised,
     is_quantised,
 )
-from hdserve.errors import ConfigError, InvalidRequest, UnsupportedModel
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from hdserve.models.context import longest_context
 from hdserve.models.hub import check_hub
@@ -43,18 +41,11 @@ logger = logging.getLogger(__name__)
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL_LAYERS = {"conv", "hybrid", "hybrid_sliding", "linear_attention"}
-_LOADING_FAULTS = (
-    OSError,
-    ValueError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
 _SCALES = ("weight_scale", "weight_scale_inv")
 """Of quantised weights; those of inputs are not needed, since they follow from the inputs."""
 
 _MAX_LISTED = 5
+_PICKLED = "pytorch_model*.bin"
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
     "allows them)"
@@ -89,12 +80,13 @@ def load_model(config: ModelConfig) -> LoadedModel:
         module: torch.nn.Module = loaded[0].to(device).eval()
         if was_quantised and not is_quantised(module.config):
             convert_dequantised(module, dtype)
-    except KeyError as error:  # it looked its attention up in another table
-        reason = f"its attention {OF_ITS_OWN}: {error}"
-        raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
-    except _LOADING_FAULTS as error:
-        hint = _FORMAT_HINT if "safetensors" in str(error) else ""
-        raise ConfigError(f"cannot load the model {config.model!r}: {error}{hint}") from error
+    except HdserveError:
+        raise
+    except Exception as error:  # of transformers, or of the model's own code
+        if error.args == (ATTENTION_NAME,):  # it looked its attention up in another table
+            reason = f"its attention {OF_ITS_OWN}: {error}"
+            raise UnsupportedModel(f"{hf_config.model_type} ({config.model}): {reason}") from error
+        raise _not_loaded(config.model, error, _format_hint(config, path, error)) from error
     _check_weights(config.model, module, loaded[1])
     return prepare_model(module, config.engine, generation)
 
@@ -109,8 +101,8 @@ def read_architecture(config: ModelConfig) -> Any:
     check_hub(config.model, config.revision)
     try:
         found = AutoConfig.from_pretrained(resolve_model(config.model), **_hub_options(config))
-    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
-        raise ConfigError(f"cannot load the model {config.model!r}: {error}") from error
+    except Exception as error:  # of transformers, or of the model's own code
+        raise _not_loaded(config.model, error) from error
     _check_architecture(found)
     if not _is_language_model(found):
         reason = (
@@ -118,6 +110,18 @@ def read_architecture(config: ModelConfig) -> Any:
         )
         raise UnsupportedModel(f"{found.model_type} ({config.model}): {reason}")
     return found
+
+
+def _not_loaded(model: str, error: Exception, hint: str = "") -> ConfigError:
+    reason = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return ConfigError(f"cannot load the model {model!r}: {reason}{hint}")
+
+
+def _format_hint(config: ModelConfig, path: str, error: Exception) -> str:
+    """What may be done where there are weights, but in another format."""
+    is_missing = config.load_format == "safetensors" and "safetensors" in str(error)
+    is_there = not Path(path).is_dir() or any(Path(path).glob(_PICKLED))
+    return _FORMAT_HINT if is_missing and is_there else ""
 
 
 def _is_language_model(config: Any) -> bool:

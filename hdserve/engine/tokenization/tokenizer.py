@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -37,7 +36,7 @@ from hdserve.engine.tokenization.chat_template.turn_form import (
     shown_fields,
     turn_form,
 )
-from hdserve.errors import ConfigError, InvalidRequest, Unsupported
+from hdserve.errors import ConfigError, HdserveError, InvalidRequest, Unsupported
 from hdserve.models import is_path, resolve_model
 from hdserve.models.hub import check_hub
 
@@ -444,7 +443,9 @@ def load_tokenizer(
             template,
             variables,
         )
-    except (OSError, ValueError, ImportError, StrictDataclassError) as error:
+    except HdserveError:
+        raise
+    except Exception as error:  # of transformers, of tokenizers, or of the model's own code
         is_missing = Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists()
         reason = "it has no tokenizer.json" if is_missing else str(error)
         if not Path(path).is_dir():

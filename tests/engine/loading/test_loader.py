@@ -296,6 +296,27 @@ def test_weights_of_no_use_are_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "not of this architecture, and left out: score.weight" in caplog.text
 
 
+def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    """Weights of another format are no remedy, and are not there."""
+    llama().save_pretrained(tmp_path, max_shard_size="50KB")
+    shard = max(tmp_path.glob("model-*.safetensors"))
+    shard.unlink()
+    with pytest.raises(ConfigError, match=shard.name) as caught:
+        load_model(ModelConfig(name="a", model=str(tmp_path)))
+    assert "load_format" not in caught.value.message
+
+
+def test_an_unknown_rotary_embedding_is_no_fault_of_the_attention(tmp_path: Path) -> None:
+    """As the text part of Qwen2-VL has it."""
+    llama(rope_parameters={"rope_type": "default", "rope_theta": 1e4}).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["rope_type"] = "mrope"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"cannot load the model .*: mrope$"):
+        load_model(ModelConfig(name="m", model=str(tmp_path)))
+
+
 def test_pickled_weights_are_loaded_only_on_request(tmp_path: Path) -> None:
     """They can run code; the error says what to set."""
     module = llama()
@@ -474,7 +495,16 @@ ROPE: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_hidden_layers": "2"}, {"layer_types": ["full_attention"]}, {"layer_types": ["new"] * 2}],
+    [
+        {"num_hidden_layers": "2"},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["new"] * 2},
+        {"rope_parameters": {"rope_type": "linear"}},
+        {"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4}},
+        {"hidden_act": "none"},
+        {"torch_dtype": "none", "dtype": None},
+    ],
+    ids=str,
 )
 def test_a_configuration_that_is_none_is_told(wrong: dict[str, Any], tmp_path: Path) -> None:
     """Whatever transformers raises."""

@@ -361,6 +361,14 @@ def test_text_is_the_same_whole_and_as_it_grows() -> None:
     assert tokenizer.decode(ids) == grown == "do n't !"
 
 
+def test_a_tokenizer_that_nothing_reads_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    """As of a newer format, for which the library raises no class of its own."""
+    copy_of(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [], "model": {"type": "New"}}')
+    with pytest.raises(ConfigError, match="cannot load the tokenizer of"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_a_missing_tokenizer_is_an_error_of_the_configuration(tmp_path: Path) -> None:
     """In one line: a directory that is not there, or without a tokenizer."""
     for path, reason in (
