@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from deployments.generation import TokenInfo
@@ -97,12 +97,16 @@ class TextTokens:
                 yield line
 
     def _place(self, data: bytes) -> int:
-        """Return where a piece of text begins; -1 if it is not to be found."""
-        if self._goes_on:
-            return self._data.find(data)
-        starts = accumulate((len(token.data) for token in self._tokens), initial=-self._num_taken)
-        found = (start for start in starts if start >= 0 and self._data.startswith(data, start))
-        return next(found, self._data.rfind(data))
+        """Return where a piece of text begins; -1 if it is not to be found.  A mark may begin like
+        it, or have it within, but does not end with it."""
+        first = self._data.find(data)
+        if self._goes_on and first >= 0 and not self._data[:first].strip():
+            return first
+        sizes = (len(token.data) for token in self._tokens)
+        bounds = [*accumulate(sizes, initial=-self._num_taken)]
+        starts = [each for each in bounds if each >= 0 and self._data.startswith(data, each)]
+        whole = [each for each in starts if each + len(data) in bounds]
+        return next(chain(whole, starts), first if self._goes_on else self._data.rfind(data))
 
     def _taken(self, start: int, end: int) -> list[TokenInfo]:
         """Take what is before ``end``, and return the tokens that reach beyond ``start``."""

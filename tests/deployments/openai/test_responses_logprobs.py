@@ -51,7 +51,10 @@ def tokens_of(text: str, size: int) -> list[TokenInfo]:
 def answered(
     tokens: list[TokenInfo],
     num_each: int,
-    parsers: tuple[type[ReasoningParser], type[ToolParser]] = (ThinkParser, HermesToolParser),
+    parsers: tuple[type[ReasoningParser], type[ToolParser] | None] = (
+        ThinkParser,
+        HermesToolParser,
+    ),
     **more: Any,
 ) -> list[Event]:
     """The events of an answer of ``num_each`` tokens in each step."""
@@ -146,6 +149,26 @@ def test_text_behind_a_call_that_is_dropped_has_its_own_tokens(num_each: int) ->
 
 
 HARMONY: tuple[type[ReasoningParser], type[ToolParser]] = (HarmonyParser, HarmonyToolParser)
+THINK = (ThinkParser, None)
+
+
+@pytest.mark.parametrize("num_each", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("parsers", "words", "said"),
+    [
+        (THINK, ["<think>", "Well.", "</think>", "\n\n", "<", "answer", ">"], "<answer>"),
+        (THINK, ["<think>", "\n\n", "</think>", "\n\n", "hi", " there"], "hi there"),
+        ((HarmonyParser, None), ["<|channel|>", "final", "<|message|>", "a", " b"], "a b"),
+    ],
+    ids=["after reasoning", "after nothing", "of harmony"],
+)
+def test_a_mark_is_no_text(parsers: Any, words: list[str], said: str, num_each: int) -> None:
+    """Though it begins like the text, or has it within."""
+    tokens = [TokenInfo(word.encode(), -float(place), ()) for place, word in enumerate(words)]
+    (found,) = told(written(answered(tokens, num_each, parsers)))
+    assert joined(tokens, found) == said
+
+
 NEXT = "<|end|><|start|>assistant<|channel|>"
 
 
