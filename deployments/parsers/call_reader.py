@@ -61,6 +61,7 @@ class CallReader:
             them, or with ``closing``.
 
     Attributes:
+        closing: as given.
         kept: the buffer; after the end, what is not a call.
         rest: what came after ``closing``.
     """
@@ -74,7 +75,7 @@ class CallReader:
         ending: str = "",
         is_enclosed: bool = True,
     ) -> None:
-        self._closing = closing
+        self.closing = closing
         self._ending = ending
         self._is_enclosed = is_enclosed
         self._separators = separators
@@ -96,7 +97,7 @@ class CallReader:
     def end(self) -> list[CallPart]:
         """Return the calls in the buffer; nothing more will arrive."""
         left = self.kept.strip(self._separators)
-        is_mark = self._ending.startswith(left) or self._closing.startswith(left)
+        is_mark = self._ending.startswith(left) or self.closing.startswith(left)
         if self._call is not None or (self.num_calls and is_mark):
             self.kept = ""  # at most the beginning of a mark
             return []
@@ -113,7 +114,7 @@ class CallReader:
                 if self._call is not None:
                     return
             elif head := self._begun():
-                self._call = _OpenCall(self._closing, is_enclosed=self._is_enclosed)
+                self._call = _OpenCall(self.closing, is_enclosed=self._is_enclosed)
                 self.kept = self.kept[head.end() :]
                 self.num_calls += 1
                 yield CallBegin(head[1])
@@ -134,18 +135,18 @@ class CallReader:
         self.kept = self.kept[num_read:]
         if piece:
             yield Arguments(piece, call.has_arguments)
-        if not call.is_over and self.kept.startswith(self._closing or "\0"):
+        if not call.is_over and self.kept.startswith(self.closing or "\0"):
             self._close()
         if call.is_over or self.is_closed:
             self._call = None
 
     def _close(self) -> None:
         """Stop at ``closing`` if it has arrived, which ends in the last piece."""
-        start = len(self.kept) - len(self._new) - len(self._closing) + 1
-        place = self.kept.find(self._closing, max(0, start)) if self._closing else -1
+        start = len(self.kept) - len(self._new) - len(self.closing) + 1
+        place = self.kept.find(self.closing, max(0, start)) if self.closing else -1
         if place >= 0:
             self.is_closed = True
-            self.rest = self.kept[place + len(self._closing) :]
+            self.rest = self.kept[place + len(self.closing) :]
             self.kept = self.kept[:place]
 
 

@@ -102,7 +102,7 @@ class OwnFormReader(CallReader):
     def _close_bare(self) -> None:
         """Stop if what follows the call is ``closing``, or cannot become it."""
         left = self.kept.lstrip()
-        if left.startswith(self._closing):
-            self.is_closed, self.kept, self.rest = True, "", left.removeprefix(self._closing)
-        elif not self._closing.startswith(left):
+        if left.startswith(self.closing):
+            self.is_closed, self.kept, self.rest = True, "", left.removeprefix(self.closing)
+        elif not self.closing.startswith(left):
             self.is_closed, self.kept, self.rest = True, "", self.kept

@@ -28,6 +28,8 @@ def tool_parser_of(template: str) -> str | None:
     if "<tool_call>" in template:
         if "<function=" in template and "<parameter=" in template:
             return "qwen3_coder"
+        if "<tool_sep>" in template:  # of Hunyuan
+            return None
         return "glm" if "<arg_key>" in template else "hermes"
     if "<|python_tag|>" in template or _LLAMA_CALL.search(template):
         return "llama3_json"

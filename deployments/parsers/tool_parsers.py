@@ -28,6 +28,9 @@ _BEGUN_BARE_CALL = re.compile(
 )
 """An end of text that may become the beginning of such a call."""
 
+_OF_LISTS = "[],; \n\r\t"
+"""What may be before, between and after calls that may be a list."""
+
 _CALL_BEGIN, _CALL_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
 """The mark that ends a call of the DeepSeek models."""
@@ -46,6 +49,7 @@ class _MarkedToolParser(ToolParser):
     def __init__(self, functions: Sequence[Function] = ()) -> None:
         self._buffer = ""
         self._calls: CallReader | None = None
+        self._mark = self.OPEN  # which opens the calls
         self._space = ""  # before the opening mark, which may be text
         self._has_called = False
         self._num_mentions = 0
@@ -75,7 +79,7 @@ class _MarkedToolParser(ToolParser):
                 yield from self._calls.push(text)
                 if self._calls.is_closed:
                     self._buffer = self._calls.rest
-                    yield from self._end(self._calls, self.CLOSE)
+                    yield from self._end(self._calls, self._calls.closing)
 
     def _outside(self) -> Iterator[str]:
         opening = self._opening(self._buffer)
@@ -100,15 +104,15 @@ class _MarkedToolParser(ToolParser):
         return num_held(text, self.OPEN)
 
     def _end(self, calls: CallReader, closing: str) -> Iterator[Part]:
-        self._calls = None
+        mark, self._calls = self._mark, None
         yield from calls.end()
         self._has_called |= calls.num_calls > 0
         if self._is_mention(calls):
             self._num_mentions += 1
             self._buffer = f"{calls.kept}{closing}{self._buffer}"
-            yield f"{self._space}{self.OPEN}"
+            yield f"{self._space}{mark}"
         elif not calls.num_calls:
-            yield f"{self._space}{self.OPEN}{calls.kept}{closing}"
+            yield f"{self._space}{mark}{calls.kept}{closing}"
         elif calls.kept:
             yield calls.kept.removeprefix("]")  # of a list of calls
 
@@ -119,9 +123,13 @@ class _MarkedToolParser(ToolParser):
 
 
 class HermesToolParser(_MarkedToolParser):
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes and Qwen write it."""
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes and Qwen write it; a
+    list of calls between the marks is read, too."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+    def _reader(self) -> CallReader:
+        return CallReader(self.CLOSE, separators=_OF_LISTS)
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
@@ -182,7 +190,7 @@ class MistralToolParser(_MarkedToolParser):
     OPEN = "[TOOL_CALLS]"
 
     def _reader(self) -> CallReader:
-        return CallReader(separators="[], \n\r\t")
+        return CallReader(separators=_OF_LISTS)
 
     @classmethod
     def grammar(cls, functions: Sequence[Function], *, is_one: bool) -> str:
@@ -199,9 +207,23 @@ class MistralToolParser(_MarkedToolParser):
 
 
 class GraniteToolParser(MistralToolParser):
-    """``<|tool_call|>[{"name": ..., "arguments": {...}}, ...]``, as Granite 3 writes it."""
+    """``<|tool_call|>[{"name": ..., "arguments": {...}}, ...]``, as Granite 3 writes it.  From 3.1
+    on it often spells ``<tool_call>`` before the list, which may be closed."""
 
     OPEN = "<|tool_call|>"
+    _SPELLED = "<tool_call>"
+
+    def _opening(self, text: str) -> tuple[str, CallReader, str] | None:
+        places = {mark: text.find(mark) for mark in (self.OPEN, self._SPELLED) if mark in text}
+        if not places:
+            return None
+        self._mark = min(places, key=places.__getitem__)
+        before, _, after = text.partition(self._mark)
+        closing = HermesToolParser.CLOSE if self._mark == self._SPELLED else ""
+        return before, CallReader(closing, separators=_OF_LISTS), after
+
+    def _num_held(self, text: str) -> int:
+        return num_held(text, self.OPEN, self._SPELLED)
 
     @classmethod
     def call_id(cls) -> str:

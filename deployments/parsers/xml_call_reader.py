@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from deployments.parsers.call_elements import QWEN, Elements
@@ -153,10 +155,30 @@ class ArgumentTypes:
         """Return the types of the argument of that name."""
         if (function, name) not in self._found:
             root = self._schemas.get(function, {})
-            properties = root.get("properties")
-            schema = properties.get(name) if isinstance(properties, Mapping) else None
+            found = [*islice(_properties(root, name), _MAX_PARTS)]
+            schema = {"anyOf": found} if len(found) > 1 else next(iter(found), None)
             self._found[function, name] = types_of(schema, root)
         return self._found[function, name]
+
+
+def _properties(root: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """Yield what ``root`` says of a property of that name, itself and by its references, and the
+    alternatives it has."""
+    parts: deque[Any] = deque([root])
+    seen: set[int] = set()
+    while parts and len(seen) < _MAX_PARTS:
+        part = parts.popleft()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        properties = part.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            yield properties[name]
+        if _is_reference(part):
+            parts.append(referred(part, root))
+        for key in ("allOf", "anyOf", "oneOf"):
+            if isinstance(part.get(key), (list, tuple)):
+                parts += part[key]
 
 
 def types_of(schema: Any, root: Mapping[str, Any] | None = None) -> Types:
@@ -223,11 +245,16 @@ def _of_values(schema: Mapping[str, Any]) -> Types:
     return frozenset({"string"}) if is_text and all(isinstance(v, str) for v in values) else None
 
 
+def _is_reference(schema: Mapping[str, Any]) -> bool:
+    """Whether ``schema`` refers to another part of its document."""
+    reference = schema.get("$ref")
+    return isinstance(reference, str) and f"{reference}/"[:2] == "#/"
+
+
 def _of_reference(schema: Mapping[str, Any], search: _Search) -> Types:
     """Return the types allowed by the target of ``$ref``.  Each target is read once; repeated
     within itself it allows nothing more."""
-    reference = schema.get("$ref")
-    if not isinstance(reference, str) or f"{reference}/"[:2] != "#/":
+    if not _is_reference(schema):
         return None
     target = referred(schema, search.root)
     if id(target) not in search.found:

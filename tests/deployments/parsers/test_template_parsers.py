@@ -14,6 +14,7 @@ TEMPLATES = [
     ("{{ '<tool_call>' ~ (call.function | tojson) ~ '</tool_call>' }}", "hermes"),
     ("<tool_call>\n<function=name>\n<parameter=a>\n1\n</parameter></function>", "qwen3_coder"),
     ("<tool_call>{name}\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "glm"),
+    ("<tool_calls><tool_call>{{ name }}<tool_sep><arg_key>a</arg_key></tool_call>", None),
     ("{{ '[TOOL_CALLS] [' }}{{ call.function | tojson }}", "mistral"),
     ("{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}", "mistral_args"),
     ("{{ '<|channel|>commentary json<|message|>' }}", "harmony"),

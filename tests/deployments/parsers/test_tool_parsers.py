@@ -163,6 +163,30 @@ GRANITE = [
     for case in MISTRAL
     if "[TOOL_text" not in case[0]
 ]
+SPELLED: list[tuple[str, str, list[ToolCall]]] = [
+    (
+        'So:\n<tool_call>[{"arguments": {"a": 1}, "name": "f"}]',
+        "So:",
+        [ToolCall("f", '{"a": 1}')],
+    ),
+    ('<tool_call>[{"name": "f", "arguments": {}}]</tool_call> so', " so", [F]),
+    ('<tool_call>{"name": "f", "arguments": {}}\n</tool_call>', "", [F]),
+    ("a <tool_call> b", "a <tool_call> b", []),
+    ("a <tool_call>b</tool_call> c", "a <tool_call>b</tool_call> c", []),
+    ('<tool_call>: <|tool_call|>[{"name": "f", "arguments": {}}]', "<tool_call>:", [F]),
+    ('`<|tool_call|>`: <tool_call>[{"name": "f", "arguments": {}}]', "`<|tool_call|>`:", [F]),
+    ("a <tool_c", "a <tool_c", []),
+]
+LISTS: list[tuple[str, str, list[ToolCall]]] = [
+    (
+        '<tool_call>[\n{"name": "f", "arguments": {}},\n{"name": "g", "arguments": {}}\n]'
+        "</tool_call>",
+        "",
+        [F, ToolCall("g", "{}")],
+    ),
+    ('<tool_call>[{"arguments": {}, "name": "f"}]</tool_call> so', " so", [F]),
+    ("<tool_call>[]</tool_call>", "<tool_call>[]</tool_call>", []),
+]
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 V31 = f'{BEGIN}f{SEPARATOR}{{"a": "{END}{CALLS_END}"}}{END}'
@@ -197,7 +221,8 @@ CASES = [
     *((MistralToolParser, *case) for case in MISTRAL),
     *((MistralArgsToolParser, *case) for case in MISTRAL_ARGS),
     *((HarmonyToolParser, *case) for case in HARMONY),
-    *((GraniteToolParser, *case) for case in GRANITE),
+    *((GraniteToolParser, *case) for case in (*GRANITE, *SPELLED)),
+    *((HermesToolParser, *case) for case in LISTS),
     *((DeepSeekV31ToolParser, *case) for case in DEEPSEEK_V31),
     *((DeepSeekV3ToolParser, *case) for case in DEEPSEEK_V3),
 ]

@@ -348,6 +348,25 @@ def test_arguments_of_referenced_types() -> None:
     assert json.loads(found.arguments) == {"zip": "10115", "n": 2}
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/definitions/Args"},
+        {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/Args"}]},
+        {"allOf": [{"properties": {"m": {}}}, {"allOf": [{"$ref": "#/definitions/Args"}]}]},
+    ],
+)
+def test_arguments_of_types_that_the_root_refers_to(parameters: dict[str, Any]) -> None:
+    """As of what zod makes of a schema with a name; a circle ends."""
+    properties = {"n": {"type": "integer"}, "tags": {"type": "array"}, "s": {"type": "string"}}
+    args = {"allOf": [{"properties": properties}, {"$ref": "#/definitions/Args"}]}
+    function = Function("f", {**parameters, "definitions": {"Args": args}})
+    parser = Qwen3CoderToolParser([function])
+    text = call(("n", "5"), ("tags", '["a"]'), ("s", "5"), ("t", "5"), name="f")
+    _, (found,) = joined([*parser.push(text), *parser.finish()])
+    assert json.loads(found.arguments) == {"n": 5, "tags": ["a"], "s": "5", "t": "5"}
+
+
 @pytest.mark.parametrize(("family", "call_of"), FAMILIES)
 def test_the_types_of_an_argument_are_worked_out_once(
     family: type[ToolParser], call_of: Callable[..., str]
