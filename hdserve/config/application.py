@@ -29,7 +29,8 @@ class ModelDatabaseConfig(StrictModel):
     token, where the largest namespace gives way first."""
 
     max_total_bytes: int = Field(default=2**30, ge=2**16)
-    """Most bytes of text all namespaces of one model keep in the actor."""
+    """Most bytes of text all namespaces of one model keep in the actor; in that of each shard, if
+    there are several."""
 
     refill_bytes: int = Field(default=32 * 2**20, ge=0)
     """Most bytes of recent text each replica keeps for an actor that has lost its disk."""

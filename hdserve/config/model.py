@@ -109,8 +109,9 @@ class EngineConfig(StrictModel):
     model has no replica, requests wait in each gateway, as many as all replicas take."""
 
     kv_cache_tokens: int | None = Field(default=None, ge=32)
-    """Tokens that the KV cache holds; default: as many as free memory allows.  On a GPU a number
-    that leaves forward passes no room is refused."""
+    """Tokens that the KV cache holds; default: as many as free memory allows, which may be fewer in
+    one replica than in another, and so its context shorter.  On a GPU a number that leaves forward
+    passes no room is refused."""
 
     prefill_chunk_tokens: int | None = Field(default=None, ge=1)
     """Most prompt tokens in one step.  Default: 256, and on a CPU up to 2048 for models so small

@@ -78,7 +78,8 @@ def _yaml_text(text: str) -> str:
 
 
 def check_memory(config: ServeConfig) -> Iterator[Finding]:
-    """Check that the weights of all processes fit together, if those of each model do."""
+    """Check that the weights of all processes on the CPU fit together, if those of each model
+    do."""
     num_bytes, free_bytes = 0, math.inf
     for model in config.models:
         with suppress(ConfigError):

@@ -70,6 +70,12 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
+_ADVICE = (
+    "; a replica that finds other free memory has another limit, unless kv_cache_tokens or "
+    "max_model_len is set"
+)
+
+
 def make_cache(
     model_config: ModelConfig,
     model: LoadedModel,
@@ -89,8 +95,9 @@ def make_cache(
     memory = _free_memory(model_config, model, max_draft_tokens, memory_share)
     wanted = num_cache_tokens(model_config.engine, model, max_draft_tokens, memory)
     if align(wanted) < model.max_model_len + max_draft_tokens:
+        advice = "" if model_config.engine.kv_cache_tokens else _ADVICE
         num_tokens = align(wanted) - max_draft_tokens
-        logger.warning("the KV cache limits the context to %d tokens", num_tokens)
+        logger.warning("the KV cache limits the context to %d tokens%s", num_tokens, advice)
     try:
         return KVCache(model.kv_shape, wanted, model.dtype, model.device)
     except RuntimeError as error:  # also raised when a GPU is out of memory
@@ -130,6 +137,9 @@ def num_cache_tokens(
             f"a KV cache of {wanted} tokens does not fit: it takes {_gib(num_bytes)}, {memory}; "
             "lower kv_cache_tokens, max_num_sequences or max_draft_tokens"
         )
+    if num_bytes > memory.num_bytes:
+        told = "a KV cache of %d tokens takes %s: %s; lower kv_cache_tokens"
+        logger.warning(told, wanted, _gib(num_bytes), memory)
     return wanted
 
 

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from hdserve.config import EngineConfig
+from hdserve.config import EngineConfig, ModelConfig
 from hdserve.engine.kv_cache.segments import align
-from hdserve.engine.loading.cache_size import FreeMemory, forward_bytes, num_cache_tokens
+from hdserve.engine.loading import cache_size
+from hdserve.engine.loading.cache_size import (
+    FreeMemory,
+    forward_bytes,
+    make_cache,
+    num_cache_tokens,
+)
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import ConfigError
 from tests.models import make_model
@@ -40,6 +46,29 @@ def test_on_a_cpu_it_takes_a_share() -> None:
     memory = FreeMemory("memory", 1000 * BYTES_PER_TOKEN, 0.15)
     assert size(memory) == 150
     assert size(memory, kv_cache_tokens=1 << 20) == 1 << 20
+
+
+def test_more_than_there_is_on_a_cpu_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The system would end the process, and say nothing."""
+    memory = FreeMemory("memory", 1000 * BYTES_PER_TOKEN, 0.15)
+    size(memory, kv_cache_tokens=1000)
+    assert caplog.text == ""
+    size(memory, kv_cache_tokens=1001)
+    assert "a KV cache of 1001 tokens takes 0.0 GiB: 0.0 GiB of memory are free" in caplog.text
+    assert "lower kv_cache_tokens" in caplog.text
+
+
+@pytest.mark.parametrize("num_tokens", [None, 64])
+def test_a_context_that_ends_with_the_cache_is_told(
+    num_tokens: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what else the limit depends on, if the configuration does not say it."""
+    memory = FreeMemory("memory", 64 * BYTES_PER_TOKEN, 1.0)
+    monkeypatch.setattr(cache_size, "_free_memory", lambda *_: memory)
+    config = ModelConfig(name="m", model="m", engine=EngineConfig(kv_cache_tokens=num_tokens))
+    make_cache(config, MODEL, MAX_DRAFT_TOKENS)
+    assert "limits the context to 33 tokens" in caplog.text
+    assert ("unless kv_cache_tokens or max_model_len" in caplog.text) == (num_tokens is None)
 
 
 @pytest.mark.parametrize("num_bytes", [0.0, NEEDED / 2, float(NEEDED)])
