@@ -109,11 +109,21 @@ def _text_of_part(part: str | Mapping[str, Any]) -> str:
 
 
 def _calls(calls: Any) -> list[dict[str, Any]]:
-    are_calls = isinstance(calls, Sequence) and all(isinstance(call, Mapping) for call in calls)
-    if not are_calls or not all(isinstance(call.get("function"), Mapping) for call in calls):
+    if not isinstance(calls, Sequence) or not all(map(_is_call, calls)):
         reason = "tool_calls is a list of objects with a function, which has name and arguments"
         raise InvalidRequest(reason, "messages")
-    return [{**call, "function": _function(call["function"])} for call in calls]
+    return [_call(call) for call in calls]
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with its fields in one order, as templates may show them, and no others."""
+    fields = {name: call[name] for name in ("id", "type") if call.get(name) is not None}
+    return {**fields, "function": _function(call["function"])}
 
 
 def _function(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,4 +136,4 @@ def _function(function: Mapping[str, Any]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             value = None
         arguments = value if isinstance(value, dict) else arguments
-    return {**function, "arguments": arguments}
+    return {"name": function["name"], "arguments": arguments}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from hdserve.conversation import for_template
 from hdserve.errors import InvalidRequest, Unsupported
 
 USER = {"role": "user", "content": "Is it warm in Rome?"}
+FUNCTION = {"name": "find", "arguments": "{}"}
 
 
 def calling(arguments: Any) -> dict[str, Any]:
     """A message with a call, as OpenAI's client for Python gives it back."""
-    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": arguments}}
+    function = {"arguments": arguments, "name": "find", "parsed_arguments": None}
+    call = {"function": function, "id": "c", "type": "function", "index": 0}
     return {
         "role": "assistant",
         "content": None,
@@ -48,6 +51,7 @@ def calling(arguments: Any) -> dict[str, Any]:
         [USER, calling('{"city": "Rome"}')],
         [USER, calling({"city": "Rome"})],
         [USER, calling("")],
+        [USER, {"role": "assistant", "tool_calls": [{"function": FUNCTION, "id": None}]}],
         [USER, calling('{"city": "Ro')],
         [USER, calling("[1]")],
         [USER, calling("[" * 100_000)],
@@ -60,7 +64,10 @@ def calling(arguments: Any) -> dict[str, Any]:
 )
 def test_a_template_gets_what_a_server_gives_it(messages: list[dict[str, Any]]) -> None:
     served = messages_for_template([Message.model_validate(message) for message in messages])
-    assert for_template(messages) == list(served)
+    found = for_template(messages)
+    assert found == list(served)
+    shown = [[message.get("tool_calls") for message in side] for side in (found, served)]
+    assert json.dumps(shown[0]) == json.dumps(shown[1])  # templates may show keys in their order
 
 
 def test_what_was_given_stays_as_it_is() -> None:
@@ -83,6 +90,7 @@ def test_what_was_given_stays_as_it_is() -> None:
         ({"role": "assistant", "tool_calls": 5}, "tool_calls is a list of objects"),
         ({"role": "assistant", "tool_calls": [5]}, "tool_calls is a list of objects"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "tool_calls is a list of objects"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "tool_calls is a list of obj"),
     ],
 )
 def test_what_cannot_be_read_is_refused(message: dict[str, Any], reason: str) -> None:

@@ -19,6 +19,7 @@ from deployments.anthropic.content import (
 from deployments.generation import REASONING_EFFORT, THINKING_SWITCHES
 from deployments.openai.body import Body, ClosedBody, Integer, Truth
 from deployments.openai.kinds import only_kinds, unsupported
+from deployments.openai.messages import UncountedMessages
 from deployments.openai.protocol import OF_RESPONSES, ChatBody, Speculation
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import OF_CHATS
@@ -125,6 +126,8 @@ class _Chat(ChatBody):
     format_param: ClassVar[str] = "output_config"
     schema_path: ClassVar[str] = "output_config.format.schema"
     parameters_name: ClassVar[str] = "input_schema"
+
+    messages: UncountedMessages = Field(min_length=1)
 
 
 class CountTokensBody(OfferedBody):

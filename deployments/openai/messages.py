@@ -157,6 +157,8 @@ class Message(Body):
 
 
 Messages = Annotated[tuple[Message, ...], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+UncountedMessages = Annotated[tuple[Message, ...], Field(fail_fast=True)]
+"""Those made of what was counted in another API, which can be more."""
 
 
 def messages_for_template(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:

@@ -163,9 +163,9 @@ def media_left_out(items: Sequence[ReadItem]) -> Iterator[tuple[str, str]]:
 
 def messages_of(items: Sequence[ReadItem]) -> list[Any]:
     """Return the messages of a chat: reasoning belongs to the message of the assistant behind it,
-    calls to the one before them, and so does what is said or thought behind them, since results
-    follow the message that calls.  Only what is thought behind them last of all, before somebody
-    else speaks, is a message of its own.
+    calls to the one before them, with what was thought between, and so does what is said or thought
+    behind them, since results follow the message that calls.  Only what is thought behind them last
+    of all, before somebody else speaks, is a message of its own.
 
     Raises:
         InvalidRequest: it is not clear which call an output is that of.
@@ -176,7 +176,7 @@ def messages_of(items: Sequence[ReadItem]) -> list[Any]:
     shown = zip(items, have_stand_ins(item.role for item in items), strict=True)
     for item, has_stand_ins in shown:
         if _goes_with_calls(item):
-            _join_last_thought(found)
+            _join_last_thought(found, calls=isinstance(item, _Call))
         if isinstance(item, InputMessage):
             text = joined(item.content, "input", _TEXT_PARTS, has_stand_ins=has_stand_ins)
             if item.role == "assistant" and found and _goes_on(found[-1]):
@@ -242,9 +242,15 @@ def _goes_with_calls(item: Body) -> bool:
     return not isinstance(item, InputReasoning)
 
 
-def _join_last_thought(found: list[dict[str, Any]]) -> None:
-    """Move what was thought last into the message before it, if that one calls."""
-    if len(found) > 1 and _is_reasoning(found[-1]) and found[-2].get("tool_calls"):
+def _join_last_thought(found: list[dict[str, Any]], *, calls: bool) -> None:
+    """Move what was thought last into the message before it, if that one calls.
+
+    Args:
+        calls: whether a call follows, which is then one of any message of the assistant.
+    """
+    if len(found) < 2 or not _is_reasoning(found[-1]):
+        return
+    if found[-2].get("tool_calls") or (calls and found[-2]["role"] == "assistant"):
         thought = found.pop()["reasoning_content"]
         found[-1].setdefault("reasoning_content", []).extend(thought)
 

@@ -11,6 +11,7 @@ from deployments.openai.body import Body, ClosedBody, Number, OptionalInteger, T
 from deployments.openai.kinds import unsupported
 from deployments.openai.labels import MAX_METADATA
 from deployments.openai.left_out import LeftOut
+from deployments.openai.messages import UncountedMessages
 from deployments.openai.protocol import (
     ChatBody,
     ReasoningEffort,
@@ -157,6 +158,8 @@ class _Chat(ChatBody):
 
     format_param: ClassVar[str] = "text"
     schema_path: ClassVar[str] = "text.format.schema"
+
+    messages: UncountedMessages = Field(min_length=1)
 
 
 class Reasoning(Body):

@@ -25,9 +25,9 @@ from hdserve.engine.tokenization.chat_template.shown_parts import (
 )
 from hdserve.engine.tokenization.chat_template.tool_form import (
     Tools,
-    lacks_description,
-    needs_descriptions,
-    with_descriptions,
+    lacks_fields,
+    needed_fields,
+    with_fields,
 )
 from hdserve.engine.tokenization.chat_template.turn_form import (
     Messages,
@@ -199,8 +199,8 @@ class Tokenizer:
                 ``system`` to templates that do not know it. Turns that the template would refuse or
                 drop as they are have another form, see :class:`TurnForm`. Contents are lists of
                 one part for a template that takes no texts.
-            tools: functions the model may call, in the form of the OpenAI API. Descriptions that
-                they lack are empty for a template that would refuse them without.
+            tools: functions the model may call, in the form of the OpenAI API. Descriptions and
+                parameters that they lack are empty for a template that would refuse them without.
 
         Raises:
             Unsupported: the model has no chat template, or one that does not show tools, calls
@@ -225,8 +225,8 @@ class Tokenizer:
             check_goes_on(messages)
         turns = self._turns(messages, has_tools=bool(tools))
         form = self._form(turns, has_tools=bool(tools))
-        if any(map(lacks_description, tools)) and self._needs_descriptions:
-            tools = with_descriptions(tools)
+        if any(map(lacks_fields, tools)):
+            tools = with_fields(tools, self._needed_fields)
         variables = {**self._default_variables, **template_options}
         try:
             return self._render(form, turns, tools, variables, end)
@@ -271,13 +271,13 @@ class Tokenizer:
         return self._need_parts[has_tools]
 
     @cached_property
-    def _needs_descriptions(self) -> bool:
+    def _needed_fields(self) -> Mapping[str, Any]:
         probe = [{"role": "user", "content": "probe"}]
 
         def render(tools: Tools) -> str:
             return self._render(CallForm(), probe, tools, {})
 
-        return needs_descriptions(render)
+        return needed_fields(render)
 
     def _turns(
         self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool

@@ -18,6 +18,7 @@ from deployments.anthropic.protocol import (
 )
 from deployments.generation import THINKING_VARIABLES, GenerationRequest
 from deployments.http.param_names import params_named
+from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.protocol import ChatBody
 from deployments.openai.tools import MAX_TOOLS
 from hdserve.conversation import ChatEnd
@@ -394,3 +395,28 @@ def test_tokens_are_counted_of_the_same_prompt() -> None:
     answered = generation(system="s", tools=[TOOL])
     for name in ("messages", "tools", "template_options", "chat_end"):
         assert getattr(counted, name) == getattr(answered, name)
+
+
+RESULTS = [{"type": "tool_result", "tool_use_id": f"t{n}", "content": "r"} for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("said", "num_made"),
+    [
+        ([HI[0], {"role": "assistant", "content": "a"}], MAX_MESSAGES),
+        (
+            [
+                {"role": "assistant", "content": [CALLING | {"id": f"t{n}"} for n in (1, 2, 3)]},
+                {"role": "user", "content": RESULTS},
+            ],
+            2 * MAX_MESSAGES,
+        ),
+    ],
+)
+def test_messages_are_counted_as_they_were_sent(said: list[Any], num_made: int) -> None:
+    """Beside the system's, a message with several results is several of a chat."""
+    given = said * (MAX_MESSAGES // 2)
+    body = CountTokensBody.parse({"model": "m", "system": "s", "messages": given})
+    assert len(body.to_chat().to_generation("r").messages) == 1 + num_made
+    with pytest.raises(InvalidRequest, match="an array of at most 2048 is expected"):
+        CountTokensBody.parse({"model": "m", "messages": [*given, HI[0]]})

@@ -137,6 +137,8 @@ def test_what_is_said_behind_a_call_is_in_its_message() -> None:
         ),
         ([CALL, said(""), result, said("b")], ["", "42", "b"], []),
         ([said("a"), said("b"), CALL, result], ["a", "b", "42"], []),
+        ([thought("x"), said("a"), thought("y"), CALL, result], ["a", "42"], ["x\ny"]),
+        ([said("a"), thought("y"), CALL, result], ["a", "42"], ["y"]),
         ([thought("x"), CALL, thought("y"), again, result, other], ["", "42", "43"], ["x\ny"]),
         ([CALL, thought("x"), said("a"), again, result, other], ["a", "42", "43"], ["x"]),
         ([CALL, thought("x"), thought("y"), result, said("b")], ["", "42", "b"], ["x\ny"]),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.http.param_names import params_named
+from deployments.openai.messages import MAX_MESSAGES
 from deployments.openai.protocol import ChatBody
 from deployments.openai.request_body import UNSUPPORTED_EXTENSIONS
 from deployments.openai.responses_protocol import PARAM_NAMES, ResponsesBody
@@ -25,6 +26,13 @@ def test_a_text_is_a_message_of_the_user() -> None:
     user = {"role": "user", "content": "hi"}
     system = {"role": "system", "content": "Be brief."}
     assert request(instructions="Be brief.") == chat(messages=[system, user])
+
+
+def test_items_are_counted_without_the_instructions() -> None:
+    items = [{"role": "user", "content": "a"}] * MAX_MESSAGES
+    assert len(request(instructions="s", input=items).messages) == 1 + MAX_MESSAGES
+    with pytest.raises(InvalidRequest, match="an array of at most 2048 is expected"):
+        request(input=[*items, *items[:1]])
 
 
 @pytest.mark.parametrize(

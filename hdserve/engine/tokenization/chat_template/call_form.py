@@ -7,6 +7,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hdserve.conversation import INVALID_JSON
@@ -55,8 +56,8 @@ class CallForm(NamedTuple):
         """Return a conversation in this form."""
         if self.has_short_ids:
             messages = [_with_short_ids(message) for message in messages]
-        if self.has_single_calls:
-            messages = list(with_single_calls(messages))
+        arranged = with_single_calls if self.has_single_calls else _with_ordered_results
+        messages = list(arranged(messages))
         if self.joins_results:
             messages = _with_joined_results(messages)
         return [found for message in messages for found in self._of(message)]
@@ -80,23 +81,43 @@ class CallForm(NamedTuple):
 def with_single_calls(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield a conversation in which each of several calls of a message is a message of its own. The
     first one keeps the text before them."""
+    for message, results in _with_results(messages):
+        if results:
+            yield from _apart(message, results)
+        else:
+            yield message
+
+
+def _with_ordered_results(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield a conversation in which the results of several calls, which may come in any order, are
+    in the order of the calls: most templates show no ids."""
+    for message, results in _with_results(messages):
+        yield message
+        yield from chain.from_iterable(results)
+
+
+def _with_results(
+    messages: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], list[list[Mapping[str, Any]]]]]:
+    """Yield each message, and if it has several calls, the results of each of them, which are
+    directly behind it."""
     rest = deque(messages)
     while rest:
         message = rest.popleft()
-        if len(message.get("tool_calls") or ()) < 2:
-            yield message
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield message, []
             continue
         results = []
         while rest and rest[0].get("role") == "tool":
             results.append(rest.popleft())
-        yield from _apart(message, results)
+        yield message, _of_each(calls, results)
 
 
 def _apart(
-    message: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+    message: Mapping[str, Any], results: Sequence[Sequence[Mapping[str, Any]]]
 ) -> Iterator[Mapping[str, Any]]:
-    calls = message["tool_calls"]
-    for call, returned in zip(calls, _of_each(calls, results), strict=True):
+    for call, returned in zip(message["tool_calls"], results, strict=True):
         yield {**message, "tool_calls": [call]}
         yield from returned
         message = {"role": message["role"], "content": ""}

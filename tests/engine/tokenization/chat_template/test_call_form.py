@@ -227,6 +227,23 @@ def test_several_calls_stay_together_where_they_can(tmp_path: Path, template: st
     assert text.endswith("<tool>r1<tool>r2")
 
 
+@pytest.mark.parametrize("template", [QWEN, DEEPSEEK_V31])
+def test_results_are_in_the_order_of_their_calls(tmp_path: Path, template: str) -> None:
+    """Tools are done in any order, and most templates show no ids."""
+    other = [calling(3, 4), result(4), result(3), USER]
+    text = rendered(tmp_path, template, USER, calling(1, 2), result(2), result(1), *other)
+    assert re.findall(r"<tool>(r\d)", text) == ["r1", "r2", "r3", "r4"]
+    assert text.endswith("<tool>r3<tool>r4<user>hi")
+
+
+@pytest.mark.parametrize("numbers", [(2, 5), (2, 1, 5), (5, 1)])
+def test_results_of_unknown_calls_keep_all_in_their_order(
+    tmp_path: Path, numbers: tuple[int, ...]
+) -> None:
+    text = rendered(tmp_path, QWEN, USER, calling(1, 2), *map(result, numbers))
+    assert text.endswith("".join(f"<tool>r{number}" for number in numbers))
+
+
 OF_OTHERS = ["call_0123456789abcdef01234567", "toolu_01A09q90qw90lq917835lq9", "1", "ids\udc00"]
 
 
