@@ -6,9 +6,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from deployments.parsers.call_elements import QWEN, Elements
@@ -155,9 +155,10 @@ class ArgumentTypes:
         """Return the types of the argument of that name."""
         if (function, name) not in self._found:
             root = self._schemas.get(function, {})
-            found = [*islice(_properties(root, name), _MAX_PARTS)]
-            schema = {"anyOf": found} if len(found) > 1 else next(iter(found), None)
-            self._found[function, name] = types_of(schema, root)
+            found = [types_of(schema, root) for schema in _properties(root, name)]
+            known = [types for types in found if types is not None]
+            of_any = None if found else types_of(None)
+            self._found[function, name] = frozenset().union(*known) if known else of_any
         return self._found[function, name]
 
 
@@ -175,7 +176,8 @@ def _properties(root: Mapping[str, Any], name: str) -> Iterator[Any]:
         if isinstance(properties, Mapping) and name in properties:
             yield properties[name]
         if _is_reference(part):
-            parts.append(referred(part, root))
+            with suppress(ValueError):  # it is too long
+                parts.append(referred(part, root))
         for key in ("allOf", "anyOf", "oneOf"):
             if isinstance(part.get(key), (list, tuple)):
                 parts += part[key]

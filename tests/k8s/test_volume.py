@@ -126,7 +126,7 @@ def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
     pod = helper("backup")
     (container,) = pod["containers"]
     script = container["command"][-1]
-    program, *words = shlex.split(script.splitlines()[0])
+    program, *words = shlex.split(script.splitlines()[1])
     found = parsed(words)
     assert program == "hdserve"
     directory = application_config(ray_service("gpu")).model_database.snapshot_dir
@@ -144,9 +144,10 @@ def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
         script = script.replace(old, new)
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
-    def run(pod: str) -> list[str]:
+    def run(pod: str, status: int = 0) -> list[str]:
         own = {**os.environ, **environment, "HOSTNAME": pod}
-        subprocess.run(["bash", "-ec", script], check=False, env=own)
+        done = subprocess.run(["bash", "-ec", script], check=False, env=own)
+        assert done.returncode == status
         return sorted(path.name for path in backup.iterdir())
 
     for name in ("a", "b"):
@@ -156,8 +157,11 @@ def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
     for name, each in zip("ab", rest, strict=True):
         assert re.fullmatch(rf"qwen2\.5-7b-\d{{4}}-\d\d-\d\d-{name}\.hdb", each)
     (chunk, *_) = (tmp_path / "database").rglob("*.chunk")
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
-    assert len(run("c")) == len(run("c")) == len(found) + 1
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:-1] + b"?")
+    assert len(run("c", 1)) == len(run("c", 1)) == len(found) + 1
+    chunk.write_bytes(data)
+    assert len(run("c")) == len(found) + 1
 
 
 def test_all_pods_are_one_user() -> None:

@@ -38,12 +38,14 @@ export class Answer {
     const content = choice.delta.content ?? "";
     const thought = choice.delta.reasoning_content ?? "";
     const hadText = this.text !== "";
+    const isBehindMarks = this.unplaced.length > 0;
     this.text += content;
     this.reasoning += thought;
     this.finishReason = choice.finish_reason ?? this.finishReason;
     if (choice.token_sources?.length) this.#count(choice.token_sources, choice.draft ?? []);
     if (this.reasoning ? content || thought : this.text) {
-      this.#place(hadText && !thought && !this.isThinking ? Infinity : content.length);
+      const isText = hadText && !thought && !this.isThinking && !isBehindMarks;
+      this.#place(isText ? Infinity : content.length);
       this.isThinking = !content;
     }
   }

@@ -71,8 +71,7 @@ def _gib(num_bytes: float) -> str:
 
 
 _ADVICE = (
-    "; a replica that finds other free memory has another limit, unless kv_cache_tokens or "
-    "max_model_len is set"
+    "; a replica that finds other free memory has another limit, unless kv_cache_tokens is set"
 )
 
 
@@ -138,8 +137,8 @@ def num_cache_tokens(
             "lower kv_cache_tokens, max_num_sequences or max_draft_tokens"
         )
     if num_bytes > memory.num_bytes:
-        told = "a KV cache of %d tokens takes %s: %s; lower kv_cache_tokens"
-        logger.warning(told, wanted, _gib(num_bytes), memory)
+        told = "a KV cache of %d tokens takes %s, and %s of %s are free: lower kv_cache_tokens"
+        logger.warning(told, wanted, _gib(num_bytes), _gib(memory.num_bytes), memory.place)
     return wanted
 
 

@@ -192,9 +192,20 @@ HM = {"reasoning_content": "Hm."}
             "Hm.<|end|>",
             "a>\n<b",
         ),
+        (
+            [
+                (HM, ["Hm."]),
+                ({}, ["<|end|>"]),
+                ({"content": "One."}, ["One."]),
+                ({}, ["<|end|>", "<|final|>"]),
+                ({"content": "Two."}, ["Two."]),
+            ],
+            "Hm.<|end|><|end|><|final|>",
+            "One.Two.",
+        ),
         ([({}, ["<|final|>"]), ({"content": "Hello"}, ["Hello"])], "", "Hello"),
     ],
-    ids=["after text", "held back", "none"],
+    ids=["after text", "held back", "between texts", "none"],
 )
 def test_reasoning_is_what_the_server_says(
     context: Any, locked_url: str, steps: Any, thought: str, said: str

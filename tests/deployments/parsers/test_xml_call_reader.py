@@ -354,6 +354,11 @@ def test_arguments_of_referenced_types() -> None:
         {"$ref": "#/definitions/Args"},
         {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/Args"}]},
         {"allOf": [{"properties": {"m": {}}}, {"allOf": [{"$ref": "#/definitions/Args"}]}]},
+        {
+            "$ref": "#/definitions/Args",
+            "anyOf": [{"properties": {"s": {"minLength": 1}, "n": True}}, {"required": ["s"]}],
+        },
+        {"$ref": "#/definitions/Args", "allOf": [{"$ref": "#/" + "x" * 10_001}]},
     ],
 )
 def test_arguments_of_types_that_the_root_refers_to(parameters: dict[str, Any]) -> None:
