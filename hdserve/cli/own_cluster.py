@@ -15,8 +15,8 @@ _WITH_TOKEN = "token"
 
 _RAY_PLACE = "RAY_TMPDIR"
 _PLACE = "TMPDIR"
-_SHORT_PLACE = "/tmp"
-_MAX_SOCKET_PATH_BYTES = 107
+SHORT_PLACE = "/tmp"
+MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len(
     "/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/dash_MetricsHead"
 )
@@ -43,9 +43,9 @@ def directory_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that has Ray put its files below ``/tmp``, as it does by default, if the
     paths of its sockets would be too long where ``environment`` has temporary files."""
     longest = len(os.fsencode(environment.get(_PLACE, ""))) + _LONGEST_NAME_BYTES
-    if _RAY_PLACE in environment or longest <= _MAX_SOCKET_PATH_BYTES:
+    if _RAY_PLACE in environment or longest <= MAX_SOCKET_PATH_BYTES:
         return {}
-    return {_RAY_PLACE: _SHORT_PLACE}
+    return {_RAY_PLACE: SHORT_PLACE}
 
 
 def _keeps_token(home: str | None) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import typer
 
+from hdserve.cli.own_cluster import MAX_SOCKET_PATH_BYTES, SHORT_PLACE
 from hdserve.config.deployed import PROXY_VARIABLES
 from hdserve.ports import reservation_error
 
@@ -68,19 +69,17 @@ _SETTINGS = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",  # for answers in progress when a gateway changes
 }
 
-_MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/") + 56 + len("/metrics.sock.1234567.tmp")
 """The most bytes added to the path of the directory: by Ray Serve, by the id of a node, and by
 HAProxy while it starts."""
 
 _PREFIX = "hdserve-"
 _NAME_BYTES = len("/") + len(_PREFIX) + 8
-_SHORT_PLACE = "/tmp"
 
 _NO_ROOM = (
     "warning: the paths of HAProxy's sockets would be too long, so Ray Serve's own proxy is used, "
     "which limits neither headers nor connections: set TMPDIR to a directory whose path has at "
-    f"most {_MAX_SOCKET_PATH_BYTES - _LONGEST_NAME_BYTES - _NAME_BYTES} bytes"
+    f"most {MAX_SOCKET_PATH_BYTES - _LONGEST_NAME_BYTES - _NAME_BYTES} bytes"
 )
 
 _HEALTH_CHECK = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
@@ -93,8 +92,8 @@ def private_directory() -> Iterator[Path]:
     """A temporary directory that is accessible to this user only; in ``/tmp`` where HAProxy's
     sockets have room only there."""
     usual = len(os.fsencode(tempfile.gettempdir())) + _NAME_BYTES
-    is_short = _has_room(usual) or not os.access(_SHORT_PLACE, os.W_OK | os.X_OK)
-    place = None if is_short else _SHORT_PLACE
+    is_short = _has_room(usual) or not os.access(SHORT_PLACE, os.W_OK | os.X_OK)
+    place = None if is_short else SHORT_PLACE
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as directory:
         yield Path(directory)
 
@@ -131,7 +130,7 @@ def _is_possible(host: str, directory: Path) -> bool:
 
 def _has_room(num_bytes: int) -> bool:
     """Whether HAProxy's sockets may lie in a directory whose path has so many bytes."""
-    return num_bytes + _LONGEST_NAME_BYTES <= _MAX_SOCKET_PATH_BYTES
+    return num_bytes + _LONGEST_NAME_BYTES <= MAX_SOCKET_PATH_BYTES
 
 
 def _free_port(first: int, taken: int, holding: ExitStack) -> int:

@@ -14,7 +14,7 @@ from hdserve.databases.statistics_info import INFO_NAME, read_info
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.permissions import reading_remedy
 from hdserve.doctor.problems import statistics_fault
-from hdserve.doctor.weights import PICKLED, WHOLE, weight_bytes, weight_faults, weight_files
+from hdserve.doctor.weights import WHOLE, weight_bytes, weight_faults, weight_files
 from hdserve.engine.forward.compiled import can_compile as compiler_exists
 from hdserve.engine.hardware.description import Hardware, describe_hardware
 from hdserve.engine.loading.loader import read_architecture
@@ -23,7 +23,7 @@ from hdserve.engine.native.compiler import spaced_directories
 from hdserve.engine.tokenization.tokenizer import load_tokenizer
 from hdserve.errors import ConfigError, UnsupportedModel
 from hdserve.models import bundled_models, bundled_statistics, is_path, resolve_model
-from hdserve.models.hub import hub_fault
+from hdserve.models.hub import PICKLED, hub_fault
 
 _OTHER_ARCHITECTURE = "model: OWNER/MODEL  # of another architecture"
 _UNCOMPILED = "the model cannot be compiled, which makes its steps much faster"

@@ -15,9 +15,8 @@ from hdserve.config import ModelConfig
 from hdserve.engine.hardware.devices import pick_device, pick_dtype
 from hdserve.errors import ConfigError
 from hdserve.models import resolve_model
-from hdserve.models.hub import local_directory
+from hdserve.models.hub import PICKLED, local_directory
 
-PICKLED = "pytorch_model*.bin"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _FLOAT_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})

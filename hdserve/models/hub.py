@@ -10,6 +10,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models, resolve_model
 
+PICKLED = "pytorch_model*.bin"
+"""The names of weights whose format can run code."""
+
 _ANSWERS = (401, 403, 404)
 """The hub has no such model, or not for everybody: transformers asks once and reports it."""
 

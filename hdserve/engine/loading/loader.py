@@ -35,7 +35,7 @@ from hdserve.engine.loading.quantisation import (
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest, UnsupportedModel
 from hdserve.models import resolve_model
 from hdserve.models.context import longest_context
-from hdserve.models.hub import check_hub
+from hdserve.models.hub import PICKLED, check_hub
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 """Of quantised weights; those of inputs are not needed, since they follow from the inputs."""
 
 _MAX_LISTED = 5
-_PICKLED = "pytorch_model*.bin"
 _FORMAT_HINT = (
     " (weights in other formats are not loaded, because they can run code; `load_format: auto` "
     "allows them)"
@@ -120,7 +119,7 @@ def _not_loaded(model: str, error: Exception, hint: str = "") -> ConfigError:
 def _format_hint(config: ModelConfig, path: str, error: Exception) -> str:
     """What may be done where there are weights, but in another format."""
     is_missing = config.load_format == "safetensors" and "safetensors" in str(error)
-    is_there = not Path(path).is_dir() or any(Path(path).glob(_PICKLED))
+    is_there = not Path(path).is_dir() or any(Path(path).glob(PICKLED))
     return _FORMAT_HINT if is_missing and is_there else ""
 
 
