@@ -1,8 +1,9 @@
-"""How hypothesis searches in all tests, with how many threads, and which tests may run at the same
-time."""
+"""How hypothesis searches in all tests, with how many threads, which tests may run at the same
+time, and what ends one that hangs."""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 from collections.abc import Generator
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 from hdserve.config.loading import CONFIG_ENVIRONMENT_VARIABLE, access_variables
 
 RAY = "ray"
+GRACE_S = 30.0
 
 torch.set_num_threads(1)
 
@@ -68,3 +71,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def starts_ray(file: Path) -> bool:
     """Whether any test of a file starts a Ray cluster."""
     return "mark.ray" in file.read_text()
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """The signal of a timeout ends nothing that waits in ``ray.get``, which drops its exception.
+    After a while more the process ends, for which the test fails, and another one goes on."""
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(settings.timeout + GRACE_S, exit=True, file=stderr)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Generator[None, object, object]:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)

@@ -1,6 +1,6 @@
 """What several tests of the actors run with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,7 @@ from hdserve.config import ModelDatabaseConfig
 from tests.actors.listeners import Listener
 from tests.actors.statistics_directories import make_database
 from tests.clusters import local_ray
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture(scope="package")
@@ -23,18 +24,15 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def place(ray_cluster: None) -> Iterator[Callable[[], Any]]:
-    """Places listeners of which only one has room, the oldest."""
+def holder_and_waiting(ray_cluster: None) -> Iterator[tuple[Any, Any]]:
+    """A listener that is there, and one that has no room until the first is gone."""
     names = {name for name in ray.cluster_resources() if name.startswith("node:")}
     (node,) = names - {"node:__internal_head__"}
-    placed: list[Any] = []
-
-    def place_listener() -> Any:
-        name = f"listener-{uuid4().hex}"
-        placed.append(detached.get_or_create(Listener, name, 0, {node: 1}))
-        return placed[-1]
-
-    yield place_listener
+    holder, waiting = f"holder-{uuid4().hex}", f"waiting-{uuid4().hex}"
+    placed = [detached.get_or_create(Listener, holder, 0, {node: 1})]
+    ray.get(placed[0].told.remote(), timeout=WAIT_S)  # of two that wait, either may be the first
+    placed.append(detached.get_or_create(Listener, waiting, 0, {node: 1}))
+    yield placed[0], placed[1]
     for actor in placed:
         ray.kill(actor)
 

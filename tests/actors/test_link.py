@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +32,11 @@ def read(answer: bytes) -> str:
 @pytest.mark.ray
 @pytest.mark.parametrize("is_asked_before", [False, True])
 def test_a_call_that_took_too_long_is_withdrawn(
-    is_asked_before: bool, place: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    is_asked_before: bool, holder_and_waiting: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While an actor waits for resources, messages do not pile up that are sent again anyway; what
     is asked before and after them is answered."""
-    holder, waiting = place(), place()
-    ray.get(holder.told.remote())
+    holder, waiting = holder_and_waiting
     before = [waiting.told.remote()] * is_asked_before
     link = ActorLink(lambda: waiting, "the actor")
     with monkeypatch.context() as patch:

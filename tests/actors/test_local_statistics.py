@@ -14,7 +14,7 @@ from actors.local_statistics import ensure_local
 from actors.statistics_database import StatisticsClient
 from hdserve.errors import DatabaseGone
 from tests.actors.statistics_directories import NUM_BYTES, contents, lacking, make_database
-from tests.waiting import eventually
+from tests.waiting import WAIT_S, eventually
 
 
 def fetched(database: Path, fingerprint: str, cache: Path) -> list[Path]:
@@ -56,14 +56,14 @@ class TestInRay:
 
     def test_a_node_without_it_gets_a_checked_copy_once(self, database, fingerprint, tmp_path):
         actor = statistics_database.get_or_create()
-        entry = ray.get(actor.register.remote(fingerprint, str(database)))
+        entry = ray.get(actor.register.remote(fingerprint, str(database)), timeout=WAIT_S)
         cache = tmp_path / "cache"
 
         @ray.remote(num_cpus=0.1)
         def fetch() -> list[Path]:
             return fetched(database, fingerprint, cache)
 
-        copies = ray.get([fetch.remote() for _ in range(3)])
+        copies = ray.get([fetch.remote() for _ in range(3)], timeout=WAIT_S)
         assert copies == [[cache / entry.database_id]] * 3
         assert contents(copies[0][0]) == contents(database)
         written = (copies[0][0] / "tables" / "order-2.bin").stat().st_mtime_ns
@@ -75,8 +75,8 @@ class TestInRay:
         self, database, fingerprint, tmp_path, caplog
     ):
         actor = statistics_database.get_or_create()
-        entry = ray.get(actor.register.remote(fingerprint, str(database)))
-        ray.get(actor.checksums.remote(entry.database_id))
+        entry = ray.get(actor.register.remote(fingerprint, str(database)), timeout=WAIT_S)
+        ray.get(actor.checksums.remote(entry.database_id), timeout=WAIT_S)
         path = database / "tables" / "order-2.bin"
         path.write_bytes(b"\0" * NUM_BYTES)
         cache = tmp_path / "cache"
@@ -189,7 +189,7 @@ class TestInRay:
         with (large / "tables" / "order-2.bin").open("r+b") as table:
             table.truncate(1 << 42)
         actor = statistics_database.get_or_create()
-        entry = ray.get(actor.register.remote("another", str(large)))
+        entry = ray.get(actor.register.remote("another", str(large)), timeout=WAIT_S)
         cache = tmp_path / "cache"
         checksums = actor.checksums.remote(entry.database_id)
         try:

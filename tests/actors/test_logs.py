@@ -72,7 +72,7 @@ def test_what_an_actor_says(talker: ray.actor.ActorHandle) -> None:
     """All but what helps to find faults, each once; Ray shows it by the name of its class."""
     text = uuid4().hex
     for level in (logging.DEBUG, logging.INFO, logging.ERROR):
-        ray.get(talker.say.remote(level, text))
+        ray.get(talker.say.remote(level, text), timeout=WAIT_S)
     deadline_s = time.monotonic() + WAIT_S
     while len(lines(text)) < 2:
         assert time.monotonic() < deadline_s, lines("")

@@ -165,7 +165,9 @@ def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
     cluster.config = before.model_copy(update=new)
     two = cluster.mirror(Replica(), "n")
     assert two.wait_until_current(WAIT_S)
-    assert not ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
+    assert not ray.get(cluster.actor().info.remote(), timeout=WAIT_S)["directory"].startswith(
+        str(tmp_path / "new")
+    )
     (record,) = said_of_settings(caplog)
     assert record.levelname == "WARNING"
     text = record.getMessage()
@@ -178,7 +180,9 @@ def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
     stop_actors(model=cluster.key.model)
     caplog.clear()
     assert cluster.mirror(Replica(), "n").wait_until_current(WAIT_S)
-    assert ray.get(cluster.actor().info.remote())["directory"].startswith(str(tmp_path / "new"))
+    assert ray.get(cluster.actor().info.remote(), timeout=WAIT_S)["directory"].startswith(
+        str(tmp_path / "new")
+    )
     assert not said_of_settings(caplog)
 
 

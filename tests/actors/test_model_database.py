@@ -16,6 +16,7 @@ from hdserve.config import ModelDatabaseConfig
 from hdserve.databases.snapshot import FORMAT_VERSION, DatabaseKey
 from tests.actors.impatient import ImpatientDatabaseActor
 from tests.actors.readers import message
+from tests.waiting import WAIT_S
 
 METHODS = {
     1: {
@@ -66,12 +67,12 @@ def test_what_an_actor_of_an_earlier_version_keeps(
     name = f"model-database-v{FORMAT_VERSION}:{key.model}:{key.fingerprint[:16]}"
     earlier = detached.get_or_create(ModelDatabaseActor, name, 0, {}, key, config)
     try:
-        ray.get(earlier.publish.remote(message(0, 3, key=key)))
+        ray.get(earlier.publish.remote(message(0, 3, key=key)), timeout=WAIT_S)
         actor = model_database.get_or_create(key, config)
         assert actor._actor_id != earlier._actor_id
-        assert not ray.get(actor.snapshot_now.remote())
-        assert set(ray.get(actor.info.remote())["namespaces"]) == {"n"}
-        ray.get(earlier.close.remote())
-        assert ray.get(actor.snapshot_now.remote())
+        assert not ray.get(actor.snapshot_now.remote(), timeout=WAIT_S)
+        assert set(ray.get(actor.info.remote(), timeout=WAIT_S)["namespaces"]) == {"n"}
+        ray.get(earlier.close.remote(), timeout=WAIT_S)
+        assert ray.get(actor.snapshot_now.remote(), timeout=WAIT_S)
     finally:
         assert name in stop_actors(model=key.model).names

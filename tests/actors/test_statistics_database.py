@@ -1,7 +1,6 @@
 """Databases are offered by their content, and handed out file by file; the last choice counts."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -255,10 +254,9 @@ def test_a_directory_is_offered_as_it_was_registered_last(database, fingerprint)
 
 
 @pytest.mark.ray
-def test_a_call_that_took_too_long_is_withdrawn(place: Callable[[], Any]) -> None:
+def test_a_call_that_took_too_long_is_withdrawn(holder_and_waiting: tuple[Any, Any]) -> None:
     """While no node has room for the actor, questions do not pile up that are asked again."""
-    holder, waiting = place(), place()
-    ray.get(holder.told.remote())
+    holder, waiting = holder_and_waiting
     for _ in range(3):
         with pytest.raises(DatabaseGone, match="did not answer: tell"):
             statistics_database.call(waiting, "tell", b"early", timeout_s=0.1)

@@ -27,7 +27,7 @@ from hdserve.errors import ConfigError, DatabaseError
 from tests.actors.impatient import ImpatientDatabaseActor
 from tests.actors.readers import message
 from tests.clusters import patiently
-from tests.waiting import eventually
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = pytest.mark.ray
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_is_not_lost(empty_cluster: None, tmp_path: Path)
     config = ModelDatabaseConfig(num_cpus=0, snapshot_dir=tmp_path)
     for key in (blocked, free):
         actor = model_database.get_or_create(key, config)
-        ray.get(actor.publish.remote(message(0, 3, key=key)))
+        ray.get(actor.publish.remote(message(0, 3, key=key)), timeout=WAIT_S)
     command = ["database", "stop", "--json"]
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert result.exit_code == 1
@@ -94,7 +94,7 @@ def test_what_cannot_be_written_is_not_lost(empty_cluster: None, tmp_path: Path)
     assert f"{lock.parent} cannot be written: " in reason
     assert f"hdserve: {name} is not ended" in result.stderr
     actor = model_database.get(blocked)
-    assert "n" in ray.get(actor.info.remote())["namespaces"]
+    assert "n" in ray.get(actor.info.remote(), timeout=WAIT_S)["namespaces"]
     assert stop("--force") == [name]
     with pytest.raises(ValueError, match="Failed to look up"):
         model_database.get(blocked)
@@ -108,7 +108,7 @@ def test_one_that_waits_for_the_files_of_another(empty_cluster: None, tmp_path: 
     names = [f"model-database-v{number}:{key.model}:{'f' * 16}" for number in range(3)]
     for number, name in enumerate(names):
         actor = detached.get_or_create(ImpatientDatabaseActor, name, 0, {}, key, config)
-        ray.get(actor.publish.remote(message(number, 3, key=key)))
+        ray.get(actor.publish.remote(message(number, 3, key=key)), timeout=WAIT_S)
     assert set(stop("--model", key.model)) == {*names}
     (namespace,) = describe(tmp_path, key).namespaces
     assert (namespace.name, namespace.num_outputs) == ("n", 3)

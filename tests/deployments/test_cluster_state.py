@@ -14,6 +14,7 @@ from hdserve.config.deployed import GATEWAY_DEPLOYMENT
 from hdserve.doctor.capacity import compare_with_cluster
 from hdserve.doctor.cluster import read_cluster
 from tests.clusters import connected_cluster, patiently
+from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -64,7 +65,7 @@ def test_free_resources_of_a_cluster(cluster: Cluster) -> None:
     assert verdicts(configured(2, 1), cluster) == ["ok"]
     assert verdicts(configured(2.5, 1), cluster) == ["warning"]
     tenant = Tenant.remote()  # type: ignore[attr-defined]
-    assert ray.get(tenant.is_there.remote())
+    assert ray.get(tenant.is_there.remote(), timeout=WAIT_S)
     assert verdicts(configured(1.5, 0.5), cluster) == ["ok"]
     assert verdicts(configured(1.5, 0.6), cluster) == ["warning"]
     serve.run(Gateway.bind())

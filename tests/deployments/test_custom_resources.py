@@ -37,7 +37,7 @@ def shares() -> list[float]:
         return float(ray.get_runtime_context().get_assigned_resources().get(GROUP, 0))
 
     actors = [detached.get(name) for name in detached.names()]
-    return ray.get([actor.__ray_call__.remote(assigned) for actor in actors])
+    return ray.get([actor.__ray_call__.remote(assigned) for actor in actors], timeout=WAIT_S)
 
 
 def test_gateways_and_databases_are_where_their_resource_is(

@@ -319,7 +319,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_withdrawn() -> None:
 
     with local_ray():
         holder = detached.get_or_create(Listener, "holder", 2, {})
-        ray.get(holder.told.remote())
+        ray.get(holder.told.remote(), timeout=WAIT_S)
         waiting = detached.get_or_create(Listener, "waiting", 2, {})
         asyncio.run(asked(waiting))
         after = waiting.told.remote()

@@ -128,7 +128,7 @@ def test_what_was_learned_elsewhere_survives_a_replica_whose_messages_wait(
         other.generate(1050)
         num_other = other.num_learned_tokens
         actor = model_database.get_or_create(key, config, merge_drafter_states)
-        eventually(lambda: NAMESPACE in ray.get(actor.info.remote())["namespaces"])
+        eventually(lambda: NAMESPACE in ray.get(actor.info.remote(), timeout=WAIT_S)["namespaces"])
         assert num_first < waiting.num_learned_tokens
         waiting.sharing.close()
         eventually(lambda: other.num_learned_tokens > num_other)

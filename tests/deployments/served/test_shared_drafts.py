@@ -76,11 +76,11 @@ def test_a_killed_actor_loses_no_request_and_no_output(
 ) -> None:
     """Requests go on while the actor is dead; what it had acknowledged is there again."""
     client = application.client()
-    num_before = count(ray.get(actor.info.remote()))
+    num_before = count(ray.get(actor.info.remote(), timeout=WAIT_S))
     for number in range(3):
         ask(client, f"Tell me about the number {number}.")
     num_outputs = wait_for_outputs(actor, num_before + 3)
-    pid = ray.get(actor.info.remote())["pid"]
+    pid = ray.get(actor.info.remote(), timeout=WAIT_S)["pid"]
     with ThreadPoolExecutor(2) as pool:
         answers = pool.map(lambda n: ask(client, f"What is {n} plus {n}?"), range(12))
         ray.kill(actor, no_restart=False)
@@ -120,7 +120,7 @@ def wait_for_outputs(actor: Any, num_outputs: int) -> int:
     """Wait until the actor has so many; returns how many it has."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        found = count(ray.get(actor.info.remote()))
+        found = count(ray.get(actor.info.remote(), timeout=WAIT_S))
         if found >= num_outputs:
             return found
         time.sleep(0.1)
