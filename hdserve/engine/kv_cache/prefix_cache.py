@@ -262,7 +262,9 @@ class PrefixCache:
             return
         known = None if offered is None else offered.tokens
         tokens = KeyedTokens.of(token_ids, namespace, known)
-        if self._is_known(tokens):
+        kept_before = self._kept(tokens)
+        if kept_before is not None:
+            self._entries.move_to_end(kept_before)
             self.cache.rows.free(segment)
             return
         kept = self.cache.rows.shorten(segment, len(token_ids))
@@ -287,8 +289,8 @@ class PrefixCache:
         self.cache.copy(source.segment.start, segment.start, num_tokens)
         if takes:
             self._evict(source)
-        else:
-            self._entries.move_to_end(source)
+        elif not may_take:
+            self._entries.move_to_end(source)  # else what comes after it keeps the same beginning
         return segment
 
     def _take_over(self, source: _Entry, num_tokens: int, num_rows: int) -> Segment | None:
@@ -424,10 +426,11 @@ class PrefixCache:
         ]
         return sorted(found, key=itemgetter(0), reverse=True)
 
-    def _is_known(self, tokens: KeyedTokens) -> bool:
+    def _kept(self, tokens: KeyedTokens) -> _Entry | None:
+        """The entry of an ended sequence that holds all of ``tokens``."""
         source, num_tokens = self._find(tokens)
-        is_whole = num_tokens == len(tokens.token_ids)
-        return source is not None and not source.is_running and is_whole
+        is_kept = source is not None and not source.is_running
+        return source if is_kept and num_tokens == len(tokens.token_ids) else None
 
     def _add(self, segment: Segment, tokens: KeyedTokens, *, is_running: bool) -> None:
         self._remove(self._by_start.get(segment.start))

@@ -327,18 +327,31 @@ class Scheduler:
 
     def _compact(self, num_rows: int = 0, growing: Slot | None = None) -> None:
         """Move the sequences so that ``num_rows`` free rows are contiguous, and ``growing`` has
-        more room."""
+        more room; where there is one, those that need more next have it, too, as far as free rows
+        last, as all would move again for them."""
+        more = {} if growing is None else self._room_after_move(growing)
         owned = [
             Owned(
                 slot.segment,
                 slot.seq.num_cached_tokens,
-                align(self._num_rows(slot.seq)) if slot is growing else slot.segment.num_rows,
+                slot.segment.num_rows + more.get(slot, 0),
             )
             for slot in self.running
         ]
         moved = self._prefixes.compact(owned, num_rows)
         for slot, segment in zip(self.running, moved, strict=True):
             slot.segment = segment
+
+    def _room_after_move(self, growing: Slot) -> dict[Slot, int]:
+        """How many more rows ``growing`` gets, and others that have little room left."""
+        found = {growing: align(self._num_rows(growing.seq)) - growing.segment.num_rows}
+        num_left = self._prefixes.cache.rows.num_free - found[growing]
+        for slot in sorted(self.running, key=_num_spare_rows):
+            num_more = align(self._num_rows(slot.seq)) - slot.segment.num_rows
+            if slot is not growing and 0 < num_more <= num_left:
+                found[slot] = num_more
+                num_left -= num_more
+        return found
 
     def schedule(self) -> list[Scheduled]:
         """The next step's work, in slot order."""
@@ -406,6 +419,10 @@ class Scheduler:
         is_kept = seq.speculation.is_output_shared and not slot.leaves_nothing
         namespace = seq.namespace if is_kept else None
         self._prefixes.release(slot.segment, seq.token_ids[: seq.num_cached_tokens], namespace)
+
+
+def _num_spare_rows(slot: Slot) -> int:
+    return slot.segment.num_rows - len(slot.seq.token_ids)
 
 
 def _begin_alike(seq: Sequence, other: Sequence) -> bool:

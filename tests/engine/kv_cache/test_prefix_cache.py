@@ -325,6 +325,19 @@ def test_the_oldest_goes_first() -> None:
     assert model.serve(first, num_rows=LONG) == LONG - 1
 
 
+def test_ends_that_nobody_continued_go_first() -> None:
+    """As of conversations whose thoughts are left out of the next prompt: each turn comes back only
+    in part, and those of others are not dropped for the rest of it."""
+    model = Model(num_rows=4 * 128)
+    histories = [make_prompt(LONG, seed) for seed in range(3)]
+    found = []
+    for turn in range(4):
+        for number, history in enumerate(histories):
+            own = make_prompt(BLOCK_TOKENS, 10 + 3 * turn + number)
+            found.append(model.serve([*history, *own], num_rows=128))
+    assert found == [0] * 3 + [LONG] * 9
+
+
 def test_gaps_between_what_ended_become_one() -> None:
     """Where rows enough are free but not in one place, what ended moves and nothing goes."""
     model = Model(num_rows=320)

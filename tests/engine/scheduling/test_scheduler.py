@@ -324,6 +324,24 @@ def test_the_youngest_makes_room() -> None:
     assert third.num_output_tokens == 100
 
 
+def test_one_move_makes_room_for_all() -> None:
+    """As long as rows are free; else each of many sequences would move all others when it grows."""
+    scheduler, cache = make_scheduler(384, growth_tokens=32, prefill_chunk_tokens=120)
+    moves: list[int] = []
+    compact = cache.compact
+    cache.compact = lambda owned: moves.append(len(owned)) or compact(owned)  # type: ignore[method-assign,func-returns-value]
+    for name in "abc":
+        scheduler.add(make_sequence(name, 40, 60))
+    step(scheduler)
+    assert [slot.segment.num_rows for slot in scheduler.running] == [96] * 3
+    while len(scheduler.running[0].seq.token_ids) <= 96 - MAX_DRAFT_TOKENS:
+        step(scheduler)
+    assert not moves
+    step(scheduler)
+    assert [slot.segment.num_rows for slot in scheduler.running] == [128] * 3
+    assert moves == [3]
+
+
 def test_a_prompt_that_is_scored_is_never_preempted() -> None:
     """Its log probabilities cannot begin anew, so it has room for all it may need."""
     scheduler, _ = make_scheduler(num_rows=256, growth_tokens=16)
