@@ -223,7 +223,7 @@ def test_a_body_may_come_later_than_a_head_must(tmp_path: Path, holding: ExitSta
     """And the answer later still."""
     with (
         socket.create_server(("127.0.0.1", 0)) as gateway,
-        haproxy(tmp_path / "cfg", impatient(holding), gateway.getsockname()[1]) as port,
+        haproxy(tmp_path / "cfg", impatient(holding, 1), gateway.getsockname()[1]) as port,
         connected(port) as client,
     ):
         gateway.settimeout(END_S)
@@ -231,22 +231,22 @@ def test_a_body_may_come_later_than_a_head_must(tmp_path: Path, holding: ExitSta
         request, _ = gateway.accept()
         with request:
             request.settimeout(END_S)
-            time.sleep(0.5)
+            time.sleep(1.5)
             client.sendall(b"dy")
             received = b""
             while not received.endswith(b"\r\n\r\nbody"):
                 received += request.recv(4096)
-            time.sleep(0.5)
+            time.sleep(1.5)
             request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def impatient(holding: ExitStack) -> str:
+def impatient(holding: ExitStack, head_s: float = 0.2) -> str:
     """What HAProxy is told, with less time for heads."""
     variables = proxy_variables("127.0.0.1", 8000, DIRECTORY, {}, holding)
     found = variables["RAY_SERVE_HAPROXY_RETRY_ON"]
     assert "timeout http-request 10s" in found
-    return found.replace("10s", "200ms")
+    return found.replace("10s", f"{head_s * 1000:.0f}ms")
 
 
 def test_the_documentation_has_what_is_set(holding: ExitStack) -> None:

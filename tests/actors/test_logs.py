@@ -17,9 +17,7 @@ import ray
 from ray._private.worker import global_worker
 
 from actors import detached
-
-WAIT_S = 30.0
-
+from tests.waiting import WAIT_S
 
 SERVE = """
 import logging

@@ -155,8 +155,9 @@ def test_a_new_replica_catches_up_before_its_first_request(shared, namespace):
     assert late.texts(namespace) == [[number] * 500 for number in range(300)]
 
 
-def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog):
+def test_a_replica_with_other_settings_says_so(cluster, tmp_path, caplog, monkeypatch):
     """The actor outlives a deployment; it has the new settings once an operator has ended it."""
+    monkeypatch.setattr(settings, "_TIMEOUT_S", WAIT_S)  # in which it may have to start
     before = cluster.config
     one = cluster.mirror(Replica(), "n")
     assert one.wait_until_current(WAIT_S)
@@ -190,6 +191,7 @@ def test_an_actor_is_asked_for_its_settings_once(shared, namespace, monkeypatch)
     """Not by all replicas again whenever it was too slow for them."""
     asked = []
     compare = mirrors.warn_of_other_settings
+    monkeypatch.setattr(settings, "_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(
         mirrors, "warn_of_other_settings", lambda *args: asked.append(args) or compare(*args)
     )

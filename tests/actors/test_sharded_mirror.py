@@ -109,7 +109,7 @@ def test_replicas_share_through_the_shard_of_each_namespace(
             shard_of(namespace, NUM_SHARDS)
         ]
     assert {path.name for path in tmp_path.iterdir()} == {shard.label for shard in kept}
-    assert one.stats().num_published_outputs == len(NAMESPACES)
+    eventually(lambda: one.stats().num_published_outputs == len(NAMESPACES))
     assert two.stats().num_received_outputs == len(NAMESPACES)
     assert 0 < two.stats().last_poll_age_s < WAIT_S
 

@@ -139,6 +139,7 @@ def test_what_nobody_offers_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_calls_leave_nothing_in_the_process(ray_cluster: None) -> None:
     """A replica asks every second, for months."""
     client = StatisticsClient()
+    ray.get(statistics_database.get_or_create().age_s.remote(), timeout=WAIT_S)
     client.choice("m", None)
     before = len(ray.actor._ActorClassMethodMetadata._cache)
     for _ in range(5):

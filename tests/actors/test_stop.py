@@ -61,11 +61,11 @@ def stop_in_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_stop(empty_cluster: None, tmp_path: Path) -> None:
     """One model's, then all; what is ended is gone, and a second time there is nothing."""
-    for key in KEYS:
-        model_database.get_or_create(key, ModelDatabaseConfig(num_cpus=0))
-    shard = Shard(1, 2)
-    model_database.get_or_create(KEYS[1], ModelDatabaseConfig(num_cpus=0), shard=shard)
-    statistics_database.get_or_create()
+    config, shard = ModelDatabaseConfig(num_cpus=0), Shard(1, 2)
+    actors = [model_database.get_or_create(key, config) for key in KEYS]
+    actors.append(model_database.get_or_create(KEYS[1], config, shard=shard))
+    ray.get([actor.info.remote() for actor in actors], timeout=WAIT_S)
+    ray.get(statistics_database.get_or_create().age_s.remote(), timeout=WAIT_S)
     names = list(map(model_database.actor_name, KEYS))
     sharded = model_database.actor_name(KEYS[1], shard)
     assert set(stop("--model", "org/b:c")) == {names[1], sharded}

@@ -24,6 +24,7 @@ from hdserve.databases.snapshot import DatabaseKey
 from hdserve.models import bundled_model_path
 from tests.documents import shell_commands
 from tests.serving import ServedApplication
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.ray
 
@@ -142,13 +143,16 @@ def test_a_key_is_needed(application: ServedApplication, authorization: str | No
     """Without a right key nothing but the state of the server is told, in OpenAI's shape."""
     headers = {"authorization": authorization.encode()} if authorization else {}
     for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/no")):
-        answer = httpx.request(method, f"{application.base_url}{path}", headers=headers)
+        answer = httpx.request(
+            method, f"{application.base_url}{path}", headers=headers, timeout=WAIT_S
+        )
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         error = answer.json()["error"]
         assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
     for path in ("/health", "/ready", "/version", "/openapi.json"):
-        assert httpx.get(f"{application.base_url}{path}", headers=headers).status_code == 200
+        answer = httpx.get(f"{application.base_url}{path}", headers=headers, timeout=WAIT_S)
+        assert answer.status_code == 200
 
 
 def test_clients_raise_their_own_error(application: ServedApplication) -> None:
@@ -182,7 +186,9 @@ def test_keys_change_while_it_runs(
 
     def answer(key: str) -> int:
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.get(f"{application.base_url}/v1/models", headers=headers).status_code
+        return httpx.get(
+            f"{application.base_url}/v1/models", headers=headers, timeout=WAIT_S
+        ).status_code
 
     assert answer(NEW_KEY) == 401
     for text, status in ((f"{before}{NEW_KEY} new\n", 200), (before, 401)):
@@ -632,10 +638,10 @@ def test_errors_before_a_message_is_read(application: ServedApplication) -> None
         ({"x-api-key": ANNA_KEY, "authorization": "Basic eA=="}, small, 404, "not_found_error"),
         ({"x-api-key": ANNA_KEY, "authorization": "Bearer no"}, small, 401, "authentication_error"),
     ):
-        answer = httpx.post(url, headers=headers, content=sent)
+        answer = httpx.post(url, headers=headers, content=sent, timeout=WAIT_S)
         assert answer.status_code == status
         assert answer.json()["error"]["type"] == kind
-    answer = httpx.get(url, headers={"x-api-key": ANNA_KEY})
+    answer = httpx.get(url, headers={"x-api-key": ANNA_KEY}, timeout=WAIT_S)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -772,7 +778,7 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
         return int(_drafts(answer)["accepted_by_source"].get("model", 0))
 
     def num_outputs(namespace: str) -> int:
-        found = httpx.get(f"{url}/{MODEL}", headers=headers).json()["namespaces"]
+        found = httpx.get(f"{url}/{MODEL}", headers=headers, timeout=WAIT_S).json()["namespaces"]
         return int(found.get(namespace, {"num_outputs": 0})["num_outputs"])
 
     def wait_for(namespace: str, wanted: int) -> None:
@@ -787,14 +793,18 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
     assert accepted(OTHER_OTTO_KEY) > 10
     wait_for("anna", 2)
     wait_for("otto", 2)
-    listed = httpx.get(url, headers=headers).json()["data"]
+    listed = httpx.get(url, headers=headers, timeout=WAIT_S).json()["data"]
     assert [item["id"] for item in listed] == [MODEL]
     assert {"anna", "otto"} <= set(listed[0]["namespaces"])
-    archive = httpx.get(f"{url}/a/export", params={"namespace": "otto"}, headers=headers).content
+    archive = httpx.get(
+        f"{url}/a/export", params={"namespace": "otto"}, headers=headers, timeout=WAIT_S
+    ).content
     before = num_outputs("otto")
     for namespace, num_flushed in (("otto", before), ("otto", 0), ("otot", 0)):
         params = {"namespace": namespace}
-        flushed = httpx.delete(f"{url}/{MODEL}", params=params, headers=headers).json()
+        flushed = httpx.delete(
+            f"{url}/{MODEL}", params=params, headers=headers, timeout=WAIT_S
+        ).json()
         assert flushed == {"model": MODEL, "flushed": namespace, "num_outputs": num_flushed}
     assert num_outputs("otto") == 0
     assert num_outputs("anna") >= 1
@@ -803,7 +813,9 @@ def test_tenants_share_no_text_and_the_administrator_sees_all(
         (archive, 0),
         (_moved(archive, listed[0]["tokenizer_fingerprint"], "new"), before),
     ):
-        posted = httpx.post(f"{url}/{MODEL}/import", content=content, headers=headers)
+        posted = httpx.post(
+            f"{url}/{MODEL}/import", content=content, headers=headers, timeout=WAIT_S
+        )
         assert posted.json() == {"num_new_outputs": wanted}
     assert num_outputs("otto") == before
     assert num_outputs("new") == before
@@ -845,5 +857,5 @@ def test_what_is_not_for_everybody(
     """A tenant's key does not administer, and the administrator's mistakes are named."""
     url = f"{application.base_url}/v1/speculation/databases{path}"
     headers = {"authorization": f"Bearer {key}"}
-    answer = httpx.request(method, url, headers=headers, content=content)
+    answer = httpx.request(method, url, headers=headers, content=content, timeout=WAIT_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)

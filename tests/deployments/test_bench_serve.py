@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from hdserve.cli.commands import app
 from tests.serving import ServedApplication
+from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -84,7 +85,7 @@ def bench(application: ServedApplication, directory: Path, *options: str) -> lis
 
 def num_refused(application: ServedApplication) -> float:
     """Answers with 429 of the gateway."""
-    text = httpx.get(f"{application.base_url}/metrics").text
+    text = httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S).text
     return sum(
         sample.value
         for family in text_string_to_metric_families(text)

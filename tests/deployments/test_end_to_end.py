@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from benchmarks.server_processes import server_processes
 from tests.serving import ServedApplication
-from tests.waiting import eventually
+from tests.waiting import WAIT_S, eventually
 
 pytestmark = pytest.mark.ray
 
@@ -274,6 +274,7 @@ def test_completions(client: openai.OpenAI) -> None:
     ids = httpx.post(
         f"{client.base_url}".removesuffix("v1/") + "tokenize",
         json={"model": MODELS[0], "prompt": "The restaurant"},
+        timeout=WAIT_S,
     ).json()["tokens"]
     by_ids = client.completions.create(prompt=[ids, ids], n=2, **body)
     assert [choice.index for choice in by_ids.choices] == [0, 1, 2, 3]
@@ -377,7 +378,7 @@ def test_client_errors_have_their_classes(client: openai.OpenAI) -> None:
 def test_ignored_fields_are_named(application: ServedApplication) -> None:
     """A field nobody documents is accepted and named in a header."""
     body = {"model": MODELS[0], "messages": QUESTION, "max_tokens": 1, "frobnicate": 1}
-    answer = httpx.post(f"{application.base_url}/v1/chat/completions", json=body)
+    answer = httpx.post(f"{application.base_url}/v1/chat/completions", json=body, timeout=WAIT_S)
     assert answer.headers["x-hdserve-ignored"] == "frobnicate"
 
 
@@ -463,7 +464,9 @@ def test_disconnect_frees_the_slot(application: ServedApplication) -> None:
         "ignore_eos": True,
         "speculation": {"enabled": False},
     }
-    with httpx.stream("POST", f"{application.base_url}/v1/chat/completions", json=body) as answer:
+    with httpx.stream(
+        "POST", f"{application.base_url}/v1/chat/completions", json=body, timeout=WAIT_S
+    ) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
         assert _num_running(application) == 1
@@ -488,7 +491,8 @@ def test_concurrent_requests_get_their_own_answers(client: openai.OpenAI) -> Non
 
 
 def _num_running(application: ServedApplication) -> int:
-    found: int = httpx.get(f"{application.base_url}/v1/models/{MODELS[0]}").json()["num_running"]
+    url = f"{application.base_url}/v1/models/{MODELS[0]}"
+    found: int = httpx.get(url, timeout=WAIT_S).json()["num_running"]
     return found
 
 

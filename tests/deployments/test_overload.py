@@ -13,6 +13,7 @@ import pytest
 
 from deployments.refusals import REMEMBERED_S
 from tests.serving import ServedApplication
+from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -101,7 +102,7 @@ def test_a_refusal_is_counted_once(application: ServedApplication) -> None:
 
 
 def rejections(application: ServedApplication) -> float:
-    text = httpx.get(f"{application.base_url}/metrics").text
+    text = httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S).text
     found = re.findall(r"^vllm:admission_rejections_total\{.*\} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 

@@ -72,7 +72,7 @@ def counters(application: ServedApplication) -> dict[str, float]:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        text = httpx.get(f"{application.base_url}/metrics").text
+        text = httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S).text
         found = [item for family in text_string_to_metric_families(text) for item in family.samples]
         if not total(found, "vllm:num_requests_running") + total(
             found, "vllm:num_requests_waiting"

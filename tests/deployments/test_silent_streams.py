@@ -43,7 +43,7 @@ def application(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serv
 
 def num_open(application: Server) -> int:
     """How many sequences the model decodes or lets wait."""
-    found = httpx.get(f"{application.base_url}/v1/models/{MODEL}").json()
+    found = httpx.get(f"{application.base_url}/v1/models/{MODEL}", timeout=WAIT_S).json()
     return int(found["num_running"] + found["num_waiting"])
 
 

@@ -109,7 +109,9 @@ def test_closing_ends_what_is_open(gate: GateDrafter) -> None:
             outputs = engine.generate(make_sequence("a", make_prompt(5), **LONG))
             await anext(outputs)
             gate.gate.clear()
+            assert await asyncio.to_thread(gate.is_waiting.wait, 60)
             closing = asyncio.create_task(asyncio.to_thread(engine.close))
+            await eventually(lambda: not engine._inbox.empty())
             gate.gate.set()
             with pytest.raises(EngineStopped, match="closed"):
                 async for _ in outputs:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.deployments.http.page import ask, wait_for_end
 from tests.serving import ServedApplication
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.ray
 
@@ -135,7 +136,7 @@ def test_stop(page: Any, application: ServedApplication) -> None:
     assert page.locator(".answer-end").inner_text().endswith("stopped")
     assert answer.get_attribute("aria-busy") == "false"
     for _ in range(100):
-        model = httpx.get(f"{application.base_url}/v1/models/hdserve-mini").json()
+        model = httpx.get(f"{application.base_url}/v1/models/hdserve-mini", timeout=WAIT_S).json()
         if not model["num_running"]:
             return
         page.wait_for_timeout(100)

@@ -273,7 +273,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAppl
 @pytest.fixture(scope="module")
 def fresh(application: ServedApplication) -> Scrape:
     """What there is before anything was asked."""
-    return Scrape(httpx.get(f"{application.base_url}/metrics").text)
+    return Scrape(httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S).text)
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +303,7 @@ def num_tokens(application: ServedApplication, fresh: Scrape) -> tuple[int, int]
 def scrape(application: ServedApplication, num_tokens: tuple[int, int]) -> Scrape:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        response = httpx.get(f"{application.base_url}/metrics")
+        response = httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S)
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         found = Scrape(response.text)
         if found.total("hdserve_mirror_outputs_total", direction="published") == NUM_REQUESTS:
@@ -379,7 +379,10 @@ def test_ray_exports_the_same(application: ServedApplication, scrape: Scrape) ->
 
     missing = set(wanted)
     while missing and not is_late():
-        names = {family.name for family in text_string_to_metric_families(httpx.get(url).text)}
+        names = {
+            family.name
+            for family in text_string_to_metric_families(httpx.get(url, timeout=WAIT_S).text)
+        }
         missing = {
             name
             for name, info in wanted.items()
@@ -389,7 +392,7 @@ def test_ray_exports_the_same(application: ServedApplication, scrape: Scrape) ->
     assert not missing
     num_tokens, name = None, "ray_hdserve_generation_tokens_total"
     while num_tokens != scrape.total("vllm:generation_tokens_total") and not is_late():
-        num_tokens = Scrape(httpx.get(url).text).total(name, model_name=MODEL)
+        num_tokens = Scrape(httpx.get(url, timeout=WAIT_S).text).total(name, model_name=MODEL)
         time.sleep(0.5)
     assert num_tokens == scrape.total("vllm:generation_tokens_total")
 
@@ -412,7 +415,7 @@ def test_ray_has_the_same_buckets(
     own = f"ray_{ray_name(name)}"
     wanted = [scrape.total(f"{name}_{suffix}", **labels) for suffix in ("count", "sum")]
     while True:
-        found = Scrape(httpx.get(url).text)
+        found = Scrape(httpx.get(url, timeout=WAIT_S).text)
         totals = [
             found.total(f"{own}_{suffix}", **labels) for suffix in ("count", "exact_sum_total")
         ]
@@ -471,7 +474,7 @@ def test_look_ups_are_sampled_while_something_runs(
         model=MODEL, prompt="A table for two", stream=True, **options
     ) as stream:
         for _ in stream:
-            found = Scrape(httpx.get(f"{application.base_url}/metrics").text)
+            found = Scrape(httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S).text)
             if found.total("hdserve_lookup_seconds_count"):
                 break
     for source in ("context", "model", "statistics"):

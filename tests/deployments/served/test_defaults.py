@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.serving import ServedApplication
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.ray
 
@@ -22,7 +23,7 @@ TO_THE_END: dict[str, Any] = {"ignore_eos": True}
 def num_prompt_tokens(application: ServedApplication, **variables: Any) -> int:
     """Of the chat, as ``/tokenize`` has it."""
     body = {"model": MODEL, "messages": CHAT, "chat_template_kwargs": variables}
-    answer = httpx.post(f"{application.base_url}/tokenize", json=body)
+    answer = httpx.post(f"{application.base_url}/tokenize", json=body, timeout=WAIT_S)
     return int(answer.json()["count"])
 
 

@@ -28,7 +28,7 @@ WAIT_S = 60.0
 def actor(application: ServedApplication) -> Any:
     """The handle of the model database."""
     url = f"{application.base_url}/v1/models/{MODEL}"
-    fingerprint = httpx.get(url).json()["tokenizer_fingerprint"]
+    fingerprint = httpx.get(url, timeout=WAIT_S).json()["tokenizer_fingerprint"]
     return model_database.get(DatabaseKey(MODEL, fingerprint))
 
 
@@ -103,7 +103,7 @@ def wait_for_received(application: ServedApplication, num_outputs: int) -> None:
     deadline = time.monotonic() + WAIT_S
     labels = {"model_name": MODEL, "direction": "received"}
     while time.monotonic() < deadline:
-        text = httpx.get(f"{application.base_url}/metrics").text
+        text = httpx.get(f"{application.base_url}/metrics", timeout=WAIT_S).text
         found = sum(
             item.value
             for family in text_string_to_metric_families(text)
