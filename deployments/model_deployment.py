@@ -10,7 +10,7 @@ from deployments.replica.model_server import ModelServer
 from deployments.routers import LoadRouter, SessionRouter
 from deployments.runtime import actor_options
 from hdserve.config import ModelConfig, ServeConfig
-from hdserve.config.deployed import deployment_name
+from hdserve.config.deployed import LARGEST_NUMBER, deployment_name, num_held
 
 _NUM_OTHER_CALLS = 32
 """Concurrent calls of a full replica: those it refuses, and those that generate nothing."""
@@ -33,8 +33,8 @@ def model_deployment(config: ModelConfig, system: ServeConfig) -> serve.Applicat
         router_options["max_lead"] = config.engine.max_num_sequences
     options: dict[str, Any] = {
         "name": deployment_name(config.name),
-        "max_ongoing_requests": config.engine.max_num_open + _NUM_OTHER_CALLS,
-        "max_queued_requests": config.max_num_open,
+        "max_ongoing_requests": min(config.engine.max_num_open + _NUM_OTHER_CALLS, LARGEST_NUMBER),
+        "max_queued_requests": num_held(config),
         "request_router_config": {
             "request_router_class": SessionRouter if config.session_affinity else LoadRouter,
             "request_router_kwargs": router_options,

@@ -233,9 +233,9 @@ def check_deployments(part: dict[str, Any], directory: Path) -> None:
     assert unknown_keys(ServeDeploySchema, config) == []
     path = directory / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
-    assert read_deployed_config(path).built == parse_config(
-        config["applications"][0]["args"]["config"]
-    )
+    found = read_deployed_config(path)
+    assert found.built == parse_config(config["applications"][0]["args"]["config"])
+    assert found.warnings == ()
 
 
 def check_command(words: list[str]) -> None:

@@ -33,8 +33,9 @@ def check_config(
     Mistakes are named with their lines, unknown keys with the nearest known one, and the exit
     status is 2.  What several keys say together is named by model, once each of them is right.
     A missing file of the administrator's key, files of keys that everybody can read, gateways that
-    are full before the replicas, a GPU that no replica has, and what is not on this machine but may
-    be in the pods of a RayService are warnings.  With --json they are `problems` and `warnings`.
+    are full before the replicas, a queue for fewer replicas than a model has, a GPU that no replica
+    has, and what is not on this machine but may be in the pods of a RayService are warnings.  With
+    --json they are `problems` and `warnings`.
     `hdserve doctor --config FILE` says what of it this machine can serve.
     """
     output = JsonOutput(json_path)
@@ -42,7 +43,7 @@ def check_config(
         deployed = read_deployed_config(file)
         config, line_of = deployed.config, deployed.line_of
         problems, not_here = find_faults(config, line_of)
-        warnings = [*find_warnings(config, line_of)]
+        warnings = [*deployed.warnings, *find_warnings(config, line_of)]
     except ConfigError as error:
         config, warnings, problems = None, [], error.message.splitlines()
     else:

@@ -9,7 +9,7 @@ Three kinds of YAML files hold one::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,9 @@ GRPC_VARIABLES: Mapping[str, str] = {"grpc_proxy": ""}
 DEFAULT_PORT = 8000
 """Where Ray Serve listens unless it is told otherwise."""
 
+LARGEST_NUMBER = 2**31 - 1
+"""More than this Ray Serve cannot be told."""
+
 _AUTO, _MAX_AUTO_REPLICAS = "auto", 100
 """The ``num_replicas`` with which Ray Serve scales by itself, and then its default bound."""
 
@@ -67,6 +70,7 @@ class DeployedConfig:
             say.
         line_of: finds the line of a location of the configuration in the file.
         is_for_pods: whether it is in a manifest, so that what it names is where its pods run.
+        warnings: what is probably a mistake in ``deployments``.
     """
 
     config: ServeConfig
@@ -74,6 +78,7 @@ class DeployedConfig:
     port: int | None = None
     line_of: LineOf = nowhere
     is_for_pods: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def as_it_is(config: ServeConfig, line_of: LineOf = nowhere) -> DeployedConfig:
@@ -94,6 +99,12 @@ def application_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def deployment_name(model: str) -> str:
     """Return the name of a model's deployment in Ray Serve."""
     return f"model-{model}"
+
+
+def num_held(model: ModelConfig) -> int:
+    """Return how many requests for a model each gateway holds while there is no replica: as many as
+    all replicas take."""
+    return min(model.max_num_open, LARGEST_NUMBER)
 
 
 def read_deployed_config(path: str | Path) -> DeployedConfig:
@@ -166,14 +177,16 @@ def _in_serve_config(data: Mapping[str, Any], line_of: LineOf, within: str = "")
         return line_of(("applications", ours[0], "args", "config", *location))
 
     built = _of_arguments(arguments, f"{place}.args", line_of_config)
-    beside = application.get("deployments") or []
+    beside = _settings(application.get("deployments") or [])
     config = _with_deployments(beside, built, f"{place}.deployments")
+    warnings = tuple(_short_queues(beside, config, built, f"{place}.deployments"))
     options = data.get("http_options") or {}
     port = options.get("port", DEFAULT_PORT) if isinstance(options, dict) else None
     if type(port) is not int or not 1 <= port <= 65535:
         raise ConfigError(f"{within}http_options.port: {port!r} is not a port")
     is_inside = isinstance(arguments.get("config"), dict)
-    return DeployedConfig(config, built, port, line_of_config if is_inside else nowhere)
+    place_of_config = line_of_config if is_inside else nowhere
+    return DeployedConfig(config, built, port, place_of_config, warnings=warnings)
 
 
 def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
@@ -188,7 +201,16 @@ def _of_arguments(arguments: Any, place: str, line_of: LineOf) -> ServeConfig:
         raise ConfigError(f"{place}.config:\n{error.message}") from error
 
 
-def _with_deployments(deployments: Any, config: ServeConfig, place: str) -> ServeConfig:
+def _settings(deployments: Any) -> list[Mapping[str, Any]]:
+    """Return the settings for single deployments, next to ``args``; what is none is the name of
+    one."""
+    items = deployments if isinstance(deployments, list) else [deployments]
+    return [item if isinstance(item, dict) else {"name": item} for item in items]
+
+
+def _with_deployments(
+    deployments: Sequence[Mapping[str, Any]], config: ServeConfig, place: str
+) -> ServeConfig:
     """Return ``config`` with the numbers of processes and requests that settings for single
     deployments, next to ``args``, replace.
 
@@ -197,8 +219,7 @@ def _with_deployments(deployments: Any, config: ServeConfig, place: str) -> Serv
             needs, or has one that gateways do not know.
     """
     gateway, models = config.gateway, {deployment_name(m.name): m for m in config.models}
-    for index, item in enumerate(deployments if isinstance(deployments, list) else [deployments]):
-        options = item if isinstance(item, dict) else {"name": item}
+    for index, options in enumerate(deployments):
         name, where = options.get("name"), f"{place}.{index}"
         if "ray_actor_options" in options:
             raise ConfigError(f"{where}.ray_actor_options: {_NO_ACTOR_OPTIONS}")
@@ -210,6 +231,24 @@ def _with_deployments(deployments: Any, config: ServeConfig, place: str) -> Serv
             known = ", ".join([GATEWAY_DEPLOYMENT, *models])
             raise ConfigError(f"{where}.name: there is no deployment {name!r}; there are {known}")
     return config.model_copy(update={"gateway": gateway, "models": tuple(models.values())})
+
+
+def _short_queues(
+    deployments: Sequence[Mapping[str, Any]], config: ServeConfig, built: ServeConfig, place: str
+) -> Iterator[str]:
+    """Yield which models have more replicas by ``deployments``, which are right, than gateways hold
+    requests for."""
+    known = {deployment_name(model.name): num_held(model) for model in built.models}
+    wanted = {deployment_name(model.name): num_held(model) for model in config.models}
+    for index, options in enumerate(deployments):
+        name = options["name"]
+        held, taken = options.get("max_queued_requests", known.get(name)), wanted.get(name, 0)
+        if isinstance(held, int) and 0 <= held < taken:
+            yield (
+                f"{place}.{index}.max_queued_requests: Ray Serve lets {held} requests for {name} "
+                "wait at each gateway, and others are refused, although its replicas take "
+                f"{taken}; {taken} is expected"
+            )
 
 
 def _gateway_with(gateway: GatewayConfig, options: Mapping[str, Any], place: str) -> GatewayConfig:

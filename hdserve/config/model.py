@@ -187,11 +187,13 @@ class AutoscalingConfig(StrictModel):
     """Most processes."""
 
     initial_replicas: int | None = Field(default=None, ge=0)
-    """How many there are at first; default: ``min_replicas``."""
+    """How many there are at first, and again, also under load, whenever a running application gets
+    another configuration.  Default: ``min_replicas`` at first, and then the size is kept."""
 
     target_ongoing_requests: float | None = Field(default=None, gt=0)
-    """Target number of requests per replica: with more, replicas are added, with fewer, removed;
-    default: three quarters of ``engine.max_num_sequences``."""
+    """Target number of requests per replica: with more, replicas are added, with fewer, removed.  A
+    request counts once, however many answers it has: where most have many, set 1 or 2.  Default:
+    three quarters of ``engine.max_num_sequences``."""
 
     upscale_delay_s: float = Field(default=30.0, ge=0)
     """How long there must be too few replicas before some are added."""

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hdserve.config import ServeConfig
 from hdserve.doctor.cluster import Cluster
 from hdserve.doctor.finding import Finding, failure, ok, warning
 from hdserve.doctor.gpus import gpu_share
-from hdserve.doctor.placement import Process, Resources, missing, processes, total, unplaced
+from hdserve.doctor.placement import (
+    Process,
+    Resources,
+    fewest_processes,
+    missing,
+    processes,
+    replica,
+    total,
+    unplaced,
+)
 
 _SECTIONS = {"the gateway": "gateway", "the model databases": "model_database"}
 """The section of the configuration by owner of processes; a model's are set in its own
@@ -32,7 +42,8 @@ def compare_with_cluster(config: ServeConfig, cluster: Cluster) -> Iterator[Find
 def compare_resources(
     config: ServeConfig, nodes: Sequence[Resources], where: str, *, may_grow: bool = False
 ) -> Iterator[Finding]:
-    """Report the processes of the configuration that cannot be placed.
+    """Report the processes of the configuration that cannot be placed: of those that exist at
+    first, and of models that sleep then, one model at a time, as these may take turns.
 
     Args:
         nodes: the free resources of each.
@@ -41,18 +52,30 @@ def compare_resources(
     """
     make = warning if may_grow else failure
     wanted = [*processes(config)]
-    homeless = unplaced(wanted, nodes)
-    sums = _sums(wanted, nodes)
+    homeless = Counter(process.owner for process in unplaced(wanted, nodes))
     if not homeless:
-        yield ok("resources", f"{sums} of {where} are reserved")
-    for owner in dict.fromkeys(process.owner for process in homeless):
-        own = [process for process in wanted if process.owner == owner]
-        others = [process for process in wanted if process.owner != owner]
-        number = sum(process.owner == owner for process in homeless)
-        each = ", ".join(_amount(name, value) for name, value in own[0].resources.items() if value)
-        text = f"{number} of {len(own)} processes cannot be placed: each reserves {each}; all"
-        remedy = _smaller(own, others, nodes)
-        yield make(f"{owner}: resources", f"{text} reserve {sums} of {where}", remedy)
+        yield ok("resources", f"{_sums(wanted, nodes)} of {where} are reserved")
+    for owner, number in homeless.items():
+        yield make(f"{owner}: resources", *_shortage(owner, number, wanted, nodes, where))
+    fewest = [*fewest_processes(config)]
+    num_homeless = len(unplaced(fewest, nodes))
+    for model in config.models:
+        woken = [*fewest, replica(model)]
+        if not model.first_num_replicas and len(unplaced(woken, nodes)) > num_homeless:
+            text, remedy = _shortage(model.name, 1, woken, nodes, where)
+            yield make(f"{model.name}: resources", f"when it wakes, {text}", remedy)
+
+
+def _shortage(
+    owner: str, number: int, wanted: Sequence[Process], nodes: Sequence[Resources], where: str
+) -> tuple[str, str]:
+    """Return that so many processes of ``owner`` cannot be placed among ``wanted``, and what would
+    help."""
+    own = [process for process in wanted if process.owner == owner]
+    others = [process for process in wanted if process.owner != owner]
+    each = ", ".join(_amount(name, value) for name, value in own[0].resources.items() if value)
+    text = f"{number} of {len(own)} processes cannot be placed: each reserves {each}; all"
+    return f"{text} reserve {_sums(wanted, nodes)} of {where}", _smaller(own, others, nodes)
 
 
 def _amount(name: str, value: float) -> str:

@@ -36,6 +36,25 @@ class Process:
 def processes(config: ServeConfig) -> Iterator[Process]:
     """Yield all processes that exist at first; those that every model needs to answer come
     first."""
+    yield from _of_no_model(config)
+    for model in config.models:
+        yield from [replica(model)] * model.first_num_replicas
+
+
+def fewest_processes(config: ServeConfig) -> Iterator[Process]:
+    """Yield the processes that exist even while nothing is asked."""
+    yield from _of_no_model(config)
+    for model in config.models:
+        yield from [replica(model)] * model.min_num_replicas
+
+
+def replica(model: ModelConfig) -> Process:
+    """Return a process that serves the model."""
+    wanted = {"CPU": model.num_cpus, "GPU": model.num_gpus or 0, **model.resources}
+    return Process(model.name, wanted, model)
+
+
+def _of_no_model(config: ServeConfig) -> Iterator[Process]:
     database, gateway = config.model_database, config.gateway
     yield Process("the statistics database", {"CPU": STATISTICS_CPUS, **database.resources})
     if database.is_enabled:
@@ -43,10 +62,6 @@ def processes(config: ServeConfig) -> Iterator[Process]:
             yield Process("the model databases", {"CPU": database.num_cpus, **database.resources})
     for _ in range(gateway.num_replicas):
         yield Process("the gateway", {"CPU": gateway.num_cpus, **gateway.resources})
-    for model in config.models:
-        wanted = {"CPU": model.num_cpus, "GPU": model.num_gpus or 0, **model.resources}
-        for _ in range(model.first_num_replicas):
-            yield Process(model.name, wanted, model)
 
 
 class _Node:

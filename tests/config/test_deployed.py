@@ -248,6 +248,37 @@ def test_warnings_are_of_the_numbers_that_count(number: int, tmp_path: Path) -> 
     assert ("gateway.max_ongoing_requests" in checked.stderr) == (number == 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "held"),
+    [
+        ({"num_replicas": 3}, 20),
+        ({"num_replicas": 3, "max_queued_requests": 29}, 29),
+        ({"num_replicas": 3, "max_queued_requests": 30}, None),
+        ({"num_replicas": 3, "max_queued_requests": -1}, None),
+        ({"autoscaling_config": {"min_replicas": 2, "max_replicas": 3}}, 20),
+        ({"num_replicas": 1}, None),
+        ({"max_surge_percent": 100}, None),
+    ],
+)
+@pytest.mark.parametrize("is_for_pods", [False, True])
+def test_a_queue_for_fewer_replicas_than_there_are(
+    tmp_path: Path, is_for_pods: bool, options: dict[str, Any], held: int | None
+) -> None:
+    """Ray Serve takes its length from the arguments, unless it is next to them, too."""
+    engine = {"max_num_sequences": 4, "max_num_queued": 6}
+    document = beside(options, num_replicas=2, engine=engine)
+    path = write(tmp_path, ray_service(document) if is_for_pods else document)
+    checked = CliRunner().invoke(app, ["check-config", str(path)], catch_exceptions=False)
+    assert checked.exit_code == 0
+    where = "spec.serveConfigV2: " if is_for_pods else ""
+    told = (
+        f"warning: {where}applications.0.deployments.0.max_queued_requests: Ray Serve lets {held} "
+        "requests for model-a wait at each gateway, and others are refused, although its replicas "
+        "take 30; 30 is expected\n"
+    )
+    assert checked.stderr == (told if held else "")
+
+
 @pytest.mark.parametrize("more", [CONFIG, None])
 @pytest.mark.parametrize("document", [CONFIG, serve_config()])
 def test_two_documents_in_one_file(tmp_path: Path, document: Any, more: Any) -> None:

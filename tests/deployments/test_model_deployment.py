@@ -34,6 +34,17 @@ def test_a_full_replica_can_still_be_asked() -> None:
     assert found.num_replicas == 3
 
 
+def test_ray_serve_is_told_no_larger_number_than_it_can_count() -> None:
+    """Its messages have 32 bits for each."""
+    config = configured({"models": [{"name": "a", "model": "hdserve-tiny"}]})
+    engine = config.models[0].engine.model_copy(update={"max_num_queued": 2**31})
+    huge = config.models[0].model_copy(update={"engine": engine})
+    application: Any = model_deployment(huge, config)
+    options = application._bound_deployment._deployment_config
+    assert options.max_ongoing_requests == options.max_queued_requests == 2**31 - 1
+    assert options.to_proto_bytes()
+
+
 @pytest.mark.parametrize(
     ("max_body_bytes", "num_bytes"),
     [(2**20, 64 * 2**20), (32 * 2**20, 256 * 2**20), (2**31, 2**31 - 1)],

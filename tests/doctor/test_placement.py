@@ -163,6 +163,48 @@ def test_a_remedy_says_that_it_changes_the_threads(model: dict[str, Any], has_ef
     assert ("threads" in finding.remedy) is has_effect
 
 
+ASLEEP = {"min_replicas": 0}
+
+
+@pytest.mark.parametrize(
+    ("models", "nodes", "unplaced_models"),
+    [
+        ([{"num_cpus": 64, "autoscaling": ASLEEP}], [{"CPU": 4}], ["m0"]),
+        ([{"num_cpus": 3, "autoscaling": ASLEEP}], [{"CPU": 4}], []),
+        ([{"num_gpus": 1, "autoscaling": ASLEEP}] * 2, [{"CPU": 4, "GPU": 1}], []),
+        ([{"num_gpus": 1}, {"num_gpus": 1, "autoscaling": ASLEEP}], [{"CPU": 4, "GPU": 1}], ["m1"]),
+        (
+            [
+                {"num_gpus": 1, "autoscaling": {**ASLEEP, "initial_replicas": 1}},
+                {"num_gpus": 1, "autoscaling": ASLEEP},
+            ],
+            [{"CPU": 4, "GPU": 1}],
+            [],
+        ),
+        ([{"num_cpus": 3}, {"num_cpus": 2, "autoscaling": ASLEEP}], [{"CPU": 4}], ["m1"]),
+        ([{"num_cpus": 3}, {"num_cpus": 2, "autoscaling": ASLEEP}], [{"CPU": 4}, {"CPU": 3}], []),
+    ],
+)
+def test_a_model_that_sleeps_has_room_when_it_wakes(
+    models: list[dict[str, Any]], nodes: list[dict[str, float]], unplaced_models: list[str]
+) -> None:
+    """Beside all that others need at least, which is nothing for those that sleep, too."""
+    fitting, *others = found(configured(*models), *nodes)
+    assert fitting.verdict == "ok"
+    assert [item.verdict for item in others] == ["failure"] * len(unplaced_models)
+    assert [item.subject for item in others] == [f"{name}: resources" for name in unplaced_models]
+
+
+def test_what_lets_a_sleeping_model_wake() -> None:
+    config = configured({"num_cpus": 64, "autoscaling": ASLEEP})
+    _, finding = found(config, {"CPU": 4})
+    start = "when it wakes, 1 of 1 processes cannot be placed: each reserves 64 CPU; "
+    assert finding.text.startswith(start)
+    assert finding.remedy.startswith("num_cpus: 3.6  # ")
+    mended = configured({"num_cpus": 3.6, "autoscaling": ASLEEP})
+    assert [item.verdict for item in found(mended, {"CPU": 4})] == ["ok"]
+
+
 def test_what_the_gateway_may_reserve() -> None:
     """Its own section says it, and not a model's."""
     config = configured({}, gateway={"num_cpus": 4})
@@ -188,3 +230,6 @@ def test_a_cluster_may_grow() -> None:
     """What has no place on its nodes is no failure."""
     (finding,) = compare_resources(configured({}), [{"CPU": 0.5}], "the cluster", may_grow=True)
     assert finding.verdict == "warning"
+    asleep = configured({"num_cpus": 64, "autoscaling": ASLEEP})
+    found = compare_resources(asleep, [{"CPU": 4}], "the cluster", may_grow=True)
+    assert [finding.verdict for finding in found] == ["ok", "warning"]
