@@ -175,7 +175,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         info = await gateway.infos.ask(config)
         key = choice_key(config, info.tokenizer_fingerprint)
         client = StatisticsClient(gateway.config.model_database.resources)
-        await gateway.off_loop.waiting(client.choose, key, body.directory)
+        choosing = gateway.off_loop.waiting(client.choose, key, body.directory)
+        await ask_actor(choosing, who="the statistics actor")
         return {"model": config.name, "directory": body.directory}
 
 
