@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from ray.exceptions import RayActorError, RayError
 
 from actors.statistics_database import (
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 _NUM_ATTEMPTS = 30
 _RETRY_S = 1.0
 
+_FETCHED_ELSEWHERE_S = 60.0
+"""How long to wait for another process of this node that fetches the same database."""
+
 _PARTIAL_SUFFIX = ".partial"
 
 
@@ -52,9 +55,9 @@ def ensure_local(
     A database that this node has under the same path as the actor (image, wheel, volume) is used
     there. Otherwise its files are fetched in chunks into ``cache_dir``, once per node however many
     replicas ask, checked, and moved into place together.  One that cannot be fetched is skipped,
-    with an error in the log.  Copies fetched earlier are also used while the actor knows of none,
-    and after its restart, until all have offered theirs again; only then are copies deleted that
-    nobody offers.
+    with an error in the log; one that another process takes long to fetch is not replaced by
+    another.  Copies fetched earlier are also used while the actor knows of none, and after its
+    restart, until all have offered theirs again; only then are copies deleted that nobody offers.
 
     Args:
         directories: databases of this node, to be registered first; it is no problem if the
@@ -111,6 +114,14 @@ def _ensure_local(
     for database in sorted(found.values(), key=rank, reverse=True):
         try:
             return [_local(actor, database, cache_dir)]
+        except Timeout:
+            logger.warning(
+                "the statistics database %s is not used yet: another process of this node has not "
+                "fetched it in %g s",
+                database.directory,
+                _FETCHED_ELSEWHERE_S,
+            )
+            break
         except DatabaseError as error:
             logger.error("the statistics database %s is not used: %s", database.directory, error)
     return []
@@ -150,19 +161,28 @@ def _copies(fingerprint: str, cache_dir: Path) -> dict[str, StatisticsFiles]:
 
 
 def _local(actor: Any, database: StatisticsFiles, cache_dir: Path) -> Path:
-    """Where this node has a database, which is fetched if needed."""
-    directory = Path(database.directory)
-    return directory if database.is_in(directory) else _fetch(actor, database, cache_dir)
+    """Where this node has a database, which is fetched if needed.
+
+    Raises:
+        Timeout: another process has been fetching it for long.
+    """
+    for directory in (Path(database.directory), cache_dir / database.database_id):
+        if database.is_in(directory):
+            return directory
+    return _fetch(actor, database, cache_dir)
 
 
 def _fetch(actor: Any, database: StatisticsFiles, cache_dir: Path) -> Path:
     """Copy a database into ``cache_dir`` unless another process of this node has."""
     target = cache_dir / database.database_id
+    logger.info("fetching the statistics database %s, or waiting for who does", database.directory)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache_dir / f"{database.database_id}.lock"):
+        with FileLock(cache_dir / f"{target.name}.lock", timeout=_FETCHED_ELSEWHERE_S):
             if not database.is_in(target):
                 _copy(actor, database, target)
+    except Timeout:
+        raise
     except OSError as error:
         raise DatabaseError(f"{cache_dir} cannot take the statistics database: {error}") from error
     return target

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hdserve import current_access
 from hdserve.access import Identity, read_access
 from hdserve.config import AccessConfig
 from hdserve.current_access import CurrentAccess
 from hdserve.errors import Unauthorized
+from tests.waiting import eventually
 
 OLD, NEW, ADMIN = "the-old-key-0123456", "the-new-key-0123456", "admin-key-0123456"
 
@@ -129,6 +133,32 @@ def test_a_file_that_could_not_be_read_is_tried_again(
         with no_file_can_be_opened():
             assert [accepts(access, key) for key in (old, new)] == [False, True]
         assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+def test_files_on_a_disk_that_hangs_keep_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The keys are in memory; the log says once that they are old, and those of the files count
+    when the disk is back."""
+    (tmp_path / "keys").write_text(OLD)
+    access = current(tmp_path)
+    assert accepts(access, OLD)
+    (tmp_path / "keys").write_text(NEW)
+    is_back, state = threading.Event(), current_access._state
+
+    def hang(path: Path) -> Any:
+        is_back.wait()
+        return state(path)
+
+    monkeypatch.setattr(current_access, "_state", hang)
+    monkeypatch.setattr(current_access, "_MAX_WAIT_S", 0.0)
+    monkeypatch.setattr(current_access, "_LATE_S", 0.0)
+    for _ in range(3):
+        assert [accepts(access, key) for key in (OLD, NEW)] == [True, False]
+    assert caplog.text.count("the keys stay as they were") == 1
+    is_back.set()
+    eventually(lambda: accepts(access, NEW))
+    assert not accepts(access, OLD)
 
 
 def test_a_file_that_seems_as_old_as_before_is_read(tmp_path: Path) -> None:

@@ -100,6 +100,20 @@ def test_what_does_not_end_is_killed(tmp_path: Path) -> None:
         wait_until_gone(mark)
 
 
+def test_what_does_not_end_is_killed_where_nobody_reads(tmp_path: Path) -> None:
+    """As in a terminal that was told to stand still: no room is left for what is said."""
+    log = tmp_path / "log"
+    still = (
+        "import os, sys; _, full = os.pipe(); os.set_blocking(full, False); "
+        "os.write(full, bytes(2**24)); os.set_blocking(full, True); sys.stderr = open(full, 'w'); "
+    )
+    with started(log, "-c", still + running(STUBBORN, 0.2)) as (process, mark):
+        wait_for("ready", log, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(END_S) == 128 + signal.SIGTERM
+        wait_until_gone(mark)
+
+
 def test_it_outlives_its_terminal_where_it_is_told_to(tmp_path: Path) -> None:
     """As by nohup, which has SIGHUP ignored."""
     log = tmp_path / "log"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import StreamingResponse
 from pydantic import Field
+from starlette.types import Send
 
 from actors import model_database
 from actors.shards import may_be_on_disk_alone
@@ -22,6 +23,7 @@ from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase, ask_actor
 from deployments.http.json_body import read_json
+from deployments.http.unread_limit import as_read
 from deployments.openai.body import ClosedBody
 from deployments.openai.objects import error_body
 from deployments.openai.request_body import parse_body
@@ -139,7 +141,7 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
         records = database.export(namespaces)
         note_error = partial(gateway.http_metrics.stream_failed, request.scope["route"].path)
         found = _beginning_with(await anext(records), records, note_error)
-        return StreamingResponse(found, media_type="application/octet-stream")
+        return _Archive(found, media_type="application/octet-stream")
 
     @router.post(
         "/{model:path}/import",
@@ -175,7 +177,8 @@ def _add_statistics_routes(router: APIRouter, gateway: Gateway) -> None:
         info = await gateway.infos.ask(config)
         key = choice_key(config, info.tokenizer_fingerprint)
         client = StatisticsClient(gateway.config.model_database.resources)
-        await gateway.off_loop.waiting(client.choose, key, body.directory)
+        choosing = gateway.off_loop.waiting(client.choose, key, body.directory)
+        await ask_actor(choosing, who="the statistics actor")
         return {"model": config.name, "directory": body.directory}
 
 
@@ -183,6 +186,16 @@ class StatisticsBody(ClosedBody):
     """Which statistics database to draft from: a directory below ``statistics_root``."""
 
     directory: str = Field(min_length=1, max_length=1000)
+
+
+class _Archive(StreamingResponse):
+    """Records, without their end where next to nothing is read for long: the connection is closed
+    then."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the records."""
+        with suppress(TimeoutError):
+            await super().stream_response(as_read(send))
 
 
 async def _beginning_with(

@@ -9,11 +9,12 @@ from starlette.staticfiles import StaticFiles
 
 from deployments.http.access import DOCS_FILES
 from deployments.http.own_path import root_of
+from deployments.http.unread_limit import UnreadLimit
 
 
 def add_api_pages(api: FastAPI) -> None:
     """Add pages that show the schema of ``api``, which must not have its own."""
-    api.mount(DOCS_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
+    api.mount(DOCS_FILES, UnreadLimit(StaticFiles(packages=[("fastapi_offline", "static")])))
 
     @api.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:

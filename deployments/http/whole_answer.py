@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
 from fastapi.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from deployments.deadline import MAX_UNREAD_S, Deadline
-from deployments.http.body_messages import body_messages
+from deployments.deadline import Deadline
+from deployments.http.unread_limit import as_read
 
 
 class WholeAnswer(Response):
@@ -35,16 +34,4 @@ class WholeAnswer(Response):
         """Answer."""
         with suppress(TimeoutError):
             async with self._deadline.reading_limit():
-                for message in self._messages():
-                    async with asyncio.timeout(MAX_UNREAD_S):
-                        await send(message)
-
-    def _messages(self) -> Iterator[Message]:
-        """Yield the head and the pieces.  The head may have to wait, too: for an answer before it
-        on the connection."""
-        yield {
-            "type": "http.response.start",
-            "status": self.status_code,
-            "headers": self.raw_headers,
-        }
-        yield from body_messages(bytes(self.body))
+                await super().__call__(scope, receive, as_read(send))

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -297,12 +298,11 @@ def run_until_signal(
         if process.poll() is None:
             number = signals.get()
             process.send_signal(signal.SIGINT)
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                typer.echo(
-                    f"ending: what is being answered may take {drain_timeout_s:g} s more; "
-                    "Ctrl-C again ends at once",
-                    err=True,
-                )
+            ending = (
+                f"ending: what is being answered may take {drain_timeout_s:g} s more; "
+                "Ctrl-C again ends at once\n"
+            )
+            threading.Thread(target=_tell, args=(ending,), daemon=True).start()
             _wait(process, signals, drain_timeout_s + END_TIMEOUT_S)
             if not signals.empty():
                 _hurry(process, removal_timeout_s)
@@ -314,6 +314,12 @@ def run_until_signal(
         for each, handler in old.items():
             signal.signal(each, handler)
     return 128 + number if number else status
+
+
+def _tell(text: str) -> None:
+    """Write to standard error, which may be read no more, or be gone with its terminal."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), text.encode())
 
 
 def _hurry(process: subprocess.Popen[bytes], timeout_s: float) -> None:

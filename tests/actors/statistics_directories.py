@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from actors.statistics_database import CHUNK_BYTES
-from actors.statistics_files import StatisticsFiles
+from actors.statistics_files import StatisticsFiles, describe_for
 
 NUM_BYTES = CHUNK_BYTES + 12_345
 
@@ -45,3 +47,25 @@ def lacking(directory: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StatisticsFiles, "is_in", is_elsewhere)
         yield
+
+
+@contextmanager
+def held_elsewhere(directory: Path, fingerprint: str, cache: Path) -> Iterator[None]:
+    """While another process of this node fetches a database."""
+    cache.mkdir(exist_ok=True)
+    lock = FileLock(cache / f"{describe_for(fingerprint, directory).database_id}.lock")
+    is_held, has_ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            has_ended.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()

@@ -13,7 +13,13 @@ from actors import local_statistics, statistics_database
 from actors.local_statistics import ensure_local
 from actors.statistics_database import StatisticsClient
 from hdserve.errors import DatabaseGone
-from tests.actors.statistics_directories import NUM_BYTES, contents, lacking, make_database
+from tests.actors.statistics_directories import (
+    NUM_BYTES,
+    contents,
+    held_elsewhere,
+    lacking,
+    make_database,
+)
 from tests.waiting import WAIT_S, eventually
 
 
@@ -151,6 +157,23 @@ class TestInRay:
             ensure_local(fingerprint, cache, directories=[database])
         assert not left.exists()
         assert fetched.exists()
+
+    def test_what_another_process_takes_long_to_fetch_is_not_waited_for(
+        self, database, fingerprint, tmp_path, monkeypatch, caplog
+    ):
+        """Nor is the next one taken, which would be used for good; a copy that is there is."""
+        monkeypatch.setattr(local_statistics, "_FETCHED_ELSEWHERE_S", 0.2)
+        smaller = make_database(tmp_path / "smaller", fingerprint, seed=1)
+        (database / "more.bin").write_bytes(b"x")
+        cache = tmp_path / "cache"
+        ensure_local(fingerprint, cache, directories=[database, smaller])
+        with held_elsewhere(database, fingerprint, cache):
+            assert fetched(database, fingerprint, cache) == []
+            assert f"the statistics database {database} is not used yet" in caplog.text
+        copies = fetched(database, fingerprint, cache)
+        with held_elsewhere(database, fingerprint, cache):
+            assert fetched(database, fingerprint, cache) == copies
+        assert contents(copies[0]) == contents(database)
 
     def test_a_copy_is_used_while_the_actor_knows_of_none(self, database, fingerprint, tmp_path):
         """After its restart, until somebody offers what he has again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from tests.waiting import eventually
+from tests.waiting import WAIT_S, eventually
 
 
 class Counted:
@@ -30,13 +31,30 @@ class Counted:
 
 
 @contextmanager
-def served(app: Any) -> Iterator[tuple[str, int]]:
-    """Where it is asked."""
+def served(app: Any, num_buffered_bytes: int | None = None) -> Iterator[tuple[str, int]]:
+    """Where it is asked.
+
+    Args:
+        num_buffered_bytes: about how much the system keeps of what is sent until it is read.
+    """
     config = uvicorn.Config(app, port=0, log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     eventually(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()
+    (listening,) = server.servers[0].sockets
+    if num_buffered_bytes is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_buffered_bytes)
+    yield listening.getsockname()
     server.should_exit = True
     thread.join()
+
+
+def unread(address: tuple[str, int], request: str) -> socket.socket:
+    """A connection with a small buffer, on which nothing of the answer is read yet."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(WAIT_S)
+    connection.connect(address)
+    connection.sendall(request.encode())
+    return connection

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from actors.statistics_database import StatisticsClient
 from deployments.gateway import Gateway
 from deployments.generation import ModelInfo
 from deployments.http import admin
-from deployments.http.cluster_database import ClusterDatabase
+from deployments.http.cluster_database import ClusterDatabase, ask_actor
 from deployments.http.routes import build_api
 from hdserve.access import read_access
 from hdserve.config import (
@@ -411,3 +412,22 @@ def test_requests_do_not_wait_for_what_the_administrator_waits_for(
                 await asyncio.gather(*asking)
 
     assert asyncio.run(asked()) == 404
+
+
+def test_a_choice_that_the_cluster_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_ended = threading.Event()
+
+    async def described(*_: Any) -> ModelInfo:
+        return INFO
+
+    gateway = gateway_of(0, monkeypatch)
+    monkeypatch.setattr(admin, "ask_actor", partial(ask_actor, timeout_s=0.1))
+    monkeypatch.setattr(StatisticsClient, "choose", lambda *_: has_ended.wait(WAIT_S))
+    monkeypatch.setattr(gateway.infos, "ask", described)
+    monkeypatch.setattr(gateway, "check_statistics", described)
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with TestClient(build_api(gateway), headers=headers) as client:
+        answer = client.post(f"{DATABASE}/statistics", json={"directory": "anywhere"})
+    has_ended.set()
+    assert answer.status_code == 503
+    assert "the statistics actor has not answered" in answer.json()["error"]["message"]

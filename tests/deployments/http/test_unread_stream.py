@@ -16,8 +16,8 @@ from deployments.gateway import Gateway
 from deployments.generation import Delta, GenerationRequest, Records
 from deployments.http.routes import build_api
 from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
-from tests.deployments.http.server import Counted, served
-from tests.waiting import WAIT_S, eventually
+from tests.deployments.http.server import Counted, served, unread
+from tests.waiting import eventually
 
 TIMEOUT_S, GRACE_S = 2.0, 0.1
 TEXT = "x" * 2**16
@@ -38,15 +38,10 @@ class Endless:
 
 
 def ask(address: tuple[str, int], path: str, *, stream: bool = True) -> socket.socket:
-    """An answer of which nothing is read yet, on a connection with a small buffer."""
+    """An answer of which nothing is read yet."""
     body = json.dumps({"model": "m", "stream": stream, **BODIES[path]})
     head = f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(WAIT_S)
-    connection.connect(address)
-    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
-    return connection
+    return unread(address, f"{head}content-length: {len(body)}\r\n\r\n{body}")
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def test_one_that_is_never_read_ends(is_timed: bool, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("deployments.deadline._READING_GRACE_S", SHORT_S)
         limits = {"request_timeout_s": 5.0}
     else:
-        monkeypatch.setattr("deployments.http.whole_answer.MAX_UNREAD_S", SHORT_S)
+        monkeypatch.setattr("deployments.http.unread_limit.MAX_UNREAD_S", SHORT_S)
         limits = {}
     with (
         application(**limits) as (app, address),
