@@ -97,6 +97,22 @@ def test_the_home_directory_is_a_directory(monkeypatch: pytest.MonkeyPatch) -> N
     (found,) = config.models
     assert (found.model, found.statistics) == ("/home/of/me/weights", "/home/of/me/statistics")
     assert found.chat_template == Path("/home/of/me/chat.jinja")
+    given = parse_config(with_model(chat_template=Path("~/chat.jinja")))
+    assert given.models[0].chat_template == Path("/home/of/me/chat.jinja")
+
+
+def test_the_environment_may_name_files_of_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serve.yaml").write_text("models: [{name: b, model: hdserve-tiny}]")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(CONFIG_ENVIRONMENT_VARIABLE, "~/serve.yaml")
+    monkeypatch.setenv(API_KEYS_FILE_ENVIRONMENT_VARIABLE, "~/keys")
+    monkeypatch.setenv(ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE, "~/admin-key")
+    config = load_config()
+    assert config.models[0].name == "b"
+    assert config.access.api_keys_file == tmp_path / "keys"
+    assert config.access.admin_key_file == tmp_path / "admin-key"
 
 
 @pytest.mark.parametrize("model", ["${MODEL}", "foo bar", "a/b/c", ""])
