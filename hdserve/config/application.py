@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -14,6 +14,8 @@ from hdserve.config.model import ModelConfig
 from hdserve.config.model_name import name_fault
 from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel
+
+_IMPLIED_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
 class ModelDatabaseConfig(StrictModel):
@@ -138,7 +140,7 @@ class GatewayConfig(StrictModel):
             raise ValueError(
                 "an origin without a path, as in https://chat.example.com, or '*' is expected"
             )
-        return origins
+        return tuple(map(_as_browsers_write, origins))
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -148,6 +150,12 @@ class GatewayConfig(StrictModel):
                 "a host name without scheme and port, as in chat.example.com, or '*' is expected"
             )
         return hosts
+
+
+def _as_browsers_write(origin: str) -> str:
+    """Return an origin with a host in lower case, and without the port that its scheme implies."""
+    port = _IMPLIED_PORTS.get(origin.partition(":")[0])
+    return origin if port is None else origin.lower().removesuffix(port)
 
 
 class AccessConfig(StrictModel):
