@@ -113,6 +113,10 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
             "models.0.engine.max_model_len: the model takes 2048 tokens at most, not 1000000",
         ),
         (
+            MODEL % ", engine: {kv_cache_tokens: 32}, drafting: {max_draft_tokens: 256}",
+            "line 1, models.0.engine.kv_cache_tokens: a KV cache of 32 tokens has no room for one ",
+        ),
+        (
             MODEL % ", autoscaling: {policy: {policy_function: 'no.such:policy'}}",
             "models.0.autoscaling.policy.policy_function: no.such:policy cannot be imported: "
             "ModuleNotFoundError: No module named 'no'",

@@ -335,6 +335,28 @@ def test_how_many_tokens_are_drafted_depends_on_the_device() -> None:
     assert (none.most_draft_tokens("cpu"), none.most_draft_tokens("cuda")) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("device", "drafting", "is_refused"),
+    [
+        ("cpu", {"max_draft_tokens": 30}, False),
+        ("cpu", {"max_draft_tokens": 31}, True),
+        ("auto", {}, False),
+        ("cuda", {}, True),
+        ("cuda", {"drafters": []}, False),
+    ],
+)
+def test_a_cache_holds_a_sequence_and_its_drafts(
+    device: str, drafting: dict[str, Any], is_refused: bool
+) -> None:
+    """As many as there are by default on a GPU, too, where one is asked for."""
+    data = with_model(engine={"device": device, "kv_cache_tokens": 32}, drafting=drafting)
+    if is_refused:
+        start = "models.0.engine.kv_cache_tokens: a KV cache of 32 tokens has no room for one draft"
+        assert refused(data).startswith(start)
+    else:
+        assert parse_config(data).models[0].engine.kv_cache_tokens == 32
+
+
 def test_paths_are_as_long_as_trees_allow() -> None:
     """Unless they are to be shorter."""
     assert DraftingConfig().most_depth(31) == 31
