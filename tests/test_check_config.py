@@ -340,6 +340,16 @@ def test_gateways_that_are_full_before_the_replicas(
     assert ("; 81 each, and some more, are expected" in told.stderr) == is_told
 
 
+def test_gateways_that_cannot_be_as_large_as_the_replicas(tmp_path: Path) -> None:
+    """No number that would be refused is proposed."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % ", num_replicas: 3, engine: {max_num_queued: 1000000}")
+    told = check(path)
+    assert told.exit_code == 0
+    assert told.stderr.startswith("warning: gateway.max_ongoing_requests: all gateways together ")
+    assert told.stderr.endswith("; a smaller engine.max_num_queued is expected\n")
+
+
 @pytest.mark.parametrize(
     ("device", "num_gpus", "is_told"),
     [

@@ -43,6 +43,9 @@ _MOST_CHUNK_TOKENS: Final = 2048
 _CHUNK_BYTES: Final = 1 << 37
 """Bytes of weights that the tokens of a chunk meet, where more than the fewest do."""
 
+MOST_REQUESTS: Final = 10**6
+"""The most that one process may be told to answer, or to let wait: Ray Serve counts in 32 bits."""
+
 _MIN_SEQUENCE_TOKENS: Final = 2
 """A prompt of one token and one generated token."""
 
@@ -105,10 +108,10 @@ class EngineConfig(StrictModel):
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and output together; default: what the model was made for."""
 
-    max_num_sequences: int = Field(default=16, ge=1)
+    max_num_sequences: int = Field(default=16, ge=1, le=MOST_REQUESTS)
     """Most sequences decoded at a time."""
 
-    max_num_queued: int = Field(default=256, ge=0)
+    max_num_queued: int = Field(default=256, ge=0, le=MOST_REQUESTS)
     """Most sequences that wait for a place in a replica; one more is refused with 429.  While a
     model has no replica, requests wait in each gateway, as many as all replicas take."""
 

@@ -169,6 +169,14 @@ def test_every_mistake_is_named() -> None:
             with_model(drafting={"drafters": [{"name": "hierarchy"}, {"name": "hierarchy"}]}),
             "models.0.drafting: drafters names 'hierarchy' twice",
         ),
+        *(
+            (with_model(engine={key: 10**6 + 1}), f"models.0.engine.{key}: at most 1000000 is")
+            for key in ("max_num_sequences", "max_num_queued")
+        ),
+        *(
+            ({**ONE_MODEL, "gateway": {key: 2**31}}, f"gateway.{key}: at most 1000000 is")
+            for key in ("max_ongoing_requests", "max_queued_requests")
+        ),
     ],
 )
 def test_wrong_configurations_are_refused(data: dict[str, Any], reason: str) -> None:
