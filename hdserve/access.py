@@ -193,7 +193,7 @@ def _read_admin_key(path: Path) -> bytes | None:
         raise ConfigError(reason) from error
     if len(lines) != 1:
         raise ConfigError(f"{path}: one line is expected, the administrator's key")
-    return _admin_digest(lines[0].strip(), _ADMIN_KEY_FILE)
+    return _admin_digest(lines[0], _ADMIN_KEY_FILE)
 
 
 def _fault(error: OSError | UnicodeDecodeError) -> str:
@@ -202,6 +202,7 @@ def _fault(error: OSError | UnicodeDecodeError) -> str:
 
 
 def _admin_digest(key: str, where: str) -> bytes:
+    key = key.strip()  # as what clients send
     _check_key(key, where)
     return _digest(key)
 

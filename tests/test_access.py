@@ -115,6 +115,16 @@ def test_keys_are_not_in_what_is_kept(tmp_path: Path) -> None:
     assert ADMIN not in repr(AccessConfig(admin_key=SecretStr(ADMIN)))
 
 
+def test_white_space_around_the_administrators_key_is_no_part_of_it(tmp_path: Path) -> None:
+    """Nor in headers, from where it is compared with it; it is still no client's key."""
+    access = access_of(tmp_path, f"{KEY}\n", f" {ADMIN}\n")
+    assert access.identify(f"Bearer {ADMIN}").is_admin
+    with pytest.raises(ConfigError, match="administrator is among"):
+        access_of(tmp_path, f"{KEY}\n", f"{KEY}\n")
+    with pytest.raises(ConfigError, match="at least 16"):
+        access_of(tmp_path, f"{KEY}\n", "short" + " " * 16)
+
+
 def test_the_administrators_key_may_be_in_a_file(tmp_path: Path) -> None:
     """One line; without the file nobody may administer."""
     path = tmp_path / "admin-key"

@@ -113,6 +113,10 @@ MODEL = "models: [{name: a, model: hdserve-tiny%s}]\n"
             "models.0.engine.max_model_len: the model takes 2048 tokens at most, not 1000000",
         ),
         (
+            MODEL % ", engine: {kv_cache_tokens: 32}, drafting: {max_draft_tokens: 256}",
+            "line 1, models.0.engine.kv_cache_tokens: a KV cache of 32 tokens has no room for one ",
+        ),
+        (
             MODEL % ", autoscaling: {policy: {policy_function: 'no.such:policy'}}",
             "models.0.autoscaling.policy.policy_function: no.such:policy cannot be imported: "
             "ModuleNotFoundError: No module named 'no'",
@@ -334,6 +338,16 @@ def test_gateways_that_are_full_before_the_replicas(
     assert bool(told.stderr) == is_told
     assert ("the replicas decode and queue 160: " in told.stderr) == is_told
     assert ("; 81 each, and some more, are expected" in told.stderr) == is_told
+
+
+def test_gateways_that_cannot_be_as_large_as_the_replicas(tmp_path: Path) -> None:
+    """No number that would be refused is proposed."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(MODEL % ", num_replicas: 3, engine: {max_num_queued: 1000000}")
+    told = check(path)
+    assert told.exit_code == 0
+    assert told.stderr.startswith("warning: gateway.max_ongoing_requests: all gateways together ")
+    assert told.stderr.endswith("; a smaller engine.max_num_queued is expected\n")
 
 
 @pytest.mark.parametrize(

@@ -412,3 +412,26 @@ def test_relative_paths_that_a_cluster_would_open_elsewhere_are_told(
     ]
     assert told.exit_code == 0
     assert told.stderr.splitlines() == ([] if is_own else wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ([], None),
+        (["hdserve-tiny"], None),
+        (["hdserve-tiny", "--set", "num_replicas=4"], "gateway.max_ongoing_requests"),
+    ],
+)
+def test_settings_that_are_probably_mistakes_are_told(
+    arguments: list[str], place: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each; there are none in what is served by default."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(serve, "run_until_signal", lambda *_: 0)
+    command = ["serve", "--port", str(free_port()), *arguments]
+    told = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert told.exit_code == 0
+    lines = told.stderr.splitlines()
+    assert [line.partition(": all gateways")[0] for line in lines] == (
+        [] if place is None else [f"warning: {place}"]
+    )

@@ -16,7 +16,7 @@ from hdserve.config import ModelConfig, ServeConfig, load_config
 from hdserve.config.deployed import application_of, read_deployed_config
 from hdserve.config.mistakes import LineOf, nowhere, place_of
 from hdserve.config.relative_paths import WHERE_THEY_BEGIN, relative_paths
-from hdserve.doctor.problems import find_faults, find_warnings
+from hdserve.doctor.problems import find_faults, find_warnings, setting_warnings
 from hdserve.errors import ConfigError
 from hdserve.models import bundled_models
 
@@ -114,6 +114,16 @@ def warn_of_relative_paths(config: ServeConfig, line_of: LineOf = nowhere) -> No
     """
     for where, path in relative_paths(config):
         typer.echo(f"warning: {place_of(where, line_of)}: {path} {WHERE_THEY_BEGIN}", err=True)
+
+
+def warn_of_settings(config: ServeConfig, line_of: LineOf) -> None:
+    """List on standard error the settings that are probably a mistake.
+
+    Args:
+        line_of: finds the lines of the file that ``config`` is from.
+    """
+    for problem in setting_warnings(config):
+        typer.echo(f"warning: {place_of(problem.where, line_of)}: {problem.text}", err=True)
 
 
 def _serve_config(config: ServeConfig) -> dict[str, Any]:

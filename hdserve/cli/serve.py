@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hdserve.cli.config import warn_of_relative_paths
+from hdserve.cli.config import warn_of_relative_paths, warn_of_settings
 from hdserve.cli.model_option import directory_of
 from hdserve.cli.model_settings import Settings, parse_settings
 from hdserve.cli.options import ConfigFile
@@ -106,6 +106,7 @@ def serve(
             check_is_known_there(access_variables(), address)
             check_answers(address)
             warn_of_relative_paths(loaded, _lines_of(source))
+        warn_of_settings(loaded, _lines_of(source))
         status = _run(loaded, source, address, host, port, holding)
     raise typer.Exit(status)
 

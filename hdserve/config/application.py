@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from hdserve.config.mistakes import Location, Mistakes
-from hdserve.config.model import ModelConfig
+from hdserve.config.model import MOST_REQUESTS, ModelConfig
 from hdserve.config.model_name import name_fault
 from hdserve.config.reserved import CustomResources, Reserved
 from hdserve.config.strict_model import StrictModel
+
+_IMPLIED_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
 class ModelDatabaseConfig(StrictModel):
@@ -80,12 +82,12 @@ class GatewayConfig(StrictModel):
     max_import_bytes: int = Field(default=4 * 2**30, ge=1024)
     """Most bytes of an archive the administrator imports."""
 
-    max_ongoing_requests: int = Field(default=1000, ge=1)
+    max_ongoing_requests: int = Field(default=1000, ge=1, le=MOST_REQUESTS)
     """Most requests a gateway answers at a time.  All gateways together should accept more than the
     replicas of all models decode and queue: then a replica refuses excess requests, at once and
     with ``retry-after``, and ``/health`` and ``/metrics`` need not wait."""
 
-    max_queued_requests: int | None = Field(default=None, ge=1)
+    max_queued_requests: int | None = Field(default=None, ge=1, le=MOST_REQUESTS)
     """Most requests that wait at each HTTP proxy of Ray Serve while every gateway is full, or, with
     HAProxy as the proxy, at each gateway; Ray Serve answers further ones with 429.  Requests of a
     burst count until they are handed out, so this should exceed the largest burst; ``None`` lets
@@ -138,7 +140,7 @@ class GatewayConfig(StrictModel):
             raise ValueError(
                 "an origin without a path, as in https://chat.example.com, or '*' is expected"
             )
-        return origins
+        return tuple(map(_as_browsers_write, origins))
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -148,6 +150,12 @@ class GatewayConfig(StrictModel):
                 "a host name without scheme and port, as in chat.example.com, or '*' is expected"
             )
         return hosts
+
+
+def _as_browsers_write(origin: str) -> str:
+    """Return an origin with a host in lower case, and without the port that its scheme implies."""
+    port = _IMPLIED_PORTS.get(origin.partition(":")[0])
+    return origin if port is None else origin.lower().removesuffix(port)
 
 
 class AccessConfig(StrictModel):

@@ -17,6 +17,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from hdserve.config.application import AccessConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, describe_errors, nowhere
 from hdserve.config.model import ModelConfig
+from hdserve.config.strict_model import at_home
 from hdserve.config.strict_yaml import line_of, read_yaml
 from hdserve.errors import ConfigError
 
@@ -89,7 +90,7 @@ def load_config(
 def configured_path() -> Path | None:
     """Return the file the environment names."""
     path = os.environ.get(CONFIG_ENVIRONMENT_VARIABLE)
-    return Path(path) if path else None
+    return Path(at_home(path)) if path else None
 
 
 def access_variables() -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def _expected(kind: str, context: Mapping[str, Any], annotation: Any) -> str:
         return f"{', '.join(most)} or {last}" if most else last
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"{words} {context[name]:g}"
+        return f"{words} {context[name]:.9g}"
     if kind == "finite_number":
         return "a finite number"
     is_of_kind = kind.endswith(_KIND_ERRORS)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from hdserve.config.defaults import DefaultsConfig
+from hdserve.config.mistakes import Mistakes
 from hdserve.config.reserved import CustomResources, Reserved, check_share
 from hdserve.config.strict_model import StrictModel, at_home
 from hdserve.models import BUNDLED_PREFIX, bundled_models, is_path
@@ -41,6 +42,12 @@ _FEWEST_CHUNK_TOKENS: Final = 256
 _MOST_CHUNK_TOKENS: Final = 2048
 _CHUNK_BYTES: Final = 1 << 37
 """Bytes of weights that the tokens of a chunk meet, where more than the fewest do."""
+
+MOST_REQUESTS: Final = 10**6
+"""The most that one process may be told to answer, or to let wait: Ray Serve counts in 32 bits."""
+
+_MIN_SEQUENCE_TOKENS: Final = 2
+"""A prompt of one token and one generated token."""
 
 
 class DrafterConfig(StrictModel):
@@ -101,10 +108,10 @@ class EngineConfig(StrictModel):
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and output together; default: what the model was made for."""
 
-    max_num_sequences: int = Field(default=16, ge=1)
+    max_num_sequences: int = Field(default=16, ge=1, le=MOST_REQUESTS)
     """Most sequences decoded at a time."""
 
-    max_num_queued: int = Field(default=256, ge=0)
+    max_num_queued: int = Field(default=256, ge=0, le=MOST_REQUESTS)
     """Most sequences that wait for a place in a replica; one more is refused with 429.  While a
     model has no replica, requests wait in each gateway, as many as all replicas take."""
 
@@ -145,6 +152,17 @@ class EngineConfig(StrictModel):
     """Threads of the CPU kernels.  Default: ``num_cpus`` of the model if that is 1 or more, else
     the cores of the machine or container divided by the number of models."""
 
+    def cache_fault(self, max_draft_tokens: int) -> str:
+        """Return why ``kv_cache_tokens`` are too few for draft trees of that size; empty if they
+        are not."""
+        wanted = self.kv_cache_tokens
+        if wanted is None or wanted >= fewest_cache_tokens(max_draft_tokens):
+            return ""
+        return (
+            f"a KV cache of {wanted} tokens has no room for one draft tree of "
+            f"{max_draft_tokens}; raise kv_cache_tokens, or lower max_draft_tokens"
+        )
+
     def most_prefill_tokens(self, weight_bytes: int, device_type: str) -> int:
         """Return ``prefill_chunk_tokens``, or what it is by default for a model with weights of so
         many bytes on ``cpu`` or ``cuda`` (docs/adr/0037)."""
@@ -159,6 +177,11 @@ class EngineConfig(StrictModel):
     def max_num_open(self) -> int:
         """Most sequences that are decoded or wait."""
         return self.max_num_sequences + self.max_num_queued
+
+
+def fewest_cache_tokens(max_draft_tokens: int) -> int:
+    """Return how many tokens a KV cache holds at least: one sequence and its drafts."""
+    return _MIN_SEQUENCE_TOKENS + max_draft_tokens
 
 
 class AutoscalingPolicy(StrictModel):
@@ -373,4 +396,13 @@ class ModelConfig(StrictModel):
     def _check_replicas(self) -> Self:
         if self.autoscaling is not None and self.num_replicas is not None:
             raise ValueError("num_replicas and autoscaling exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> Self:
+        """Refuse a cache without room for a sequence; ``auto`` may be a CPU, which drafts less."""
+        device = "cpu" if self.engine.device == "auto" else self.engine.device
+        most = self.drafting.most_draft_tokens(device) if self.drafting.drafters else 0
+        if fault := self.engine.cache_fault(most):
+            raise Mistakes([(("engine", "kv_cache_tokens"), fault)])
         return self

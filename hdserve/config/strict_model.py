@@ -36,7 +36,8 @@ class StrictModel(BaseModel):
             raise ValueError("a number is expected, not true or false")
         if type(value) in (int, float) and bool in kinds and not takes_numbers:
             raise ValueError("true or false is expected, not a number")
-        return _checked_path(value) if Path in kinds and isinstance(value, str) else value
+        is_path = Path in kinds and isinstance(value, str | Path)
+        return _checked_path(str(value)) if is_path else value
 
 
 def _checked_path(path: str) -> str:

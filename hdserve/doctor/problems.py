@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hdserve.config import AccessConfig, ModelConfig, ServeConfig
 from hdserve.config.mistakes import LineOf, Location, place_of
+from hdserve.config.model import MOST_REQUESTS
 from hdserve.databases.statistics_info import read_info
 from hdserve.errors import ConfigError, InvalidRequest, SnapshotError
 from hdserve.models import bundled_models, context_length, is_path
@@ -232,12 +233,16 @@ def _narrow_gateways(config: ServeConfig) -> Iterator[Problem]:
     if num_taken > num_open:
         return
     each = num_open // config.gateway.num_replicas + 1
+    expected = f"{each} each, and some more, are"
+    remedy = f"gateway: {{max_ongoing_requests: {each}}}  # and some more"
+    if each > MOST_REQUESTS:
+        expected = "a smaller engine.max_num_queued is"
+        remedy = "engine: {max_num_queued: 256}  # or more gateway.num_replicas"
     reason = (
         f"all gateways together take {num_taken} requests at a time, and the replicas decode and "
         f"queue {num_open}: others, /health and /metrics among them, would wait in front of the "
-        f"gateways, and no replica would refuse any; {each} each, and some more, are expected"
+        f"gateways, and no replica would refuse any; {expected} expected"
     )
-    remedy = f"gateway: {{max_ongoing_requests: {each}}}  # and some more"
     yield Problem(("gateway", "max_ongoing_requests"), reason, remedy)
 
 

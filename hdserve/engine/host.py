@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -89,6 +89,7 @@ class ModelHost:
         is_server: bool = False,
     ) -> None:
         check_drafters(config.drafting)  # before minutes of loading
+        _check_compiler(config.engine.compile)
         threads = config.engine.num_threads or num_threads
         self.num_threads = threads or min(torch.get_num_threads(), available_cpus())
         """Threads of the CPU kernels."""
@@ -304,6 +305,18 @@ class ModelHost:
         if self._ended:
             record, seq = self.own_database.record, self._ended.popleft()
             engine.drafters.run("engine", "on_finish", record, seq)
+
+
+def _check_compiler(is_compiled: bool | Literal["auto"]) -> None:
+    """
+    Raises:
+        ConfigError: the model must be compiled but cannot be.
+    """
+    if is_compiled is True and not can_compile():
+        raise ConfigError(
+            "engine.compile: true needs a C++ compiler and the headers of Python: install what is "
+            "missing, or write compile: auto"
+        )
 
 
 def _load_tokenizer(config: ModelConfig) -> Tokenizer:

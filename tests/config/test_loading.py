@@ -97,6 +97,22 @@ def test_the_home_directory_is_a_directory(monkeypatch: pytest.MonkeyPatch) -> N
     (found,) = config.models
     assert (found.model, found.statistics) == ("/home/of/me/weights", "/home/of/me/statistics")
     assert found.chat_template == Path("/home/of/me/chat.jinja")
+    given = parse_config(with_model(chat_template=Path("~/chat.jinja")))
+    assert given.models[0].chat_template == Path("/home/of/me/chat.jinja")
+
+
+def test_the_environment_may_name_files_of_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serve.yaml").write_text("models: [{name: b, model: hdserve-tiny}]")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(CONFIG_ENVIRONMENT_VARIABLE, "~/serve.yaml")
+    monkeypatch.setenv(API_KEYS_FILE_ENVIRONMENT_VARIABLE, "~/keys")
+    monkeypatch.setenv(ADMIN_KEY_FILE_ENVIRONMENT_VARIABLE, "~/admin-key")
+    config = load_config()
+    assert config.models[0].name == "b"
+    assert config.access.api_keys_file == tmp_path / "keys"
+    assert config.access.admin_key_file == tmp_path / "admin-key"
 
 
 @pytest.mark.parametrize("model", ["${MODEL}", "foo bar", "a/b/c", ""])
@@ -152,6 +168,14 @@ def test_every_mistake_is_named() -> None:
         (
             with_model(drafting={"drafters": [{"name": "hierarchy"}, {"name": "hierarchy"}]}),
             "models.0.drafting: drafters names 'hierarchy' twice",
+        ),
+        *(
+            (with_model(engine={key: 10**6 + 1}), f"models.0.engine.{key}: at most 1000000 is")
+            for key in ("max_num_sequences", "max_num_queued")
+        ),
+        *(
+            ({**ONE_MODEL, "gateway": {key: 2**31}}, f"gateway.{key}: at most 1000000 is")
+            for key in ("max_ongoing_requests", "max_queued_requests")
         ),
     ],
 )
@@ -317,6 +341,28 @@ def test_how_many_tokens_are_drafted_depends_on_the_device() -> None:
     default, none = DraftingConfig(), DraftingConfig(max_draft_tokens=0)
     assert (default.most_draft_tokens("cpu"), default.most_draft_tokens("cuda")) == (16, 31)
     assert (none.most_draft_tokens("cpu"), none.most_draft_tokens("cuda")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "drafting", "is_refused"),
+    [
+        ("cpu", {"max_draft_tokens": 30}, False),
+        ("cpu", {"max_draft_tokens": 31}, True),
+        ("auto", {}, False),
+        ("cuda", {}, True),
+        ("cuda", {"drafters": []}, False),
+    ],
+)
+def test_a_cache_holds_a_sequence_and_its_drafts(
+    device: str, drafting: dict[str, Any], is_refused: bool
+) -> None:
+    """As many as there are by default on a GPU, too, where one is asked for."""
+    data = with_model(engine={"device": device, "kv_cache_tokens": 32}, drafting=drafting)
+    if is_refused:
+        start = "models.0.engine.kv_cache_tokens: a KV cache of 32 tokens has no room for one draft"
+        assert refused(data).startswith(start)
+    else:
+        assert parse_config(data).models[0].engine.kv_cache_tokens == 32
 
 
 def test_paths_are_as_long_as_trees_allow() -> None:

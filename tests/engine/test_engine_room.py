@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from hdserve import core
 from hdserve.core import FinishReason, SamplingParams
-from hdserve.errors import ConfigError, InvalidRequest, PromptTooLong
+from hdserve.errors import InvalidRequest, PromptTooLong
 from tests.drafters import JunkDrafter
 from tests.engine.counted_tokens import CountedTokens
 from tests.engine.helpers import GREEDY, plain
@@ -123,7 +124,7 @@ def test_sequences_wait_for_room() -> None:
 
 def test_a_cache_without_room_for_a_tree_is_refused() -> None:
     """A cache in which no request could ever be answered is an error of the configuration."""
-    with pytest.raises(ConfigError, match="no room for one draft tree"):
+    with pytest.raises(ValidationError, match="no room for one draft tree"):
         make_engine([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=31)
     seq = make_sequence("a", [3], max_tokens=None)
     run(make_engine([JunkDrafter(VOCAB_SIZE)], kv_cache_tokens=32, max_draft_tokens=30), [seq])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import copytree
@@ -28,6 +29,16 @@ from tests.engines import make_sequence, run
 def test_a_wrong_drafter_is_told_before_anything_is_loaded() -> None:
     config = {"name": "m", "model": "/nowhere", "drafting": {"drafters": [{"name": "phrase"}]}}
     with pytest.raises(ConfigError, match="unknown drafter 'phrase'"):
+        ModelHost(ModelConfig.model_validate(config))
+
+
+def test_a_missing_compiler_is_told_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the model must be compiled; the headers of Python belong to it."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    config = {"name": "m", "model": "/nowhere", "engine": {"compile": True}}
+    with pytest.raises(ConfigError, match=r"^engine\.compile: true needs a C\+\+ compiler"):
         ModelHost(ModelConfig.model_validate(config))
 
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from hdserve.config import EngineConfig, ModelConfig
+from hdserve.config.model import fewest_cache_tokens
 from hdserve.engine.forward.cuda_graphs import MAX_GRAPH_LOGITS
 from hdserve.engine.forward.loaded_model import LoadedModel
 from hdserve.engine.forward.static_batches import CAPTURE_SHAPES
@@ -18,9 +19,6 @@ from hdserve.engine.sampling.logits_processor import LogitsProcessor
 from hdserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-_MIN_SEQUENCE_TOKENS = 2
-"""A prompt of one token and one generated token."""
 
 _CPU_MEMORY_SHARE = 0.15
 _GPU_MEMORY_SHARE = 0.85
@@ -112,10 +110,10 @@ def num_cache_tokens(
         ConfigError: it cannot hold one sequence and its drafts, or forwards have no room beside it.
     """
     bytes_per_token = model.kv_shape.bytes_per_token(model.dtype)
-    least, wanted = _MIN_SEQUENCE_TOKENS + max_draft_tokens, config.kv_cache_tokens
+    wanted = config.kv_cache_tokens
     if wanted is None:
         affordable = int(memory.cache_bytes // bytes_per_token)
-        if affordable < least:
+        if affordable < fewest_cache_tokens(max_draft_tokens):
             advice = "set kv_cache_tokens"
             if memory.forward_bytes:
                 advice = "lower max_num_sequences, or raise num_gpus if it is a part of one"
@@ -125,11 +123,8 @@ def num_cache_tokens(
             )
         longest = align(model.max_model_len + max_draft_tokens)
         return min(config.max_num_sequences * longest, affordable)
-    if wanted < least:
-        raise ConfigError(
-            f"a KV cache of {wanted} tokens has no room for one draft tree of "
-            f"{max_draft_tokens}; raise kv_cache_tokens, or lower max_draft_tokens"
-        )
+    if fault := config.cache_fault(max_draft_tokens):
+        raise ConfigError(fault)
     num_bytes = wanted * bytes_per_token
     if not memory.has_room_for(num_bytes):
         raise ConfigError(

@@ -56,12 +56,15 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
     Raises:
         ConfigError: there is no such model, or no such device.
-        UnsupportedModel: its architecture cannot be verified in packed draft trees.
+        UnsupportedModel: its architecture cannot be verified in packed draft trees, or its context
+            is shorter than it is to be.
     """
     path = resolve_model(config.model)
     device = pick_device(config.engine.device)
     dtype = pick_dtype(config.engine.dtype, device)
     hf_config = read_architecture(config)
+    if config.engine.max_model_len is not None:  # before minutes of loading
+        _context_limit(hf_config.get_text_config(), config.engine.max_model_len)
     options = _hub_options(config)
     try:
         was_quantised = is_quantised(hf_config)
@@ -280,7 +283,23 @@ def _layer_types(config: Any) -> set[str]:
 
 
 def _max_model_len(config: Any, wanted: int | None) -> int:
-    """The context length; see :func:`longest_context`."""
+    """The context length: what is ``wanted``, or the model's limit.
+
+    Raises:
+        UnsupportedModel: as :func:`_context_limit`.
+    """
+    limit = _context_limit(config, wanted)
+    if limit < int(config.max_position_embeddings):
+        logger.warning("context limited to %d tokens: longer ones are scaled by the forward", limit)
+    return wanted or limit
+
+
+def _context_limit(config: Any, wanted: int | None) -> int:
+    """The longest context; see :func:`longest_context`.
+
+    Raises:
+        UnsupportedModel: the configuration does not say it, or ``wanted`` is longer.
+    """
     longest = getattr(config, "max_position_embeddings", None)
     if longest is None:
         reason = "its config does not say how long a context is (max_position_embeddings)"
@@ -288,9 +307,7 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
     limit = longest_context(int(longest), getattr(config, "rope_parameters", None) or {})
     if wanted is not None and wanted > limit:
         raise UnsupportedModel(f"max_model_len {wanted} is over the {limit} tokens that are safe")
-    if limit < int(longest):
-        logger.warning("context limited to %d tokens: longer ones are scaled by the forward", limit)
-    return wanted or limit
+    return limit
 
 
 def _eos_token_ids(*holders: Any) -> Iterable[int]:

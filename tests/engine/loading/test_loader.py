@@ -556,6 +556,14 @@ def test_a_configured_context_must_fit() -> None:
         prepare_model(longrope_model(), EngineConfig(max_model_len=OPENING_CONTEXT + 1))
 
 
+def test_a_context_that_is_too_long_is_told_before_the_weights_are_read(tmp_path: Path) -> None:
+    (save(llama(), tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="max_model_len 257 is over the 256 tokens"):
+        load(tmp_path, max_model_len=MAX_POSITIONS + 1)
+    with pytest.raises(ConfigError, match="cannot load the model"):
+        load(tmp_path, max_model_len=MAX_POSITIONS)
+
+
 def longrope_model() -> PreTrainedModel:
     """A model whose rotations change for all sequences once one of them is long."""
     torch.manual_seed(0)
