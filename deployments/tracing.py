@@ -69,11 +69,14 @@ class Tracing:
         """Whether spans are sent to a collector."""
         return self._tracer is not None
 
-    def start_http(self, method: str, carrier: Carrier) -> Span | None:
+    def start_http(
+        self, method: str, carrier: Carrier, arrived_s: float | None = None
+    ) -> Span | None:
         """Start the span of an HTTP request that has arrived; ``None`` if it is not sampled.
 
         Args:
             carrier: of the client's span, if it sent one.
+            arrived_s: the monotonic time at which the request arrived; default: now.
         """
         if self._tracer is None:
             return None
@@ -84,6 +87,7 @@ class Tracing:
             _context(carrier),
             SpanKind.SERVER,
             attributes={"http.request.method": method},
+            start_time=None if arrived_s is None else _offset_ns() + int(arrived_s * 1e9),
         )
         return span if span.is_recording() else None
 
@@ -193,7 +197,7 @@ class SequenceTrace:
         self._parent = parent
         self._tracer = tracer
         self._max_steps = max_steps
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        self._offset_ns = _offset_ns()
         self._arrived_s = arrived_s
         self._step_ends_s: list[float] = []
         self._steps: list[dict[str, int]] = []
@@ -251,6 +255,11 @@ class SequenceTrace:
 
     def _ns(self, monotonic_s: float) -> int:
         return self._offset_ns + int(monotonic_s * 1e9)
+
+
+def _offset_ns() -> int:
+    """Return what a monotonic time lacks to the time of spans, in nanoseconds."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _draft_attributes(counts: DraftCounts) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from deployments.http.own_path import own_path
 
 if TYPE_CHECKING:
     from fastapi import Request
+    from opentelemetry.trace import Span
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deployments.tracing import Tracing
@@ -20,7 +21,8 @@ _HEADERS = ("traceparent", "tracestate")
 
 
 class TracedRequests:
-    """ASGI middleware: a span from the request's head to the last byte of its answer.
+    """ASGI middleware: a span from the arrival of the request's head to the last byte of its
+    answer.
 
     Only requests of the API have one: health checks and scrapes would fill the traces.
     """
@@ -31,7 +33,7 @@ class TracedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_traced = scope["type"] == "http" and own_path(scope).startswith(_PREFIX)
-        span = self._tracing.start_http(scope["method"], _carrier(scope)) if is_traced else None
+        span = self._start(scope) if is_traced else None
         if span is None:
             await self._app(scope, receive, send)
             return
@@ -48,6 +50,10 @@ class TracedRequests:
             await self._app(scope, receive, noted)
         finally:
             _end(span, scope, status)
+
+    def _start(self, scope: Scope) -> Span | None:
+        arrived_s = scope.get("state", {}).get("arrived_s")
+        return self._tracing.start_http(scope["method"], _carrier(scope), arrived_s)
 
 
 def trace_of(request: Request) -> Mapping[str, str]:

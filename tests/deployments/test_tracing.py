@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.gateway import Gateway
 from deployments.generation import GenerationRequest, Summary
@@ -24,7 +25,7 @@ from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOut
 from hdserve.engine.stats import count_draft
 from hdserve.errors import ConfigError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
-from tests.collector import Collector, collector
+from tests.collector import CollectedSpan, Collector, collector
 from tests.serving import ServedApplication
 
 MODEL = "hdserve-mini"
@@ -161,6 +162,25 @@ def test_steps_count_as_their_answer_does(
         assert by_name[name].attributes["hdserve.num_accepted_tokens"] == num_accepted
 
 
+def http_span(
+    sink: Collector, app: ASGIApp, trace_id: str, *headers: tuple[bytes, bytes], **state: float
+) -> CollectedSpan:
+    """The span of a request that ``app`` answers with nothing."""
+    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
+    parent = (b"traceparent", f"00-{trace_id}-{PARENT_ID}-01".encode())
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "state": state}
+    scope["headers"] = [parent, *headers]
+
+    async def unused(*_message: Message) -> Any:
+        raise AssertionError
+
+    with suppress(RuntimeError, asyncio.CancelledError):
+        asyncio.run(TracedRequests(app, tracing)(scope, unused, unused))
+    tracing.close()
+    (span,) = sink.wait(1, trace_id)
+    return span
+
+
 def leave(spans: SequenceTrace) -> None:
     spans.end()
     raise GeneratorExit
@@ -231,21 +251,23 @@ def test_only_the_api_is_traced(sink: Collector) -> None:
 
 def test_a_state_may_come_in_several_headers(sink: Collector) -> None:
     """They are one list, in their order."""
-    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
-    state = [(b"tracestate", b"a=1"), (b"tracestate", b"b=2")]
-    headers = [(b"traceparent", f"00-{'3' * 32}-{PARENT_ID}-01".encode()), *state]
     found: dict[str, str] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found.update(trace_of(Request(scope)))
 
-    async def unused(*_message: Message) -> Any:
-        raise AssertionError
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-    asyncio.run(TracedRequests(app, tracing)(scope, unused, unused))
-    tracing.close()
+    http_span(sink, app, "3" * 32, (b"tracestate", b"a=1"), (b"tracestate", b"b=2"))
     assert found["tracestate"] == "a=1,b=2"
+
+
+def test_the_span_of_a_request_begins_when_it_arrives(sink: Collector) -> None:
+    """It may wait in the gateway before it is looked at."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+    span = http_span(sink, app, "4" * 32, arrived_s=time.monotonic() - 7)
+    assert span.end_ns - span.begin_ns >= 7e9
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a/b", "http://", "http://a b/"])
