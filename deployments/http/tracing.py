@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
+from deployments.http.errors import CLIENT_CLOSED_REQUEST
 from deployments.http.own_path import own_path
+from hdserve.errors import RequestError
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -45,9 +47,14 @@ class TracedRequests:
                 status = message["status"]
             await send(message)
 
-        scope.setdefault("state", {})["trace"] = _carrier_of(span)
+        state = scope.setdefault("state", {})
+        state["trace"] = _carrier_of(span)
         try:
             await self._app(scope, receive, noted)
+        except BaseException as error:
+            state.setdefault("trace_error", type(error).__name__)
+            status = status or (500 if isinstance(error, Exception) else CLIENT_CLOSED_REQUEST)
+            raise
         finally:
             _end(span, scope, status)
 
@@ -60,6 +67,13 @@ def trace_of(request: Request) -> Mapping[str, str]:
     """Return the headers that identify the span of ``request``; empty if it is not traced."""
     found: Mapping[str, str] = getattr(request.state, "trace", {})
     return found
+
+
+def trace_error(request: Request, error: Exception) -> None:
+    """Have the span of ``request`` tell of an error behind the status of its answer, unless the
+    request was at fault."""
+    if not isinstance(error, RequestError):
+        request.state.trace_error = type(error).__name__
 
 
 def _carrier(scope: Scope) -> dict[str, str]:
@@ -86,6 +100,9 @@ def _end(span: Any, scope: Scope, status: int) -> None:
         span.set_attribute("http.route", route)
     if status:
         span.set_attribute("http.response.status_code", status)
-    if not status or status >= 500:
+    error = scope["state"].get("trace_error")
+    if error is not None:
+        span.set_attribute("error.type", error)
+    if error is not None or not status or status >= 500:
         span.set_status(StatusCode.ERROR)
     span.end()

@@ -270,6 +270,23 @@ def test_the_span_of_a_request_begins_when_it_arrives(sink: Collector) -> None:
     assert span.end_ns - span.begin_ns >= 7e9
 
 
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError, 500), (asyncio.CancelledError, 499)], ids=["500", "499"]
+)
+def test_a_request_that_is_not_answered_has_the_status_of_its_metrics(
+    sink: Collector, error: type[BaseException], status: int
+) -> None:
+    """The answer to an unexpected error is made outside; of one that is given up there is none."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    span = http_span(sink, app, f"{status}e" * 8)
+    assert span.has_failed
+    assert span.attributes["http.response.status_code"] == status
+    assert span.attributes["error.type"] == error.__name__
+
+
 @pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a/b", "http://", "http://a b/"])
 def test_wrong_endpoints(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"telemetry\.endpoint"):
