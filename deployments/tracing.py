@@ -143,11 +143,12 @@ class GenerationTrace:
         self._sequences: list[Sequence] = []
 
     def sequence(self, seq: Sequence, arrived_s: float) -> SequenceTrace:
-        """Return what makes the spans of a choice whose request arrived at the monotonic time
-        ``arrived_s``."""
+        """Return what makes the spans of the next choice, in the order of the answer, whose request
+        arrived at the monotonic time ``arrived_s``."""
+        index = len(self._sequences)
         if self._span is not None:
             self._sequences.append(seq)
-        return SequenceTrace(seq, arrived_s, self._span, self._tracer, self._max_steps)
+        return SequenceTrace(seq, index, arrived_s, self._span, self._tracer, self._max_steps)
 
     def summarise(self, summary: Summary) -> None:
         """Record on the span that the request was answered."""
@@ -183,17 +184,23 @@ class GenerationTrace:
 
 class SequenceTrace:
     """Makes the spans of one choice when it has ended, from the recorded times; without a parent it
-    makes none."""
+    makes none.
+
+    Args:
+        index: of the choice among all of the answer.
+    """
 
     def __init__(
         self,
         seq: Sequence,
+        index: int,
         arrived_s: float,
         parent: Span | None,
         tracer: Tracer | None,
         max_steps: int,
     ) -> None:
         self._seq = seq
+        self._index = index
         self._parent = parent
         self._tracer = tracer
         self._max_steps = max_steps
@@ -215,7 +222,7 @@ class SequenceTrace:
         if self._parent is None:
             return
         seq, ended_s = self._seq, time.monotonic()
-        choice = {"hdserve.choice_index": seq.choice_index}
+        choice = {"hdserve.choice_index": self._index}
         admitted_s = seq.admitted_s
         parent = self._parent
         self._span("queue", parent, self._arrived_s, admitted_s or ended_s, choice)

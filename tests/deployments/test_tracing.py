@@ -162,6 +162,22 @@ def test_steps_count_as_their_answer_does(
         assert by_name[name].attributes["hdserve.num_accepted_tokens"] == num_accepted
 
 
+def test_spans_tell_choices_of_several_prompts_apart(sink: Collector) -> None:
+    """By the indices that they have in the answer."""
+    tracing, trace_id = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested"), "5" * 32
+    request = make_request(trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
+    with tracing.generation(request, "m") as trace:
+        for request_id in ("r/0/0", "r/1/0"):
+            seq = Sequence(request_id, [1, 2, 3], SamplingParams())
+            spans = trace.sequence(seq, time.monotonic())
+            seq.admitted_s = time.monotonic()
+            spans.observe(StepOutput(seq, (3,), (Source.PLAIN,)))
+            spans.end()
+    tracing.close()
+    found = [span for span in sink.wait(7, trace_id) if span.name == "decode"]
+    assert [span.attributes["hdserve.choice_index"] for span in found] == [0, 1]
+
+
 def http_span(
     sink: Collector, app: ASGIApp, trace_id: str, *headers: tuple[bytes, bytes], **state: float
 ) -> CollectedSpan:
