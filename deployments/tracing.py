@@ -18,6 +18,7 @@ them, from a queue of bounded length.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 Carrier = Mapping[str, str]
 """The headers that identify a span: ``traceparent``, and perhaps ``tracestate``."""
+
+LAST_SPANS_S = 0.5
+"""How long the end of a process waits for the spans that are not sent yet."""
 
 _EXPORT_INTERVAL_MS = 1000
 _EXPORT_TIMEOUT_S = 5.0
@@ -104,9 +108,11 @@ class Tracing:
             trace.end()
 
     def close(self) -> None:
-        """Send the remaining spans, and end."""
+        """Send the remaining spans, and end; if that takes long, it is not waited for."""
         if self._provider is not None:
-            self._provider.shutdown()
+            closing = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
+            closing.start()
+            closing.join(LAST_SPANS_S)
 
     def _start(self, request: GenerationRequest, model: str) -> Span | None:
         if self._tracer is None or not request.trace:

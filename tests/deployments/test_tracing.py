@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,22 @@ def http_span(
     tracing.close()
     (span,) = sink.wait(1, trace_id)
     return span
+
+
+def test_the_end_does_not_wait_for_a_collector_that_never_answers() -> None:
+    """The connection is still open then; what gives up closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+        tracing = Tracing(TelemetryConfig(endpoint=endpoint, sample_ratio=1.0), "tested")
+        span = tracing.start_http("POST", {})
+        assert span is not None
+        span.end()
+        tracing.close()
+        with server.accept()[0] as connection:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                list(iter(partial(connection.recv, 2**16), b""))
 
 
 def leave(spans: SequenceTrace) -> None:
