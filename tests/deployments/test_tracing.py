@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -37,6 +39,20 @@ NUM_SHORT = 20
 PARENT_ID = "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 SECRET = "zebra"
+
+LEAVING = """
+import sys
+from types import SimpleNamespace
+from deployments.replica.model_server import ModelServer
+from deployments.tracing import Tracing
+from hdserve.config import TelemetryConfig
+
+server = object.__new__(ModelServer)
+server._sharing, server._engine = None, SimpleNamespace(num_open=0)
+server._tracing = Tracing(TelemetryConfig(endpoint=sys.argv[1]), "leaving")
+server._tracing.start_http("POST", {"traceparent": sys.argv[2]}).end()
+server._leave()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +229,16 @@ def test_the_end_does_not_wait_for_a_collector_that_never_answers() -> None:
             connection.setblocking(False)
             with pytest.raises(BlockingIOError):
                 list(iter(partial(connection.recv, 2**16), b""))
+
+
+def test_what_a_replica_did_before_its_engine_failed_is_sent(sink: Collector) -> None:
+    """It shows why; the process ends before spans are sent as always."""
+    trace_id = "6" * 32
+    traceparent = f"00-{trace_id}-{PARENT_ID}-01"
+    command = [sys.executable, "-c", LEAVING, sink.endpoint, traceparent]
+    assert subprocess.run(command, check=False).returncode == 1
+    (span,) = sink.wait(1, trace_id)
+    assert span.service == "leaving"
 
 
 def leave(spans: SequenceTrace) -> None:
