@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from actors.logs import log_tracing_with_serve
 from deployments.generation import GenerationRequest, Summary
 from hdserve.config import TelemetryConfig
 from hdserve.core import MAX_INTEGER, DraftCounts, Sequence, Source, StepOutput
@@ -65,6 +66,7 @@ class Tracing:
         self._provider: Any = None
         if config.endpoint is not None:
             check_tracing(config)
+            log_tracing_with_serve()
             self._provider = _provider(config, service)
             self._tracer = self._provider.get_tracer("hdserve", version("hdserve"))
 

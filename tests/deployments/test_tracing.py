@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -345,6 +346,17 @@ def test_a_request_that_is_not_answered_has_the_status_of_its_metrics(
     assert span.has_failed
     assert span.attributes["http.response.status_code"] == status
     assert span.attributes["error.type"] == error.__name__
+
+
+def test_what_clients_send_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a state is malformed, that would be as much of it as they like."""
+    endpoint = "http://127.0.0.1:1/v1/traces"
+    tracing = Tracing(TelemetryConfig(endpoint=endpoint, sample_ratio=0.0), "tested")
+    logging.getLogger("opentelemetry").addHandler(caplog.handler)
+    tracing.start_http("POST", {"traceparent": TRACEPARENT, "tracestate": SECRET})
+    logging.getLogger("opentelemetry").removeHandler(caplog.handler)
+    tracing.close()
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a/b", "http://", "http://a b/"])
