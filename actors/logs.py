@@ -8,6 +8,7 @@ import logging
 from hdserve.shadows import PACKAGES
 
 _SERVE_LOGGER = "ray.serve"
+_TRACING = "opentelemetry"
 _FORMAT = "%(levelname)s %(asctime)s %(name)s -- %(message)s"
 """The format of Ray Serve, without the name of the replica."""
 
@@ -27,6 +28,13 @@ def log_with_serve() -> None:
     _log_with(_ServeLog(), logging.DEBUG)
 
 
+def log_tracing_with_serve() -> None:
+    """Make what sends traces log as Ray Serve does, too: it says when some are lost.  Warnings of
+    malformed headers are left out: they quote what clients sent."""
+    _log_with(_ServeLog(), logging.WARNING, (_TRACING,))
+    logging.getLogger(f"{_TRACING}.trace").setLevel(logging.ERROR)
+
+
 def log_to_stderr() -> None:
     """Make this process, an actor, log to its standard error, which Ray writes to a file."""
     handler = logging.StreamHandler()
@@ -34,9 +42,9 @@ def log_to_stderr() -> None:
     _log_with(handler, logging.INFO)
 
 
-def _log_with(handler: logging.Handler, level: int) -> None:
-    """Make ``handler``, and no other, handle this program's log records."""
-    for name in PACKAGES:
+def _log_with(handler: logging.Handler, level: int, packages: tuple[str, ...] = PACKAGES) -> None:
+    """Make ``handler``, and no other, handle the log records of ``packages``."""
+    for name in packages:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(level)

@@ -18,12 +18,14 @@ them, from a queue of bounded length.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from actors.logs import log_tracing_with_serve
 from deployments.generation import GenerationRequest, Summary
 from hdserve.config import TelemetryConfig
 from hdserve.core import MAX_INTEGER, DraftCounts, Sequence, Source, StepOutput
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 Carrier = Mapping[str, str]
 """The headers that identify a span: ``traceparent``, and perhaps ``tracestate``."""
+
+LAST_SPANS_S = 0.5
+"""How long the end of a process waits for the spans that are not sent yet."""
 
 _EXPORT_INTERVAL_MS = 1000
 _EXPORT_TIMEOUT_S = 5.0
@@ -61,6 +66,7 @@ class Tracing:
         self._provider: Any = None
         if config.endpoint is not None:
             check_tracing(config)
+            log_tracing_with_serve()
             self._provider = _provider(config, service)
             self._tracer = self._provider.get_tracer("hdserve", version("hdserve"))
 
@@ -69,11 +75,14 @@ class Tracing:
         """Whether spans are sent to a collector."""
         return self._tracer is not None
 
-    def start_http(self, method: str, carrier: Carrier) -> Span | None:
+    def start_http(
+        self, method: str, carrier: Carrier, arrived_s: float | None = None
+    ) -> Span | None:
         """Start the span of an HTTP request that has arrived; ``None`` if it is not sampled.
 
         Args:
             carrier: of the client's span, if it sent one.
+            arrived_s: the monotonic time at which the request arrived; default: now.
         """
         if self._tracer is None:
             return None
@@ -84,6 +93,7 @@ class Tracing:
             _context(carrier),
             SpanKind.SERVER,
             attributes={"http.request.method": method},
+            start_time=None if arrived_s is None else _offset_ns() + int(arrived_s * 1e9),
         )
         return span if span.is_recording() else None
 
@@ -100,9 +110,11 @@ class Tracing:
             trace.end()
 
     def close(self) -> None:
-        """Send the remaining spans, and end."""
+        """Send the remaining spans, and end; if that takes long, it is not waited for."""
         if self._provider is not None:
-            self._provider.shutdown()
+            closing = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
+            closing.start()
+            closing.join(LAST_SPANS_S)
 
     def _start(self, request: GenerationRequest, model: str) -> Span | None:
         if self._tracer is None or not request.trace:
@@ -139,11 +151,12 @@ class GenerationTrace:
         self._sequences: list[Sequence] = []
 
     def sequence(self, seq: Sequence, arrived_s: float) -> SequenceTrace:
-        """Return what makes the spans of a choice whose request arrived at the monotonic time
-        ``arrived_s``."""
+        """Return what makes the spans of the next choice, in the order of the answer, whose request
+        arrived at the monotonic time ``arrived_s``."""
+        index = len(self._sequences)
         if self._span is not None:
             self._sequences.append(seq)
-        return SequenceTrace(seq, arrived_s, self._span, self._tracer, self._max_steps)
+        return SequenceTrace(seq, index, arrived_s, self._span, self._tracer, self._max_steps)
 
     def summarise(self, summary: Summary) -> None:
         """Record on the span that the request was answered."""
@@ -179,21 +192,27 @@ class GenerationTrace:
 
 class SequenceTrace:
     """Makes the spans of one choice when it has ended, from the recorded times; without a parent it
-    makes none."""
+    makes none.
+
+    Args:
+        index: of the choice among all of the answer.
+    """
 
     def __init__(
         self,
         seq: Sequence,
+        index: int,
         arrived_s: float,
         parent: Span | None,
         tracer: Tracer | None,
         max_steps: int,
     ) -> None:
         self._seq = seq
+        self._index = index
         self._parent = parent
         self._tracer = tracer
         self._max_steps = max_steps
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        self._offset_ns = _offset_ns()
         self._arrived_s = arrived_s
         self._step_ends_s: list[float] = []
         self._steps: list[dict[str, int]] = []
@@ -211,7 +230,7 @@ class SequenceTrace:
         if self._parent is None:
             return
         seq, ended_s = self._seq, time.monotonic()
-        choice = {"hdserve.choice_index": seq.choice_index}
+        choice = {"hdserve.choice_index": self._index}
         admitted_s = seq.admitted_s
         parent = self._parent
         self._span("queue", parent, self._arrived_s, admitted_s or ended_s, choice)
@@ -251,6 +270,11 @@ class SequenceTrace:
 
     def _ns(self, monotonic_s: float) -> int:
         return self._offset_ns + int(monotonic_s * 1e9)
+
+
+def _offset_ns() -> int:
+    """Return what a monotonic time lacks to the time of spans, in nanoseconds."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _draft_attributes(counts: DraftCounts) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from deployments.http.arrival import Arrival
 from deployments.http.body_schema import body_schema
 from deployments.http.cluster_database import OBJECT, ClusterDatabase, ask_actor
 from deployments.http.json_body import read_json
+from deployments.http.tracing import trace_error
 from deployments.http.unread_limit import as_read
 from deployments.openai.body import ClosedBody
 from deployments.openai.objects import error_body
@@ -139,7 +139,13 @@ def _add_archive_routes(router: APIRouter, gateway: Gateway) -> None:
                 raise NamespaceNotFound(f"there is no namespace {namespace[:100]!r}", "namespace")
             namespaces = [namespace]
         records = database.export(namespaces)
-        note_error = partial(gateway.http_metrics.stream_failed, request.scope["route"].path)
+
+        def note_error(error: Exception) -> None:
+            unexpected = HTTPStatus.INTERNAL_SERVER_ERROR
+            status = error.status if isinstance(error, HdserveError) else unexpected
+            gateway.http_metrics.stream_failed(request.scope["route"].path, status)
+            trace_error(request, error)
+
         found = _beginning_with(await anext(records), records, note_error)
         return _Archive(found, media_type="application/octet-stream")
 
@@ -199,12 +205,12 @@ class _Archive(StreamingResponse):
 
 
 async def _beginning_with(
-    first: bytes, rest: AsyncGenerator[bytes], note_error: Callable[[int], None]
+    first: bytes, rest: AsyncGenerator[bytes], note_error: Callable[[Exception], None]
 ) -> AsyncIterator[bytes]:
     """Yield what was awaited first, so that an error before it has its own status, and the rest.
 
     Args:
-        note_error: is told which status an error behind it would have had.
+        note_error: is told of an error behind it.
     """
     async with aclosing(rest):
         yield first
@@ -212,8 +218,7 @@ async def _beginning_with(
             async for record in rest:
                 yield record
         except Exception as error:
-            unexpected = HTTPStatus.INTERNAL_SERVER_ERROR
-            note_error(error.status if isinstance(error, HdserveError) else unexpected)
+            note_error(error)
             raise
 
 

@@ -20,6 +20,7 @@ from deployments.http.event_stream import EVENT_STREAM, EventStream
 from deployments.http.json_answer import json_answer
 from deployments.http.keep_alive import COMMENT
 from deployments.http.param_names import with_params_named
+from deployments.http.tracing import trace_error
 from deployments.off_loop import MAX_SHARED_SIZE
 from deployments.openai.request_body import RequestBody
 from hdserve.errors import HdserveError
@@ -159,9 +160,11 @@ async def answer(
                         yield found
 
     async def write_error(error: HdserveError) -> bytes:
-        gateway.http_metrics.stream_failed(arrival.request.scope["route"].path, error.status)
+        request = arrival.request
+        gateway.http_metrics.stream_failed(request.scope["route"].path, error.status)
+        trace_error(request, error)
         # Long events may repeat much of the body.
-        size = len(await arrival.request.body()) if form.has_long_events else 0
+        size = len(await request.body()) if form.has_long_events else 0
         making = partial(_failed, form, fail, error)
         return await gateway.off_loop(min(size, MAX_SHARED_SIZE), making)
 

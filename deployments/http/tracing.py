@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
+from deployments.http.errors import CLIENT_CLOSED_REQUEST
 from deployments.http.own_path import own_path
+from hdserve.errors import RequestError
 
 if TYPE_CHECKING:
     from fastapi import Request
+    from opentelemetry.trace import Span
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deployments.tracing import Tracing
@@ -20,7 +23,8 @@ _HEADERS = ("traceparent", "tracestate")
 
 
 class TracedRequests:
-    """ASGI middleware: a span from the request's head to the last byte of its answer.
+    """ASGI middleware: a span from the arrival of the request's head to the last byte of its
+    answer.
 
     Only requests of the API have one: health checks and scrapes would fill the traces.
     """
@@ -31,7 +35,7 @@ class TracedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_traced = scope["type"] == "http" and own_path(scope).startswith(_PREFIX)
-        span = self._tracing.start_http(scope["method"], _carrier(scope)) if is_traced else None
+        span = self._start(scope) if is_traced else None
         if span is None:
             await self._app(scope, receive, send)
             return
@@ -43,17 +47,33 @@ class TracedRequests:
                 status = message["status"]
             await send(message)
 
-        scope.setdefault("state", {})["trace"] = _carrier_of(span)
+        state = scope.setdefault("state", {})
+        state["trace"] = _carrier_of(span)
         try:
             await self._app(scope, receive, noted)
+        except BaseException as error:
+            state.setdefault("trace_error", type(error).__name__)
+            status = status or (500 if isinstance(error, Exception) else CLIENT_CLOSED_REQUEST)
+            raise
         finally:
             _end(span, scope, status)
+
+    def _start(self, scope: Scope) -> Span | None:
+        arrived_s = scope.get("state", {}).get("arrived_s")
+        return self._tracing.start_http(scope["method"], _carrier(scope), arrived_s)
 
 
 def trace_of(request: Request) -> Mapping[str, str]:
     """Return the headers that identify the span of ``request``; empty if it is not traced."""
     found: Mapping[str, str] = getattr(request.state, "trace", {})
     return found
+
+
+def trace_error(request: Request, error: Exception) -> None:
+    """Have the span of ``request`` tell of an error behind the status of its answer, unless the
+    request was at fault."""
+    if not isinstance(error, RequestError):
+        request.state.trace_error = type(error).__name__
 
 
 def _carrier(scope: Scope) -> dict[str, str]:
@@ -80,6 +100,9 @@ def _end(span: Any, scope: Scope, status: int) -> None:
         span.set_attribute("http.route", route)
     if status:
         span.set_attribute("http.response.status_code", status)
-    if not status or status >= 500:
+    error = scope["state"].get("trace_error")
+    if error is not None:
+        span.set_attribute("error.type", error)
+    if error is not None or not status or status >= 500:
         span.set_status(StatusCode.ERROR)
     span.end()

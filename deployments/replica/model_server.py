@@ -33,7 +33,7 @@ from deployments.replica.sharing import ClusterSharing
 from deployments.replica.statistics import ChosenStatistics, locate_statistics
 from deployments.replica.statistics_state import StatisticsState
 from deployments.request_faults import streams_faults, tells_faults
-from deployments.tracing import Tracing
+from deployments.tracing import LAST_SPANS_S, Tracing
 from hdserve.config import ModelConfig, ModelDatabaseConfig, TelemetryConfig
 from hdserve.core import Sequence
 from hdserve.engine.hardware.cpu_count import default_num_threads
@@ -58,7 +58,7 @@ _PUBLISHING_S = 2.0
 _FAREWELL_S = 2.0
 _FAREWELL_PAUSE_S = 0.2
 
-MAX_LEAVING_S = _PUBLISHING_S + CLOSING_S + _FAREWELL_S + 2 * _FAREWELL_PAUSE_S
+MAX_LEAVING_S = _PUBLISHING_S + CLOSING_S + _FAREWELL_S + 2 * _FAREWELL_PAUSE_S + LAST_SPANS_S
 """The longest time a replica takes to end after its engine has failed.  Gateways keep trying for
 longer."""
 
@@ -333,6 +333,7 @@ class ModelServer(AnswersCalls):
         while self._engine.num_open and time.monotonic() < deadline_s:
             time.sleep(_FAREWELL_PAUSE_S)
         time.sleep(_FAREWELL_PAUSE_S)  # the last errors are still being sent
+        self._tracing.close()
         logger.error("the engine has failed: this replica ends and will be replaced")
         logging.shutdown()
         os._exit(1)

@@ -23,7 +23,7 @@ SERVE = """
 import logging
 from ray.serve._private.logging_utils import configure_component_logger
 from ray.serve.schema import LoggingConfig
-from actors.logs import log_with_serve
+from actors.logs import log_tracing_with_serve, log_with_serve
 
 def configure(**options):
     config = LoggingConfig(logs_dir=".", **options)
@@ -37,6 +37,9 @@ log_with_serve()
 log_with_serve()
 for level in ("DEBUG", "INFO"):
     logger.log(logging.getLevelNamesMapping()[level], "as text")
+log_tracing_with_serve()
+logging.getLogger("opentelemetry.sdk.somewhere").warning("traces are lost")
+logging.getLogger("opentelemetry.trace.span").warning("what a client sent")
 configure(log_level="ERROR")
 logger.warning("not bad enough")
 configure(encoding="JSON", log_level="DEBUG")
@@ -82,16 +85,19 @@ def test_what_an_actor_says(talker: ray.actor.ActorHandle) -> None:
 
 
 def test_what_a_replica_says_is_logged_as_ray_serve_does(tmp_path: Path) -> None:
-    """Where, how and from which level on, which may change; once in each place."""
+    """Where, how and from which level on, which may change; once in each place.  What sends traces
+    says that some are lost, but not what clients sent."""
     ended = subprocess.run(
         [sys.executable, "-c", SERVE], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     (path,) = tmp_path.glob("*.log")
-    text, as_json = path.read_text().splitlines()
+    text, lost, as_json = path.read_text().splitlines()
     assert re.fullmatch(r"INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} m r -- as text", text)
+    assert re.fullmatch(r"WARNING .* m r -- traces are lost", lost)
     found = json.loads(as_json)
     assert (found["levelname"], found["message"]) == ("DEBUG", "as JSON")
     assert [line.rpartition(" -- ")[2] for line in ended.stderr.splitlines()] == [
         "as text",
+        "traces are lost",
         "as JSON",
     ]

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.gateway import Gateway
 from deployments.generation import GenerationRequest, Summary
@@ -24,7 +30,7 @@ from hdserve.core import FinishReason, SamplingParams, Sequence, Source, StepOut
 from hdserve.engine.stats import count_draft
 from hdserve.errors import ConfigError, InvalidRequest
 from hdserve.tree import Acceptance, DraftTree
-from tests.collector import Collector, collector
+from tests.collector import CollectedSpan, Collector, collector
 from tests.serving import ServedApplication
 
 MODEL = "hdserve-mini"
@@ -34,6 +40,20 @@ NUM_SHORT = 20
 PARENT_ID = "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 SECRET = "zebra"
+
+LEAVING = """
+import sys
+from types import SimpleNamespace
+from deployments.replica.model_server import ModelServer
+from deployments.tracing import Tracing
+from hdserve.config import TelemetryConfig
+
+server = object.__new__(ModelServer)
+server._sharing, server._engine = None, SimpleNamespace(num_open=0)
+server._tracing = Tracing(TelemetryConfig(endpoint=sys.argv[1]), "leaving")
+server._tracing.start_http("POST", {"traceparent": sys.argv[2]}).end()
+server._leave()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +181,67 @@ def test_steps_count_as_their_answer_does(
         assert by_name[name].attributes["hdserve.num_accepted_tokens"] == num_accepted
 
 
+def test_spans_tell_choices_of_several_prompts_apart(sink: Collector) -> None:
+    """By the indices that they have in the answer."""
+    tracing, trace_id = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested"), "5" * 32
+    request = make_request(trace={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
+    with tracing.generation(request, "m") as trace:
+        for request_id in ("r/0/0", "r/1/0"):
+            seq = Sequence(request_id, [1, 2, 3], SamplingParams())
+            spans = trace.sequence(seq, time.monotonic())
+            seq.admitted_s = time.monotonic()
+            spans.observe(StepOutput(seq, (3,), (Source.PLAIN,)))
+            spans.end()
+    tracing.close()
+    found = [span for span in sink.wait(7, trace_id) if span.name == "decode"]
+    assert [span.attributes["hdserve.choice_index"] for span in found] == [0, 1]
+
+
+def http_span(
+    sink: Collector, app: ASGIApp, trace_id: str, *headers: tuple[bytes, bytes], **state: float
+) -> CollectedSpan:
+    """The span of a request that ``app`` answers with nothing."""
+    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
+    parent = (b"traceparent", f"00-{trace_id}-{PARENT_ID}-01".encode())
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "state": state}
+    scope["headers"] = [parent, *headers]
+
+    async def unused(*_message: Message) -> Any:
+        raise AssertionError
+
+    with suppress(RuntimeError, asyncio.CancelledError):
+        asyncio.run(TracedRequests(app, tracing)(scope, unused, unused))
+    tracing.close()
+    (span,) = sink.wait(1, trace_id)
+    return span
+
+
+def test_the_end_does_not_wait_for_a_collector_that_never_answers() -> None:
+    """The connection is still open then; what gives up closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+        tracing = Tracing(TelemetryConfig(endpoint=endpoint, sample_ratio=1.0), "tested")
+        span = tracing.start_http("POST", {})
+        assert span is not None
+        span.end()
+        tracing.close()
+        with server.accept()[0] as connection:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                list(iter(partial(connection.recv, 2**16), b""))
+
+
+def test_what_a_replica_did_before_its_engine_failed_is_sent(sink: Collector) -> None:
+    """It shows why; the process ends before spans are sent as always."""
+    trace_id = "6" * 32
+    traceparent = f"00-{trace_id}-{PARENT_ID}-01"
+    command = [sys.executable, "-c", LEAVING, sink.endpoint, traceparent]
+    assert subprocess.run(command, check=False).returncode == 1
+    (span,) = sink.wait(1, trace_id)
+    assert span.service == "leaving"
+
+
 def leave(spans: SequenceTrace) -> None:
     spans.end()
     raise GeneratorExit
@@ -231,21 +312,51 @@ def test_only_the_api_is_traced(sink: Collector) -> None:
 
 def test_a_state_may_come_in_several_headers(sink: Collector) -> None:
     """They are one list, in their order."""
-    tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
-    state = [(b"tracestate", b"a=1"), (b"tracestate", b"b=2")]
-    headers = [(b"traceparent", f"00-{'3' * 32}-{PARENT_ID}-01".encode()), *state]
     found: dict[str, str] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found.update(trace_of(Request(scope)))
 
-    async def unused(*_message: Message) -> Any:
-        raise AssertionError
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-    asyncio.run(TracedRequests(app, tracing)(scope, unused, unused))
-    tracing.close()
+    http_span(sink, app, "3" * 32, (b"tracestate", b"a=1"), (b"tracestate", b"b=2"))
     assert found["tracestate"] == "a=1,b=2"
+
+
+def test_the_span_of_a_request_begins_when_it_arrives(sink: Collector) -> None:
+    """It may wait in the gateway before it is looked at."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+    span = http_span(sink, app, "4" * 32, arrived_s=time.monotonic() - 7)
+    assert span.end_ns - span.begin_ns >= 7e9
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError, 500), (asyncio.CancelledError, 499)], ids=["500", "499"]
+)
+def test_a_request_that_is_not_answered_has_the_status_of_its_metrics(
+    sink: Collector, error: type[BaseException], status: int
+) -> None:
+    """The answer to an unexpected error is made outside; of one that is given up there is none."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    span = http_span(sink, app, f"{status}e" * 8)
+    assert span.has_failed
+    assert span.attributes["http.response.status_code"] == status
+    assert span.attributes["error.type"] == error.__name__
+
+
+def test_what_clients_send_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a state is malformed, that would be as much of it as they like."""
+    endpoint = "http://127.0.0.1:1/v1/traces"
+    tracing = Tracing(TelemetryConfig(endpoint=endpoint, sample_ratio=0.0), "tested")
+    logging.getLogger("opentelemetry").addHandler(caplog.handler)
+    tracing.start_http("POST", {"traceparent": TRACEPARENT, "tracestate": SECRET})
+    logging.getLogger("opentelemetry").removeHandler(caplog.handler)
+    tracing.close()
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a/b", "http://", "http://a b/"])

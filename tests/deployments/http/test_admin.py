@@ -27,6 +27,7 @@ from deployments.generation import ModelInfo
 from deployments.http import admin
 from deployments.http.cluster_database import ClusterDatabase, ask_actor
 from deployments.http.routes import build_api
+from deployments.tracing import Tracing
 from hdserve.access import read_access
 from hdserve.config import (
     AccessConfig,
@@ -34,11 +35,13 @@ from hdserve.config import (
     ModelConfig,
     ModelDatabaseConfig,
     ServeConfig,
+    TelemetryConfig,
     default_config,
 )
 from hdserve.databases.append_log import take_record
 from hdserve.databases.messages import Publish
 from hdserve.errors import DatabaseGone
+from tests.collector import collector
 from tests.deployments.http.cluster_databases import KEY, Handle, archive_of, database
 from tests.waiting import WAIT_S
 
@@ -290,13 +293,22 @@ def test_an_export_that_breaks_off_is_counted(
         return [each.value for each in samples if each.labels == (EXPORT,)]
 
     monkeypatch.setattr(ClusterDatabase, "export", export)
-    gateway = gateway_of(1000, monkeypatch)
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    with TestClient(build_api(gateway), headers=headers, raise_server_exceptions=False) as client:
-        assert failures() == [0]
-        answer = client.get(f"{DATABASE}/export")
+    gateway, trace_id = gateway_of(1000, monkeypatch), "a" * 32
+    headers = {
+        "authorization": f"Bearer {ADMIN_KEY}",
+        "traceparent": f"00-{trace_id}-{'b' * 16}-01",
+    }
+    with collector() as sink:
+        gateway.tracing = Tracing(TelemetryConfig(endpoint=sink.endpoint), "tested")
+        api = build_api(gateway)
+        with TestClient(api, headers=headers, raise_server_exceptions=False) as client:
+            assert failures() == [0]
+            answer = client.get(f"{DATABASE}/export")
+        gateway.tracing.close()
+        (span,) = sink.wait(1, trace_id)
     assert (answer.status_code, answer.content) == (200, b"a record")
     assert failures() == [num_failures]
+    assert span.attributes.get("error.type") == (type(error).__name__ if num_failures else None)
 
 
 @pytest.mark.parametrize(

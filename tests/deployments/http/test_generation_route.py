@@ -36,10 +36,11 @@ from deployments.openai.protocol import ChatBody, CompletionBody
 from deployments.openai.request_body import OfferedBody
 from deployments.openai.responses_protocol import ResponsesBody
 from deployments.replica.heartbeat import AnswersCalls
-from hdserve.config import GatewayConfig, ModelConfig, ServeConfig
+from hdserve.config import GatewayConfig, ModelConfig, ServeConfig, TelemetryConfig
 from hdserve.core import DraftCounts
-from hdserve.errors import InvalidRequest, Unsupported
+from hdserve.errors import EngineStopped, HdserveError, InvalidRequest, Unsupported
 from hdserve.schema import MAX_UNHELD
+from tests.collector import collector
 
 CONFIG = ServeConfig(models=(ModelConfig(name="m", model="m"),))
 BODIES: dict[str, dict[str, Any]] = {
@@ -50,14 +51,17 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class BreakingOff:
-    """Ends after ``num_deltas`` deltas, without a summary."""
+    """Ends after ``num_deltas`` deltas, without a summary; with ``error``, if there is one."""
 
-    def __init__(self, num_deltas: int) -> None:
+    def __init__(self, num_deltas: int, error: HdserveError | None = None) -> None:
         self._num_deltas = num_deltas
+        self._error = error
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Records]:
         for _ in range(self._num_deltas):
             yield (Delta(0, 0, "text", (1,), (0,), None, None),)
+        if self._error is not None:
+            raise self._error
 
 
 class Counting(CompletionBody):
@@ -288,6 +292,26 @@ def test_a_stream_without_a_summary_ends_with_an_error(path: str) -> None:
     events = events_of(broken_answer(path, 2, stream=True))
     assert sum('"text"' in json.dumps(event) for event in events) >= 2
     assert "without a summary" in ended(events)[1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "has_failed"),
+    [(EngineStopped("broken"), True), (InvalidRequest("too much", "logprobs"), False)],
+    ids=["the server's", "its own"],
+)
+def test_a_stream_that_fails_is_marked_in_its_trace(error: HdserveError, has_failed: bool) -> None:
+    """Its status says nothing of it; one that was at fault itself is no failure."""
+    trace_id = "a" * 32
+    headers = {"traceparent": f"00-{trace_id}-{'b' * 16}-01"}
+    with collector() as sink:
+        traced = {"telemetry": TelemetryConfig(endpoint=sink.endpoint)}
+        model = serve.deployment(BreakingOff).bind(1, error)
+        config = CONFIG.model_copy(update=traced)
+        answer(model, "/v1/completions", headers, config, stream=True)
+        (span,) = sink.wait(1, trace_id)
+    assert span.attributes["http.response.status_code"] == 200
+    assert span.has_failed == has_failed
+    assert span.attributes.get("error.type") == ("EngineStopped" if has_failed else None)
 
 
 def test_a_response_that_fails_in_mid_stream_says_so_last() -> None:
