@@ -56,6 +56,13 @@ def test_programs(program: str) -> None:
     assert program in installed.split()
 
 
+def test_the_standard_library_is_compiled() -> None:
+    """That of the image's Python, which comes without; pods could not keep what they compile."""
+    (version,) = re.findall(r"^ARG PYTHON_IMAGE=python:(\d+\.\d+)", DOCKERFILE, re.MULTILINE)
+    _, text = stages()["runtime"]
+    assert f"    && python -m compileall -q /usr/local/lib/python{version} \\\n" in text
+
+
 def test_a_login_shell_finds_the_programs() -> None:
     """What is sourced there has them found, whatever ``PATH`` was set to before."""
     (line,) = re.findall(r"echo '(.*)' > /etc/profile\.d/\w+\.sh$", DOCKERFILE, re.MULTILINE)

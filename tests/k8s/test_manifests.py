@@ -189,6 +189,17 @@ def dangling_mounts(manifests: Iterable[Manifest]) -> Iterator[str]:
                     yield mount["name"]
 
 
+@pytest.mark.parametrize("target", ["backup", "database-job", "statistics-job"])
+def test_failed_jobs_keep_their_logs(target: str) -> None:
+    """A pod that is restarted is deleted, with its log, when the job has failed; where each try is
+    a pod, all stay."""
+    jobs = [manifest["spec"] for manifest in of_kind(render(target), "Job")]
+    jobs += [item["spec"]["jobTemplate"]["spec"] for item in of_kind(render(target), "CronJob")]
+    (job,) = jobs
+    assert job["backoffLimit"] > 0
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+
+
 @pytest.mark.parametrize("kind", ["RayService", "StatefulSet"])
 def test_dangling_mounts_are_found(kind: str) -> None:
     """Of each kind that has pods, when what it calls ``data`` is called otherwise."""

@@ -14,6 +14,7 @@ from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
 
 from hdserve.config.deployed import read_deployed_config
+from tests.documents import shell_commands
 from tests.k8s.manifests import (
     OVERLAYS,
     ROOT,
@@ -114,6 +115,18 @@ def test_all_images_of_a_development_machine_are_named() -> None:
     assert images
     for image in images:
         assert f"kind load docker-image {image}\n" in text
+
+
+def test_waits_for_jobs_end_when_they_fail() -> None:
+    """A job has a condition when it has ended, one way or the other."""
+    waits = [
+        words
+        for words in shell_commands()
+        if words[0] == "kubectl" and "wait" in words and any(map(re.compile("job/").match, words))
+    ]
+    assert len(waits) == 2
+    for words in waits:
+        assert "--for=jsonpath={.status.conditions}" in words
 
 
 def test_options_of_the_system_are_those_of_every_system() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import re
-import shlex
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -120,48 +121,106 @@ def test_a_volume_of_another_user_is_told(is_made: bool, place: Path) -> None:
     assert (place / "models").stat().st_uid == user
 
 
+JOB_NAME = "metadata.labels['batch.kubernetes.io/job-name']"
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What the pod of the backup runs, with its volumes below ``place``."""
+
+    place: Path
+    script: str
+
+    @property
+    def archives(self) -> Path:
+        return self.place / "backup"
+
+    @property
+    def command(self) -> list[str]:
+        script = self.script.replace(snapshot_dir(), str(self.place / "database"))
+        return ["bash", "-ec", script.replace("/backup", str(self.archives))]
+
+    def environment(self, job: str, programs: Path) -> dict[str, str]:
+        """With the name of a job where the pod has that of its own."""
+        (container,) = helper("backup")["containers"]
+        source = {"fieldRef": {"fieldPath": JOB_NAME}}
+        (name,) = (item["name"] for item in container["env"] if item.get("valueFrom") == source)
+        return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", name: job}
+
+    def run(self, job: str, status: int = 0) -> list[str]:
+        """A try of a job; returns the names of what there is then."""
+        environment = self.environment(job, Path(sys.executable).parent)
+        assert subprocess.run(self.command, check=False, env=environment).returncode == status
+        return sorted(path.name for path in self.archives.iterdir())
+
+
+def snapshot_dir() -> str:
+    return str(application_config(ray_service("gpu")).model_database.snapshot_dir)
+
+
+def backup(place: Path, model: str) -> Backup:
+    """Of a database of ``model``, when there is no archive yet."""
+    (place / "backup").mkdir()
+    fill(place / "database", DatabaseKey(model, "f" * 32)).close()
+    (container,) = helper("backup")["containers"]
+    return Backup(place, container["command"][-1])
+
+
+def damage(database: Path) -> None:
+    (chunk, *_) = database.rglob("*.chunk")
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+
+
 def test_the_backup_is_of_the_database_that_is_served(tmp_path: Path) -> None:
     """To a volume of its own, as often as it is asked for; archives of today stay, and nothing of
-    those of two weeks ago."""
-    pod = helper("backup")
-    (container,) = pod["containers"]
-    script = container["command"][-1]
-    program, *words = shlex.split(script.splitlines()[1])
-    found = parsed(words)
-    assert program == "hdserve"
-    directory = application_config(ray_service("gpu")).model_database.snapshot_dir
-    assert (found["root"], found["model"]) == (directory, served_model("gpu").name)
+    those of two weeks ago.  Each try of a job replaces the archive of the one before."""
+    own = backup(tmp_path, served_model("gpu").name)
+    assert f" {snapshot_dir()} " in own.script
     with pytest.raises(AssertionError, match="is not on the volume"):
-        place_on_volume(pod, str(found["archive"]))
-    fill(tmp_path / "database", DatabaseKey(str(found["model"]), "f" * 32)).close()
-    backup = tmp_path / "backup"
-    backup.mkdir()
+        place_on_volume(helper("backup"), "/backup")
     for name in ("new.hdb", "old.hdb", "old.hdb.unfinished"):
-        (backup / name).touch()
-        os.utime(backup / name, (0, 0) if name.startswith("old") else None)
-    places = {str(directory): str(tmp_path / "database"), "/backup": str(backup)}
-    for old, new in places.items():
-        script = script.replace(old, new)
-    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-    def run(pod: str, status: int = 0) -> list[str]:
-        own = {**os.environ, **environment, "HOSTNAME": pod}
-        done = subprocess.run(["bash", "-ec", script], check=False, env=own)
-        assert done.returncode == status
-        return sorted(path.name for path in backup.iterdir())
-
+        (own.archives / name).touch()
+        os.utime(own.archives / name, (0, 0) if name.startswith("old") else None)
     for name in ("a", "b"):
-        found = run(name)
+        found = own.run(name)
     first, *rest = found
     assert first == "new.hdb"
     for name, each in zip("ab", rest, strict=True):
         assert re.fullmatch(rf"qwen2\.5-7b-\d{{4}}-\d\d-\d\d-{name}\.hdb", each)
     (chunk, *_) = (tmp_path / "database").rglob("*.chunk")
     data = chunk.read_bytes()
-    chunk.write_bytes(data[:-1] + b"?")
-    assert len(run("c", 1)) == len(run("c", 1)) == len(found) + 1
+    damage(tmp_path / "database")
+    assert len(own.run("c", 1)) == len(own.run("c", 1)) == len(found) + 1
     chunk.write_bytes(data)
-    assert len(run("c")) == len(found) + 1
+    assert len(own.run("c")) == len(found) + 1
+
+
+def test_a_backup_that_is_cut_off_leaves_the_archive_of_the_try_before(tmp_path: Path) -> None:
+    """Of a damaged database, which no try archives as a whole."""
+    own = backup(tmp_path, served_model("gpu").name)
+    damage(tmp_path / "database")
+    (name,) = own.run("a", 1)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "hdserve").write_text("#!/bin/sh\necho started\nexec sleep 600\n")
+    (programs / "hdserve").chmod(0o755)
+    environment = own.environment("a", programs)
+    with subprocess.Popen(
+        own.command, env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        os.killpg(process.pid, signal.SIGKILL)
+    assert [path.name for path in own.archives.iterdir()] == [name]
+
+
+def test_a_backup_that_fails_keeps_none_of_another_model(tmp_path: Path) -> None:
+    """Where the script has a line for each; names of models need not be those of files."""
+    own = backup(tmp_path, "org/model")
+    lines = "backup no-such-model\nbackup org/model"
+    changed = re.sub(r"^backup qwen2\.5-7b$", lines, own.script, flags=re.MULTILINE)
+    (name,) = Backup(tmp_path, changed).run("a", 2)
+    assert re.fullmatch(r"org-model-.*-a\.hdb", name)
 
 
 def test_all_pods_are_one_user() -> None:
