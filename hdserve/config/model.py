@@ -100,7 +100,8 @@ class EngineConfig(StrictModel):
     """The engine of one replica."""
 
     dtype: Dtype = "auto"
-    """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
+    """``auto``: bfloat16 where the hardware multiplies it natively, else float32, which each replica
+    decides for its own machine."""
 
     device: Device = "auto"
     """``auto``: a GPU if there is one; for a replica that is what ``num_gpus`` reserves."""

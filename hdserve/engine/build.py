@@ -27,7 +27,7 @@ from hdserve.engine.loading.forward_cost import measure_forward_cost
 from hdserve.engine.loading.model_check import check_packed_forward
 from hdserve.engine.sampling.sampler import choose_one
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
-from hdserve.engine.scheduling.scheduler import Scheduler
+from hdserve.engine.scheduling.scheduler import MAX_CHUNK_SCORES, Scheduler
 from hdserve.engine.scheduling.step_drafts import StepDrafts
 from hdserve.engine.structured_output.grammar import Grammars
 from hdserve.engine.tokenization.tokenizer import Tokenizer
@@ -184,6 +184,7 @@ def _may_switch_to_compiled(runner: ModelRunner, config: EngineConfig) -> bool:
 def _make_scheduler(
     config: EngineConfig, runner: ModelRunner, max_draft_tokens: int, chunk_tokens: int
 ) -> Scheduler:
+    makes_masks = not runner.attends_in_one_call or runner.shapes.is_exact
     return Scheduler(
         PrefixCache(runner.cache, config.prefix_caching),
         max_num_sequences=config.max_num_sequences,
@@ -191,6 +192,7 @@ def _make_scheduler(
         max_draft_tokens=max_draft_tokens,
         max_scored_tokens=max(1, _MAX_PROMPT_LOGITS // runner.model.vocab_size),
         shapes=runner.static_shapes,
+        max_chunk_scores=MAX_CHUNK_SCORES if makes_masks else None,
     )
 
 

@@ -122,7 +122,7 @@ def _scrambled(word, FIRST: tl.constexpr, SECOND: tl.constexpr):
     return word ^ (word >> 16)
 
 
-@triton.jit(do_not_specialize_on_alignment=["places"])
+@triton.jit(do_not_specialize_on_alignment=["columns", "places"])
 def _of_found(
     values,
     columns,

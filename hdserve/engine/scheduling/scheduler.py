@@ -13,7 +13,7 @@ from hdserve.engine.kv_cache.prefix_cache import KeyedTokens, PrefixCache
 from hdserve.engine.kv_cache.segments import Owned, Segment, align
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
 
-_MAX_CHUNK_SCORES = 1 << 22
+MAX_CHUNK_SCORES = 1 << 22
 """The most tokens of a chunk times the tokens they attend to: a mask of 16 MiB in float32."""
 
 GROWTH_TOKENS = 256
@@ -96,7 +96,7 @@ class Scheduler:
     If the free rows are not contiguous, running sequences are moved together.  Every decoding
     sequence takes part in every step; prompts share as many rows of it as ``pace`` allows, oldest
     first, so a long prompt does not stall the others; far into a very long prompt chunks get
-    shorter, so that memory stays bounded.
+    shorter where attention needs a mask, so that memory stays bounded.
 
     Args:
         prefixes: provides the segments.
@@ -106,6 +106,8 @@ class Scheduler:
         shapes: how forwards are padded.
         growth_tokens: a sequence has room for at least this many tokens beyond those it has, unless
             it ends before.
+        max_chunk_scores: most tokens of a chunk times the tokens they attend to; ``None`` where no
+            mask is made of them.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Scheduler:
         max_scored_tokens: int,
         shapes: Shapes,
         growth_tokens: int = GROWTH_TOKENS,
+        max_chunk_scores: int | None = MAX_CHUNK_SCORES,
     ) -> None:
         self._prefixes = prefixes
         self._max_num_sequences = max_num_sequences
@@ -126,6 +129,7 @@ class Scheduler:
         self._max_scored_tokens = max_scored_tokens
         self._shapes = shapes
         self._growth_tokens = growth_tokens
+        self._max_chunk_scores = max_chunk_scores
         self._num_drafts = 0
         """Of the last step."""
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -363,7 +367,7 @@ class Scheduler:
             seq, num_scored_tokens = slot.seq, 0
             num_tokens = num_pending = seq.num_pending_tokens
             if num_pending > 1:
-                num_tokens = min(num_pending, num_left, _max_chunk_tokens(seq))
+                num_tokens = min(num_pending, num_left, self._most_chunk_tokens(seq))
                 if seq.scores_prompt:
                     num_tokens = min(num_tokens, num_left_to_score)
                     num_left_to_score -= num_tokens
@@ -373,6 +377,14 @@ class Scheduler:
                 is_choosing = num_tokens == num_pending
                 scheduled.append(Scheduled(slot, num_tokens, is_choosing, num_scored_tokens))
         return scheduled
+
+    def _most_chunk_tokens(self, seq: Sequence) -> int:
+        """The most tokens of a chunk such that each may attend to everything before the chunk and
+        in it."""
+        if self._max_chunk_scores is None:
+            return seq.num_pending_tokens
+        half = seq.num_cached_tokens / 2
+        return max(1, int(sqrt(half * half + self._max_chunk_scores) - half))
 
     def _num_prompt_tokens(self, num_decoding: int) -> int:
         """Most prompt tokens of the next step.  If more are pending than the pace allows, and a
@@ -430,10 +442,3 @@ def _begin_alike(seq: Sequence, other: Sequence) -> bool:
     if min(len(seq.token_ids) - 1, other.num_prompt_tokens) < MIN_AWAITED_TOKENS:
         return False
     return seq.token_ids[:MIN_AWAITED_TOKENS] == other.token_ids[:MIN_AWAITED_TOKENS]
-
-
-def _max_chunk_tokens(seq: Sequence) -> int:
-    """The most tokens of a chunk such that each may attend to everything before the chunk and in
-    it."""
-    half = seq.num_cached_tokens / 2
-    return max(1, int(sqrt(half * half + _MAX_CHUNK_SCORES) - half))

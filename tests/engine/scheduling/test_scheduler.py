@@ -14,7 +14,7 @@ from hdserve.engine.forward.static_batches import CAPTURE_SHAPES
 from hdserve.engine.kv_cache.cache import KVCache
 from hdserve.engine.kv_cache.prefix_cache import PrefixCache
 from hdserve.engine.scheduling.prefill_pace import PrefillPace
-from hdserve.engine.scheduling.scheduler import Scheduled, Scheduler
+from hdserve.engine.scheduling.scheduler import MAX_CHUNK_SCORES, Scheduled, Scheduler
 from tests.engine.caches import make_cache
 from tests.engine.counted_queue import CountedQueue
 from tests.engine.counted_tokens import CountedTokens
@@ -31,6 +31,7 @@ def make_scheduler(
     growth_tokens: int = 256,
     shapes: Shapes = ANY_SHAPES,
     slowdown: float | None = 2.0,
+    max_chunk_scores: int | None = MAX_CHUNK_SCORES,
 ) -> tuple[Scheduler, KVCache]:
     cache = make_cache(num_rows)
     scheduler = Scheduler(
@@ -41,6 +42,7 @@ def make_scheduler(
         max_scored_tokens=MAX_SCORED_TOKENS,
         shapes=shapes,
         growth_tokens=growth_tokens,
+        max_chunk_scores=max_chunk_scores,
     )
     return scheduler, cache
 
@@ -109,6 +111,20 @@ def test_chunks_get_shorter_deep_inside_a_prompt(most: int) -> None:
         num_tokens, is_choosing = num_tokens + work.num_tokens, work.is_choosing
         process([work])
     assert num_tokens == 200_000
+
+
+def test_chunks_stay_whole_where_no_mask_is_made() -> None:
+    scheduler, _ = make_scheduler(num_rows=1 << 18, prefill_chunk_tokens=256, max_chunk_scores=None)
+    seq = make_sequence("a", 200_000)
+    scheduler.add(seq)
+    scheduler.admit()
+    seq.num_cached_tokens = 199_500
+    found = []
+    while seq.num_pending_tokens > 1:
+        (work,) = scheduler.schedule()
+        found.append(work.num_tokens)
+        process([work])
+    assert found == [256, 244]
 
 
 @pytest.mark.parametrize(
