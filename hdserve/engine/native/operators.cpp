@@ -20,9 +20,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -91,11 +94,14 @@ at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
 }
 
 // Do `work(first, stop)` for `num_items` items, in this thread and, where it is much, in those of
-// the OpenMP library that PyTorch uses, which do not know the step; see hardware/workers.py.
+// the OpenMP library that PyTorch uses, which do not know the step; see hardware/workers.py.  Items
+// that differ much are shared more evenly in several parts for each thread.
 template <typename Work>
-void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_part) {
+void share(const Work &work, int64_t num_items, int64_t size, int64_t size_per_part,
+           int64_t parts_per_thread = 1) {
   if (size < 2 * size_per_part || step->num_threads == 1) return work(0, num_items);
-  const int64_t parts = std::min(step->num_threads, size / size_per_part);
+  const int64_t parts =
+      std::min({step->num_threads * parts_per_thread, size / size_per_part, num_items});
   struct Shared {
     const Work &work;
     int64_t num_items, parts;
@@ -235,7 +241,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> three_prepacked_linears(
   return {std::move(a), std::move(b), std::move(c)};
 }
 
-// What a thread keeps scores in, and whatever else the kernel needs behind them.
+// What a thread keeps scores in, and whatever else the kernel needs behind them.  It takes no memory
+// before it is touched.
 class Scratch {
  public:
   // The address, that of a cache line, and for how many columns there is room.
@@ -244,18 +251,25 @@ class Scratch {
       const int64_t columns =
           std::max(num_columns_, (2 * num_columns + kLine - 1) / kLine * kLine);
       const int64_t floats = std::max(scratch_floats_, scratch_floats);
-      floats_.assign(kernels->queries_per_tile * columns + floats + kLine, 0.0f);  // may throw
+      const int64_t number = kernels->queries_per_tile * columns + floats + kLine;
+      num_columns_ = scratch_floats_ = 0;
+      floats_.reset();
+      floats_.reset(static_cast<float *>(std::calloc(number, sizeof(float))));
+      if (!floats_) throw std::bad_alloc();
       num_columns_ = columns;
       scratch_floats_ = floats;
     }
     constexpr int64_t num_bytes = kLine * sizeof(float);
-    const auto start = reinterpret_cast<int64_t>(floats_.data());
+    const auto start = reinterpret_cast<int64_t>(floats_.get());
     return {(start + num_bytes - 1) / num_bytes * num_bytes, num_columns_};
   }
 
  private:
   static constexpr int64_t kLine = 16;
-  std::vector<float> floats_;
+  struct Free {
+    void operator()(float *floats) const { std::free(floats); }
+  };
+  std::unique_ptr<float, Free> floats_;
   int64_t num_columns_ = 0, scratch_floats_ = 0;
 };
 
@@ -398,7 +412,9 @@ at::Tensor packed_attention(const at::Tensor &query, const at::Tensor &key, cons
   };
   const int64_t num_pairs = step->num_visible * num_heads +
                             step->num_shared * num_kv_heads * kernels->pairs_per_key;
-  share(attend, listed.num_spans() * num_kv_heads, num_pairs, kernels->min_pairs_per_thread);
+  constexpr int64_t kPartsPerThread = 8;  // a chunk of a prompt beside rows of other sequences
+  share(attend, listed.num_spans() * num_kv_heads, num_pairs, kernels->min_pairs_per_thread,
+        kPartsPerThread);
   return attended.as(value.scalar_type());
 }
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdserve.core import Source
+from hdserve.databases.cache_lines import address_of
 from hdserve.engine.batch.chunk import Chunk
 from hdserve.engine.batch.forward_batch import ForwardBatch, build_batch
 from hdserve.engine.batch.placed_chunks import PlacedChunks
@@ -40,6 +41,15 @@ def test_rows_are_what_they_should_be(chunks: list[Chunk], shapes: Shapes) -> No
             assert int(batch.plan.kv_rows[row + index]) == chunk.segment.start + node.column
             assert set(np.flatnonzero(visible[index])) == node.seen
         row += len(nodes)
+
+
+def test_rows_of_a_prompt_are_shared_by_threads() -> None:
+    """In whole tiles of queries, so that each row is attended for as before."""
+    chunks = [Chunk(Segment(0, 200), 9, [1] * 100, None), Chunk(Segment(224, 64), 50, [1], None)]
+    listed = list_columns(PlacedChunks.of([(0, chunks[0]), (100, chunks[1])]), 101)
+    cut = [[0, 32, 0], [32, 32, 0], [64, 32, 0], [96, 4, 0], [100, 1, 224]]
+    assert listed.spans.tolist() == cut
+    assert listed.addresses[:2].tolist() == [address_of(listed.spans), 5]
 
 
 @given(chunks=chunk_lists(), num_padding=st.integers(0, 5))
