@@ -100,10 +100,16 @@ def _row(line: str, index: int, where: str) -> PromptRow:
         raise ConfigError(f"{where}: not valid JSON; {_WANTED}") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: {_WANTED}")
-    name, task = fields.get("question_id", index), fields.get("task", fields.get("category", "all"))
+    name = _given(fields, ("question_id",), index)
+    task = _given(fields, ("task", "category"), "all")
     conversation = _conversation(fields.get("messages"), where)
     text = "" if conversation else _text(fields, where)
     return PromptRow(str(name), str(task), text, conversation, fields, where)
+
+
+def _given(fields: Mapping[str, Any], names: Iterable[str], default: Any) -> Any:
+    """Return the first of these fields that is neither missing nor null."""
+    return next((fields[name] for name in names if fields.get(name) is not None), default)
 
 
 def _conversation(messages: Any, where: str) -> Messages:

@@ -101,9 +101,17 @@ def test_names_and_tasks(tmp_path: Path) -> None:
         {"prompt": "a", "question_id": 81, "category": "writing"},
         {"prompt": "b", "task": "qa", "category": "writing"},
         {"prompt": "c"},
+        {"prompt": "d", "task": None, "category": "qa", "question_id": None},
+        {"prompt": "e", "category": None, "question_id": 0},
     ]
     found = read_prompts(write(tmp_path / "prompts.jsonl", *rows))
-    assert [(row.name, row.task) for row in found] == [("81", "writing"), ("1", "qa"), ("2", "all")]
+    assert [(row.name, row.task) for row in found] == [
+        ("81", "writing"),
+        ("1", "qa"),
+        ("2", "all"),
+        ("3", "qa"),
+        ("0", "all"),
+    ]
     assert read_prompts(tmp_path / "prompts.jsonl", 2) == found[:2]
 
 

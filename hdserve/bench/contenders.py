@@ -55,6 +55,7 @@ class Measurement:
     Attributes:
         num_steps: forwards that chose tokens, summed over the sequences.
         peak_memory_bytes: of the device, else of the process, including what all contenders hold.
+        most_waiting: most sequences of the batch for which the KV cache had no room.
     """
 
     seconds: float = 0.0
@@ -64,6 +65,7 @@ class Measurement:
     times: StepTimes = field(default_factory=StepTimes)
     num_engine_steps: int = 0
     peak_memory_bytes: int = 0
+    most_waiting: int = 0
 
 
 class Contender(ABC):
@@ -179,6 +181,7 @@ class EngineContender(Contender):
             add_counts(found.drafts, seq.counts)
         found.seconds -= self._emptying_s
         found.num_tokens = batch.num_tokens
+        found.most_waiting = batch.most_waiting
         found.num_steps = found.drafts.num_steps
         found.num_engine_steps = stats.num_steps - num_steps
         found.times = _times_since(times, stats.times)

@@ -37,6 +37,8 @@ class Result:
         step_ms: the time of one step by part.
         peak_memory_bytes: of the device, else of the process, while the contender decoded; it
             includes the engines and databases of all contenders.
+        most_waiting: most sequences of the batch that waited at the same time, because the KV cache
+            had no room for them.
     """
 
     contender: str
@@ -52,6 +54,7 @@ class Result:
     accepted_by_source: dict[str, int]
     step_ms: dict[str, float]
     peak_memory_bytes: int
+    most_waiting: int
     num_rounds: int
 
 
@@ -204,6 +207,7 @@ def _result(
             part: 1e3 * seconds / max(total.num_engine_steps, 1) for part, seconds in parts.items()
         },
         peak_memory_bytes=total.peak_memory_bytes,
+        most_waiting=total.most_waiting,
         num_rounds=len(measured),
     )
 
@@ -247,4 +251,5 @@ def _sum(measurements: Sequence[Measurement]) -> Measurement:
         times=times,
         num_engine_steps=sum(one.num_engine_steps for one in measurements),
         peak_memory_bytes=max(one.peak_memory_bytes for one in measurements),
+        most_waiting=max(one.most_waiting for one in measurements),
     )

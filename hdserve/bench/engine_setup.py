@@ -73,7 +73,7 @@ def _is_stock(name: str) -> bool:
 
 
 def prompt_tasks(rows: Iterable[PromptRow], host: ModelHost, max_tokens: int) -> list[Task]:
-    """Return prompts by task, each cut to leave room for ``max_tokens``."""
+    """Return prompts by task, each cut as by :func:`encoded_prompts`."""
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     for prompt in encoded_prompts(rows, host, max_tokens):
         prompts[prompt.row.task].append(prompt)
@@ -84,13 +84,13 @@ def replay_tasks(
     path: Path, limit: int | None, host: ModelHost, max_tokens: int
 ) -> tuple[list[Task], int]:
     """Return recorded requests by task, and how many were left out: those that leave no room for
-    ``max_tokens``, and those that are empty.
+    ``max_tokens`` in the model or an engine that there is, and those that are empty.
 
     Raises:
         ConfigError: nothing is left.
         InvalidRequest: a token id is not in the vocabulary; names its request, from 1 on.
     """
-    vocab_size, longest = host.model.vocab_size, _longest_sequence(host)
+    vocab_size, longest = host.model.vocab_size, host.max_total_tokens
     prompts: dict[str, list[EncodedPrompt]] = defaultdict(list)
     recorded: dict[str, list[Sequence[int]]] = defaultdict(list)
     num_left_out = 0
@@ -124,21 +124,11 @@ def _apart(tasks: Sequence[Task]) -> list[Task]:
 def encoded_prompts(
     rows: Iterable[PromptRow], host: ModelHost, max_tokens: int
 ) -> Iterator[EncodedPrompt]:
-    """Return prompts, each cut to leave room for ``max_tokens``.
+    """Return prompts, each cut to leave room for ``max_tokens`` in the model and in all engines that
+    there are.
 
     Raises:
         ConfigError: that leaves none.
     """
-    longest = longest_prompt(_longest_sequence(host), max_tokens)
+    longest = longest_prompt(host.max_total_tokens, max_tokens)
     return encode_prompts(rows, host.tokenizer, longest)
-
-
-def _longest_sequence(host: ModelHost) -> int:
-    """Return the longest prompt and output together that every engine of ``host`` will take: a
-    cache whose size is configured is known before there is one, and one without room for a draft is
-    refused when there is."""
-    num_cached = host.config.engine.kv_cache_tokens
-    num_drafted = host.config.drafting.most_draft_tokens(host.model.device.type)
-    if num_cached is None or num_cached <= num_drafted:
-        return host.max_total_tokens
-    return min(host.max_total_tokens, num_cached - num_drafted)

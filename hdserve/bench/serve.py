@@ -22,7 +22,7 @@ _STATISTICS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 _NUM_REASONS = 5
-"""The most reasons for failed requests that are listed."""
+"""The most reasons for failed, or rejected, requests that are listed."""
 
 
 def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -53,7 +53,8 @@ def as_result(load: Load, goodput: Mapping[str, float] | None = None) -> dict[st
         "completed": outcomes[Outcome.COMPLETED],
         "rejected": outcomes[Outcome.REJECTED],
         "failed": outcomes[Outcome.FAILED],
-        "failures": _failures(load.records),
+        "failures": _reasons(load.records, Outcome.FAILED),
+        "rejections": _reasons(load.records, Outcome.REJECTED),
         "num_sent_again": sum(record.is_sent_again for record in load.records),
         "num_without_usage": sum(not record.has_usage for record in completed),
         "total_input_tokens": num_input,
@@ -85,9 +86,9 @@ def details(records: Iterable[RequestRecord]) -> dict[str, list[Any]]:
     }
 
 
-def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """Return how many requests failed for each of the commonest reasons, and for others."""
-    errors = Counter(item.error for item in records if item.outcome is Outcome.FAILED)
+def _reasons(records: Sequence[RequestRecord], outcome: Outcome) -> dict[str, int]:
+    """Return how many requests ended so for each of the commonest reasons, and for others."""
+    errors = Counter(item.error for item in records if item.outcome is outcome)
     told = dict(errors.most_common(_NUM_REASONS))
     num_others = errors.total() - sum(told.values())
     return told | ({"other reasons": num_others} if num_others else {})

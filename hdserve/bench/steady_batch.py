@@ -25,6 +25,7 @@ class SteadyBatch:
     Attributes:
         sequences: those that were started, or ran after :meth:`lead_in`.
         num_tokens: how many were decoded since then.
+        most_waiting: most sequences for which a step had no room since then.
         num_begun: how many sequences were started in total.
 
     Its methods raise :class:`~hdserve.errors.HdserveError` if a sequence fails.
@@ -33,6 +34,7 @@ class SteadyBatch:
     def __init__(self, engine: Engine, size: int, begin: Callable[[int, float], Sequence]) -> None:
         self.sequences: list[Sequence] = []
         self.num_tokens = 0
+        self.most_waiting = 0
         self.num_begun = 0
         self._engine = engine
         self._size = size
@@ -59,7 +61,7 @@ class SteadyBatch:
         self.sequences = [seq for seq in self.sequences if seq.finish_reason is None]
         for seq in self.sequences:
             seq.counts = DraftCounts()
-        self.num_tokens = 0
+        self.num_tokens = self.most_waiting = 0
 
     def decode(self, num_tokens: int, seconds: float) -> None:
         """Take steps until there are ``num_tokens`` tokens, or for that long; at least one."""
@@ -88,3 +90,4 @@ class SteadyBatch:
         for output in checked_step(self._engine):
             self.num_tokens += len(output.token_ids)
             self._num_open -= output.finish_reason is not None
+        self.most_waiting = max(self.most_waiting, self._engine.stats.num_waiting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -209,7 +209,7 @@ def engine(options: EngineOptions) -> None:
 
 def print_results(results: Sequence[Result], setting: dict[str, Any]) -> None:
     """Print a table whose title lists what all its lines have in common, and prompts that were cut
-    or are in ``--fill``, if any."""
+    or are in ``--fill``, if any; below it is what its batches were not."""
     from hdserve.bench.engine import has_interval
 
     weights = ", random weights" if setting["weights"] == "random" else ""
@@ -234,6 +234,21 @@ def print_results(results: Sequence[Result], setting: dict[str, Any]) -> None:
             *(f"{row.step_ms[part]:.2f}" for part in ("draft", "forward", "verify", "rest")),
             f"{row.peak_memory_bytes / 1e6:.0f}",
         )
-    if setting["state"] == "cold" and max(row.batch_size for row in results) > 1:
-        table.caption = "above batch 1, sequences that are decoded together draft from one another"
+    table.caption = "\n".join(_notes(results, setting))
     Console(width=190, markup=False).print(table)
+
+
+def _notes(results: Sequence[Result], setting: dict[str, Any]) -> Iterator[str]:
+    """Yield what is to be known about batches."""
+    if setting["state"] == "cold" and max(row.batch_size for row in results) > 1:
+        yield "above batch 1, sequences that are decoded together draft from one another"
+    waited: dict[tuple[int, str], int] = {}
+    for row in results:
+        key = row.batch_size, row.contender
+        waited[key] = max(waited.get(key, 0), row.most_waiting)
+    for (batch_size, contender), number in waited.items():
+        if number:
+            yield (
+                f"batch {batch_size}, {contender}: up to {number} of the sequences waited for room "
+                "in the KV cache; a larger engine.kv_cache_tokens has room for more"
+            )

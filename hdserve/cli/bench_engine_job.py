@@ -57,6 +57,9 @@ class EngineJob:
         self._host = ModelHost(model) if shape is None else random_host(model, shape)
         if options.statistics:
             use_statistics(self._host, options.statistics, is_replay=options.replay is not None)
+        state = cast("State", options.state)
+        # A prompt has as much room as the smallest of their caches, which memory may decide.
+        self._contenders = make_contenders(options.contenders, self._host, state)
         self._tasks, num_left_out = _tasks(options, rows, self._host)
         measured = [prompt for task in self._tasks for prompt in task.prompts]
         self._shown = _shown(options, self._host) | {
@@ -64,8 +67,6 @@ class EngineJob:
             "cut": sum(prompt.is_cut for prompt in measured),
             "in_fill": _num_in_fill(measured, self._fill_rows),
         }
-        state = cast("State", options.state)
-        self._contenders = make_contenders(options.contenders, self._host, state)
         self.journal = Journal(result_path, self._shown | unshown | {"is_exact": self._is_exact})
 
     def run(self) -> list[Result]:

@@ -196,6 +196,7 @@ def serve(options: LoadOptions) -> None:
         Console(width=WIDTH, markup=False).print(load_table(results.rows))
     results.write()
     _tell_failures(results.rows)
+    _tell_uncounted(results.rows)
     if results.is_interrupted or len(results.rows) < len(plans):
         typer.echo(f"interrupted; {how_to_go_on(output.lasting_file)}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -223,7 +224,20 @@ def _tell_failures(rows: Sequence[Mapping[str, Any]]) -> None:
             typer.echo(told, err=True)
         if not row["completed"]:
             told = f"none completed at concurrency {row['max_concurrency']}: nothing was measured"
-            typer.echo(told, err=True)
+            reason = next(iter(row["rejections"]), None)
+            typer.echo(f"{told}; rejected: {reason}" if reason else told, err=True)
+
+
+def _tell_uncounted(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Say for how many answers the server gave no numbers of tokens."""
+    for row in rows:
+        if row["num_without_usage"]:
+            typer.echo(
+                f"{row['num_without_usage']} answered without usage at concurrency "
+                f"{row['max_concurrency']}: their chunks are counted as tokens, and their prompts "
+                "are not counted",
+                err=True,
+            )
 
 
 def _rows(options: LoadOptions) -> list[PromptRow]:

@@ -22,6 +22,9 @@ from hdserve.prompts import PromptRow
 
 CHECK_TEXT = "Is anybody there?"
 
+_WRONG_VALUE = {400, 422}
+"""What servers answer where a value of the request is not allowed."""
+
 _METRICS_AGE_S = 1.1
 """A gateway may answer ``/metrics`` with values that are up to a second old."""
 
@@ -105,14 +108,16 @@ async def _first_model(target: Target) -> str:
 
 
 async def _check(client: OpenAIClient, target: Target) -> None:
-    """Get an answer to one very short request, with a text that no load uses, since a server may
-    draft from answers and caches prompts.
+    """Get an answer to one very short request, or to one of full length if the server refuses
+    that, with a text that no load uses, since a server may draft from answers and caches prompts.
 
     Raises:
         ConfigError: it failed, as all others would.
     """
     length = {} if "min_tokens" in target.body else {target.length_field: 1}
     record = await client.ask("check", CHECK_TEXT, **length)
+    if length and record.status in _WRONG_VALUE:
+        record = await client.ask("check", CHECK_TEXT)
     if record.outcome is Outcome.FAILED:
         raise ConfigError(f"the first request failed: {record.error}")
 

@@ -171,7 +171,7 @@ class ModelHost:
             memory_share=memory_share,
         )
         self._is_exact = engine.is_exact
-        self.max_total_tokens = engine.max_total_tokens
+        self.max_total_tokens = min(self.max_total_tokens, engine.max_total_tokens)
         end_own_threads()  # they would distort the measurements of the compiled model
         return engine
 

@@ -40,6 +40,7 @@ class StandIn:
         self.num_metrics_asked = 0
         self.unreadable_metrics: set[int] = set()
         self.is_listing_endless = False
+        self.fewest_tokens, self.refusing_status = 0, 400
         self.num_listings_begun = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -98,6 +99,10 @@ class StandIn:
         kind = body["messages"][0]["content"].split()[0]
         if self.num_answered_to_end is not None and len(self.bodies) > self.num_answered_to_end:
             kind = "endless"
+        most_tokens = body.get("max_completion_tokens", self.fewest_tokens)
+        if most_tokens < self.fewest_tokens:
+            told = {"error": {"message": f"{most_tokens} tokens are too few"}}
+            return web.json_response(told, status=self.refusing_status)
         if kind == "full":
             headers = {"retry-after": "3"}
             return web.json_response({"error": {"message": "full"}}, status=429, headers=headers)
@@ -128,5 +133,6 @@ class StandIn:
             yield b'data: {"error": {"message": "the engine stopped"}}\n\n'
         else:
             yield b"data: " + json.dumps(chunk("bar", "stop")).encode() + b"\n\n"
-            yield b"data: " + json.dumps(USAGE).encode() + b"\n\n"
+            if kind != "uncounted":
+                yield b"data: " + json.dumps(USAGE).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"

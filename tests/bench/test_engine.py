@@ -240,15 +240,34 @@ def test_a_small_cache_leaves_less_room(tmp_path: Path) -> None:
     decoded."""
     options: dict[str, Any] = {"engine": {"compile": False, "kv_cache_tokens": 128}}
     host = ModelHost(ModelConfig(name="m", model="hdserve-mini", **options))
+    contender, _ = make_contenders(["hierarchy", "autoregressive"], host, "cold")
+    assert isinstance(contender, EngineContender)
     (prompt,) = encoded_prompts([PromptRow("a", "all", TEXTS[0] * 50)], host, 8)
     path = tmp_path / "replay.jsonl"
     rows = [{"prompt": [5] * length, "response": [6]} for length in (20, 200)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert replay_tasks(path, None, host, 8)[1] == 1
-    contender = EngineContender("c", host, is_drafting=True, state="cold")
     assert prompt.is_cut
     assert len(prompt.token_ids) + 8 <= host.max_total_tokens < host.model.max_model_len
     assert len(contender.answers([prompt], 8)[0]) == 8
+
+
+def test_a_cache_that_memory_makes_small_leaves_less_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size is known when there is an engine, so prompts are cut, or left out, then."""
+    monkeypatch.setattr(cache_size, "free_bytes", lambda _: 120 * BYTES_PER_TOKEN)
+    monkeypatch.setattr(cache_size, "_CPU_MEMORY_SHARE", 1.0)
+    prompts, replay = tmp_path / "prompts.jsonl", tmp_path / "replay.jsonl"
+    prompts.write_text(json.dumps({"prompt": TEXTS[0] * 50}))
+    rows = [{"prompt": [5] * length, "response": [6] * 8} for length in (20, 200)]
+    replay.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked: dict[str, Any] = {"model": "hdserve-mini", "max_tokens": 8, "rounds": 1}
+    asked |= {"compile_": False, "compare": "hierarchy,autoregressive"}
+    for file, counted in (({"prompts": prompts}, "cut"), ({"replay": replay}, "left_out")):
+        job = EngineJob(EngineOptions(**asked, **file), None)
+        assert job.setting[counted] == 1
+        assert {result.num_rounds for result in job.run()} == {1}
 
 
 @pytest.mark.parametrize("kind", ["--replay", "--prompts"])

@@ -114,7 +114,8 @@ def test_where_all_are_refused_nothing_was_measured(server: StandIn, tmp_path: P
     arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
     outcome = CliRunner().invoke(app, [*arguments, "--concurrency", "2"])
     assert outcome.exit_code == 1
-    assert "none completed at concurrency 2: nothing was measured" in outcome.stderr
+    told = "none completed at concurrency 2: nothing was measured; rejected: 429: {"
+    assert f'{told}"error": {{"message": "full"}}}}' in outcome.stderr
 
 
 def test_it_says_why_requests_failed(server: StandIn, tmp_path: Path) -> None:
@@ -128,6 +129,18 @@ def test_it_says_why_requests_failed(server: StandIn, tmp_path: Path) -> None:
     first, second = [line for line in outcome.stderr.splitlines() if "failed at" in line]
     assert first == "2 failed at concurrency 2: the stream was cut off"
     assert second == "1 failed at concurrency 2: {'message': 'the engine stopped'}"
+
+
+def test_answers_without_usage_are_told(server: StandIn, tmp_path: Path) -> None:
+    """Their chunks are counted, which may hold several tokens each."""
+    prompts = tmp_path / "prompts.jsonl"
+    arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    for texts, num_lines in ((["good"], 0), (["uncounted", "good", "uncounted"], 1)):
+        prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+        outcome = CliRunner().invoke(app, [*arguments, "--concurrency", "1"])
+        assert outcome.exit_code == 0
+        told = "2 answered without usage at concurrency 1: their chunks are counted as tokens"
+        assert outcome.stderr.count(told) == outcome.stderr.count("usage") == num_lines
 
 
 def test_what_is_sent(server: StandIn, tmp_path: Path) -> None:
@@ -156,6 +169,28 @@ def test_the_first_request_asks_what_no_load_asks(
     assert first not in others
     assert server.bodies[0]["max_completion_tokens"] == (9 if "min_tokens" in extra else 1)
     assert row["num_repeated_prompts"] == 0
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_first_request_that_is_too_short_is_sent_as_the_others_are(
+    server: StandIn, tmp_path: Path, status: int
+) -> None:
+    server.fewest_tokens, server.refusing_status = 8, status
+    _, (row,) = bench(server, tmp_path, ["good"], "--concurrency", "1", "--max-tokens", "9")
+    assert row["completed"] == 1
+    assert [body["max_completion_tokens"] for body in server.bodies] == [1, 9, 9]
+
+
+def test_a_first_request_that_fails_as_the_others_would_is_told(
+    server: StandIn, tmp_path: Path
+) -> None:
+    """Not what was wrong with a shorter one."""
+    server.fewest_tokens = 10
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["good"]}\n')
+    arguments = ["bench", "serve", "--base-url", server.base_url, "--prompts", str(prompts)]
+    with pytest.raises(ConfigError, match="9 tokens are too few"):
+        CliRunner().invoke(app, [*arguments, "--max-tokens", "9"], catch_exceptions=False)
 
 
 def test_warmups_are_not_measured(server: StandIn, tmp_path: Path) -> None:
