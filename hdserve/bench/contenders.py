@@ -55,7 +55,7 @@ class Measurement:
     Attributes:
         num_steps: forwards that chose tokens, summed over the sequences.
         peak_memory_bytes: of the device, else of the process, including what all contenders hold.
-        most_waiting: most sequences of the batch for which the KV cache had no room.
+        most_waiting: most sequences of the batch that waited at the same time.
     """
 
     seconds: float = 0.0

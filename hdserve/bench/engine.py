@@ -37,8 +37,8 @@ class Result:
         step_ms: the time of one step by part.
         peak_memory_bytes: of the device, else of the process, while the contender decoded; it
             includes the engines and databases of all contenders.
-        most_waiting: most sequences of the batch that waited at the same time, because the KV cache
-            had no room for them.
+        most_waiting: most sequences of the batch that waited at the same time, for room in the KV
+            cache or for a prompt that begins alike.
     """
 
     contender: str

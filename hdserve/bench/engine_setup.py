@@ -124,8 +124,8 @@ def _apart(tasks: Sequence[Task]) -> list[Task]:
 def encoded_prompts(
     rows: Iterable[PromptRow], host: ModelHost, max_tokens: int
 ) -> Iterator[EncodedPrompt]:
-    """Return prompts, each cut to leave room for ``max_tokens`` in the model and in all engines that
-    there are.
+    """Return prompts, each cut to leave room for ``max_tokens`` in the model and in all its engines
+    so far.
 
     Raises:
         ConfigError: that leaves none.

@@ -25,7 +25,7 @@ class SteadyBatch:
     Attributes:
         sequences: those that were started, or ran after :meth:`lead_in`.
         num_tokens: how many were decoded since then.
-        most_waiting: most sequences for which a step had no room since then.
+        most_waiting: most sequences that waited during a step since then.
         num_begun: how many sequences were started in total.
 
     Its methods raise :class:`~hdserve.errors.HdserveError` if a sequence fails.

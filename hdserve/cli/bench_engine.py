@@ -249,6 +249,6 @@ def _notes(results: Sequence[Result], setting: dict[str, Any]) -> Iterator[str]:
     for (batch_size, contender), number in waited.items():
         if number:
             yield (
-                f"batch {batch_size}, {contender}: up to {number} of the sequences waited for room "
-                "in the KV cache; a larger engine.kv_cache_tokens has room for more"
+                f"batch {batch_size}, {contender}: up to {number} sequences waited at a time, for "
+                "room in the KV cache (engine.kv_cache_tokens) or for a prompt that begins alike"
             )

@@ -100,7 +100,7 @@ class EngineConfig(StrictModel):
     """The engine of one replica."""
 
     dtype: Dtype = "auto"
-    """``auto``: bfloat16 where the hardware multiplies it natively, else float32, which each replica
+    """``auto``: bfloat16 where the hardware multiplies it natively, else float32; each replica
     decides for its own machine."""
 
     device: Device = "auto"

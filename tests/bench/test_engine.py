@@ -41,6 +41,7 @@ from hdserve.core import Source
 from hdserve.engine.attention.packed import ATTENTION_NAME
 from hdserve.engine.engine import Engine
 from hdserve.engine.host import ModelHost
+from hdserve.engine.loading import cache_size
 from hdserve.engine.loading.loader import prepare_model
 from hdserve.errors import ConfigError, HdserveError, InvalidRequest
 from hdserve.journal import Journal
@@ -256,14 +257,15 @@ def test_a_cache_that_memory_makes_small_leaves_less_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its size is known when there is an engine, so prompts are cut, or left out, then."""
-    monkeypatch.setattr(cache_size, "free_bytes", lambda _: 120 * BYTES_PER_TOKEN)
+    bytes_per_token = 6 * 2 * 2 * 64 * 4  # layers, keys and values, heads, numbers in float32
+    monkeypatch.setattr(cache_size, "free_bytes", lambda _: 120 * bytes_per_token)
     monkeypatch.setattr(cache_size, "_CPU_MEMORY_SHARE", 1.0)
     prompts, replay = tmp_path / "prompts.jsonl", tmp_path / "replay.jsonl"
     prompts.write_text(json.dumps({"prompt": TEXTS[0] * 50}))
     rows = [{"prompt": [5] * length, "response": [6] * 8} for length in (20, 200)]
     replay.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked: dict[str, Any] = {"model": "hdserve-mini", "max_tokens": 8, "rounds": 1}
-    asked |= {"compile_": False, "compare": "hierarchy,autoregressive"}
+    asked |= {"compile_": False, "dtype": "float32", "compare": "hierarchy,autoregressive"}
     for file, counted in (({"prompts": prompts}, "cut"), ({"replay": replay}, "left_out")):
         job = EngineJob(EngineOptions(**asked, **file), None)
         assert job.setting[counted] == 1

@@ -20,10 +20,14 @@ NUM_TOKENS = 12
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """One that decodes plainly, a token of each sequence in a step."""
+    return make(4096)
+
+
+def make(num_rows: int) -> Engine:
     config = {
         "name": "m",
         "model": "hdserve-mini",
-        "engine": {"compile": False, "kv_cache_tokens": 4096, "prefix_caching": False},
+        "engine": {"compile": False, "kv_cache_tokens": num_rows, "prefix_caching": False},
     }
     return ModelHost(ModelConfig.model_validate(config)).make_engine(is_drafting=False)
 
@@ -86,6 +90,15 @@ def test_one_sequence_needs_no_leading_in(engine: Engine) -> None:
         assert not begun.shares
         batch.decode(NUM_TOKENS, 60.0)
         assert begun.shares == [1.0]
+
+
+@pytest.mark.parametrize(("num_rows", "most_waiting"), [(64, 2), (256, 0)])
+def test_sequences_without_room_are_counted(num_rows: int, most_waiting: int) -> None:
+    """Each takes 32 rows, and four are to be decoded together."""
+    small = make(num_rows)
+    with closing(SteadyBatch(small, 4, Begun(small))) as batch:
+        batch.decode(NUM_TOKENS, 60.0)
+        assert batch.most_waiting == most_waiting
 
 
 def test_a_sequence_that_fails_ends_the_measurement(engine: Engine) -> None:
