@@ -135,17 +135,32 @@ class KernelCache(caching.FunctionCache):
             self._lock.release()
 
     def _drop_outdated(self) -> None:
-        """Remove code of other sources.  The index says which sources code is of, and is written
-        before the code: on a full disk it would be left with what was there before.
+        """Remove code of other sources, and what cannot be read.  The index says which sources code
+        is of, and is written before the code: on a full disk it would be left with what was there
+        before.
 
         Raises:
-            OSError: a file cannot be read or removed.
+            OSError: a file cannot be removed.
         """
-        if not self._cache_file._load_index():  # type: ignore[no-untyped-call]
+        try:
+            is_known = bool(self._cache_file._load_index())  # type: ignore[no-untyped-call]
+        except Exception:  # as of what was cut short
+            is_known = False
+            Path(self._cache_file._index_path).unlink(missing_ok=True)
+        if not is_known:
             for path in Path(self._cache_path).glob(f"{self._impl.filename_base}.*.nbc"):
                 path.unlink(missing_ok=True)
 
     def _find(self, sig: Any, target_context: Any) -> Any:
+        """The code of a signature; ``None`` if there is none, or none that can be read, as after a
+        crash of the machine, or where it belongs to somebody else."""
+        try:
+            return self._read(sig, target_context)
+        except Exception as error:
+            _warn(f"compiled code in {self._cache_path} cannot be read: {error!r}")
+            return None
+
+    def _read(self, sig: Any, target_context: Any) -> Any:
         found = super()._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         baseline = _baseline_of(*target_context.codegen().magic_tuple())
         if found is None and self._takes_baseline and baseline is not None:

@@ -209,6 +209,18 @@ def test_code_of_other_sources_is_gone_where_new_code_cannot_be_kept(tmp_path: P
     assert hits(start(tmp_path, {}, CHANGED + LOADED)) == ["0", "0"]
 
 
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("num_kept_bytes", [0, 40])
+def test_code_that_a_crash_cut_short_is_compiled_again(
+    num_kept_bytes: int, kind: str, tmp_path: Path
+) -> None:
+    assert hits(start(tmp_path, {})) == ["0", "0"]
+    for path in tmp_path.rglob(f"*.{kind}"):
+        path.write_bytes(path.read_bytes()[:num_kept_bytes])
+    found = [hits(start(tmp_path, {})) for _ in range(2)]
+    assert found == [["0", "0"], ["1", "1"]]
+
+
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     processes = [start(tmp_path, {}) for _ in range(3)]
     found = [hits(process) for process in processes]

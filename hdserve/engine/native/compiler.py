@@ -109,4 +109,6 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
             raise OSError(f"{compiler} took longer than {_MAX_S:.0f} s") from error
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[:_SHOWN_CHARACTERS]}")
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # else a crash of the machine may leave an empty file
         os.replace(made, library)

@@ -350,11 +350,13 @@ class Scheduler:
         """How many more rows ``growing`` gets, and others that have little room left."""
         found = {growing: align(self._num_rows(growing.seq)) - growing.segment.num_rows}
         num_left = self._prefixes.cache.rows.num_free - found[growing]
-        for slot in sorted(self.running, key=_num_spare_rows):
+        others = [slot for slot in self.running if slot is not growing]
+        for slot in sorted(others, key=_num_spare_rows):
             num_more = align(self._num_rows(slot.seq)) - slot.segment.num_rows
-            if slot is not growing and 0 < num_more <= num_left:
-                found[slot] = num_more
-                num_left -= num_more
+            if num_more > num_left:
+                break  # those behind it would take what it may still have
+            found[slot] = max(0, num_more)
+            num_left -= found[slot]
         return found
 
     def schedule(self) -> list[Scheduled]:

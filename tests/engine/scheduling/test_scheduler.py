@@ -358,6 +358,20 @@ def test_one_move_makes_room_for_all() -> None:
     assert moves == [3]
 
 
+def test_one_move_takes_no_room_from_who_needs_it_next() -> None:
+    """It asks for more than is left; what has room for longer does not get it either."""
+    scheduler, cache = make_scheduler(672, growth_tokens=32, prefill_chunk_tokens=700)
+    for name, num_prompt_tokens in (("first", 40), ("long", 360), ("short", 40)):
+        scheduler.add(make_sequence(name, num_prompt_tokens, 300))
+    step(scheduler)
+    for slot, num_new in zip(scheduler.running, (45, 46, 20), strict=True):
+        slot.seq.token_ids += [1] * num_new
+    first, long, _ = scheduler.running
+    assert cache.rows.num_free == 64
+    assert scheduler._room_after_move(first) == {first: 32}
+    assert scheduler._room_after_move(long) == {long: 64}
+
+
 def test_a_prompt_that_is_scored_is_never_preempted() -> None:
     """Its log probabilities cannot begin anew, so it has room for all it may need."""
     scheduler, _ = make_scheduler(num_rows=256, growth_tokens=16)
