@@ -727,15 +727,19 @@ def test_long_outputs_are_split_without_loss(num_tokens):
 def test_a_namespace_takes_little_beside_its_outputs() -> None:
     """There may be thousands, most of them small."""
     num_namespaces = 500
-    log = OutputLog(10**9, 10**9)
-    tracemalloc.start()
-    try:
-        for number in range(num_namespaces):
-            log.partition(f"tenant-{number}")
-        num_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert num_bytes < num_namespaces * 1100
+
+    def traced() -> int:
+        log = OutputLog(10**9, 10**9)
+        tracemalloc.start()
+        try:
+            for number in range(num_namespaces):
+                log.partition(f"tenant-{number}")
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    least = min(traced() for _ in range(5))  # threads of other tests may allocate meanwhile
+    assert least < num_namespaces * 1100
 
 
 def test_many_small_outputs_take_little_more_memory_than_is_counted():
